@@ -1,0 +1,1 @@
+"""mergeflow: from one base and many tasks to experts, task vectors and merged models."""

@@ -1,0 +1,24 @@
+"""Errors for people: one class, one voice."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MergeflowError(ValueError):
+    """Bad input. The message names the thing, what was found, what was expected and the way out.
+
+    The command line prints the message alone, without a traceback, and exits with status 2.
+    """
+
+
+def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError:
+    """Return the error for a name that is not among `options`, with the nearest right one.
+
+    Example:
+        >>> str(unknown_name("method", "tsi", ["ties", "cart"]))
+        "unknown method 'tsi': did you mean 'ties'? Known: cart, ties."
+    """
+    known = sorted(options)
+    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+    return MergeflowError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known) or 'none'}.")
