@@ -1,0 +1,43 @@
+"""Accuracy of one image encoder on many tasks, with the images decoded once and the heads built once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergeflow.vision.heads import Head
+from mergeflow.vision.models import ImageEncoder
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """One split of one task on a device.
+
+    Attributes:
+        images: uint8 [N, S, S, 3].
+        labels: int64 [N].
+        head: the task's zero-shot head, on the same device.
+    """
+
+    images: Tensor
+    labels: Tensor
+    head: Head
+
+
+@torch.inference_mode()
+def correct_predictions(encoder: ImageEncoder, data: LabelledImages, batch_size: int = 256) -> np.ndarray:
+    """Return for each image whether the class with the largest logit is the right one: bool [N]."""
+    hits = [
+        data.head.logits(encoder(images)).argmax(dim=1) == labels
+        for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True)
+    ]
+    return torch.cat(hits).cpu().numpy()
+
+
+def accuracies(
+    encoder: ImageEncoder, tasks: Mapping[str, LabelledImages], batch_size: int = 256
+) -> dict[str, float]:
+    """Return each task's accuracy, a fraction in [0, 1]."""
+    return {task: float(correct_predictions(encoder, data, batch_size).mean()) for task, data in tasks.items()}

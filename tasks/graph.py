@@ -1,0 +1,150 @@
+"""The graph of stages, read from dvc.yaml: the one place that says which stage needs what."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from mergeflow.errors import MergeflowError, unknown_name
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of dvc.yaml, or one item of a stage that dvc.yaml repeats with `foreach`.
+
+    Attributes:
+        name: the stage's name, for example `finetune`.
+        item: the item's key, for example `digits`; None for a stage that is not repeated.
+        module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
+        params: dotted keys of params.yaml that the stage may read.
+        deps: paths the stage may read, relative to the project folder.
+        outs: paths the stage makes.
+        frozen: run by name only, never by the pipeline.
+    """
+
+    name: str
+    item: str | None
+    module: str
+    params: tuple[str, ...]
+    deps: tuple[str, ...]
+    outs: tuple[str, ...]
+    frozen: bool = False
+
+    @property
+    def address(self) -> str:
+        """DVC's address of the stage: `finetune@digits`, or `select`."""
+        return self.name if self.item is None else f"{self.name}@{self.item}"
+
+    @property
+    def folder_name(self) -> str:
+        """The address as one path component."""
+        return re.sub(r"[^\w.@-]", "_", self.address)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read one YAML file.
+
+    Raises:
+        MergeflowError: the file is missing or is not YAML; the message has the line.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MergeflowError(f"{path.name} is missing in {path.parent}: run inside a project folder.") from None
+    except yaml.YAMLError as error:
+        raise MergeflowError(f"{path.name} is not valid YAML: {error}") from None
+
+
+def load_graph(root: Path) -> dict[str, Stage]:
+    """Return every stage of the project in `root` by its address, in an order in which they can run.
+
+    Raises:
+        MergeflowError: dvc.yaml or params.yaml is missing, or a template names a key that params.yaml lacks.
+    """
+    values = read_yaml(root / "params.yaml")
+    stages: dict[str, Stage] = {}
+    for name, body in read_yaml(root / "dvc.yaml")["stages"].items():
+        for item in _items(name, body, values):
+            stage = _stage(name, item, body.get("do", body))
+            stages[stage.address] = stage
+    return _in_order(stages)
+
+
+def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
+    """Return the stage `name` (and its `item`), or say which names there are."""
+    address = name if item is None else f"{name}@{item}"
+    if address in stages:
+        return stages[address]
+    items = [stage.item for stage in stages.values() if stage.name == name]
+    if not items:
+        raise unknown_name("stage", name, {stage.name for stage in stages.values()})
+    if item is None:
+        raise MergeflowError(f"stage '{name}' needs --item, one of: {', '.join(map(str, items))}.")
+    raise unknown_name(f"item of stage '{name}'", item, [i for i in items if i is not None])
+
+
+def upstream(stage: Stage, stages: dict[str, Stage]) -> list[str]:
+    """Return the addresses of the stages whose outputs `stage` reads."""
+    return [
+        other.address
+        for other in stages.values()
+        if other is not stage and any(covers(out, dep) or covers(dep, out) for out in other.outs for dep in stage.deps)
+    ]
+
+
+def downstream_closure(stale: set[str], stages: dict[str, Stage]) -> list[str]:
+    """Return `stale` and everything below it, in running order, without frozen stages."""
+    chosen: list[str] = []
+    for address, stage in stages.items():
+        if not stage.frozen and (address in stale or any(up in chosen for up in upstream(stage, stages))):
+            chosen.append(address)
+    return chosen
+
+
+def covers(folder: str, path: str) -> bool:
+    """Whether `path` is `folder` or lies below it."""
+    return PurePosixPath(path).is_relative_to(PurePosixPath(folder))
+
+
+def _items(name: str, body: dict[str, Any], values: dict[str, Any]) -> list[str | None]:
+    if "foreach" not in body:
+        return [None]
+    key = body["foreach"].removeprefix("${").removesuffix("}")
+    group: Any = values
+    for part in key.split("."):
+        if not isinstance(group, dict) or part not in group:
+            raise MergeflowError(f"dvc.yaml repeats stage '{name}' over '{key}', but params.yaml has no such key.")
+        group = group[part]
+    if not isinstance(group, dict) or not group:
+        raise MergeflowError(f"params.yaml: '{key}' must be a mapping with at least one entry, found {group!r}.")
+    return [str(item) for item in group]
+
+
+def _stage(name: str, item: str | None, body: dict[str, Any]) -> Stage:
+    def fill(entries: list[Any]) -> tuple[str, ...]:
+        names = [next(iter(entry)) if isinstance(entry, dict) else str(entry) for entry in entries]
+        return tuple(text.replace("${key}", item or "") for text in names)
+
+    outs = [entry for kind in ("outs", "metrics", "plots") for entry in body.get(kind, [])]
+    return Stage(
+        name=name,
+        item=item,
+        module=body["meta"]["run"],
+        params=fill(body.get("params", [])),
+        deps=fill(body.get("deps", [])),
+        outs=fill(outs),
+        frozen=bool(body.get("frozen", False)),
+    )
+
+
+def _in_order(stages: dict[str, Stage]) -> dict[str, Stage]:
+    ordered: dict[str, Stage] = {}
+    waiting = dict(stages)
+    while waiting:
+        ready = [a for a, stage in waiting.items() if all(up in ordered for up in upstream(stage, stages))]
+        if not ready:
+            raise MergeflowError(f"dvc.yaml has a cycle among the stages {', '.join(waiting)}.")
+        ordered |= {address: waiting.pop(address) for address in ready}
+    return ordered

@@ -1,0 +1,155 @@
+"""The parameters of a run: params.yaml, validated whole before anything is read or trained."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.training.settings import FineTuneSettings
+from tasks.graph import read_yaml
+
+
+class Section(BaseModel):
+    """A frozen part of params.yaml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataSection(Section):
+    """How images are prepared. `image_size`: side of the decoded square images in pixels; the model's input size."""
+
+    image_size: int = Field(32, ge=8, le=1024)
+
+
+class ModelSection(Section):
+    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights."""
+
+    architecture: str
+    pretrained: str
+
+
+class EvaluationSection(Section):
+    """`batch_size`: images per forward pass; no result depends on it beyond float rounding."""
+
+    batch_size: int = Field(256, ge=1)
+
+
+class RegistrySection(Section):
+    """The registered model's name and the gates a candidate has to pass to become champion.
+
+    margin: least gain in mean normalised validation accuracy over the champion. tolerance: largest loss of one
+    task's validation accuracy, as a fraction.
+    """
+
+    model: str = Field(min_length=1)
+    margin: float = Field(0.0, ge=0.0, le=1.0)
+    tolerance: float = Field(0.05, ge=0.0, le=1.0)
+
+
+class RunSection(Section):
+    """How work is placed; no result depends on it."""
+
+    runner: Literal["threads", "processes", "dask", "ray"] = "threads"
+    workers: int = Field(2, ge=1)
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+
+
+class Params(Section):
+    """All of params.yaml."""
+
+    seed: int = Field(0, ge=0)
+    tasks: dict[str, str] = Field(min_length=1)
+    data: DataSection
+    model: ModelSection
+    finetune: FineTuneSettings
+    sweep: dict[str, dict[str, list[bool | int | float | str]]] = Field(min_length=1)
+    evaluation: EvaluationSection
+    registry: RegistrySection
+    run: RunSection
+
+    @field_validator("tasks")
+    @classmethod
+    def _plain_names(cls, tasks: dict[str, str]) -> dict[str, str]:
+        for name in tasks:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+                raise ValueError(f"task name {name!r}: use lower-case letters, digits, '-' and '_'")
+        return tasks
+
+    def lookup(self, key: str) -> Any:
+        """Return the value under a dotted key, for example `sweep.cart` or `finetune`."""
+        value: Any = self
+        for part in key.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value
+
+    def lookup_json(self, key: str) -> Any:
+        """Return the value under a dotted key as plain JSON values."""
+        value: Any = self.model_dump(mode="json")
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+
+def load_params(path: Path) -> Params:
+    """Read and validate params.yaml.
+
+    Args:
+        path: the file.
+
+    Raises:
+        MergeflowError: listing every unknown key (with the nearest known one) and every ill-typed value at once.
+    """
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
+        raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
+    try:
+        params = Params.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"  {_explain(issue)}" for issue in error.errors()]
+        raise MergeflowError("\n".join([f"{path.name} has {len(lines)} error(s):", *lines])) from None
+    _check_sweep(params.sweep)
+    return params
+
+
+def candidates(method: str, grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return every combination of a method's values in the sweep, in the order of params.yaml.
+
+    Example:
+        >>> candidates("ties", {"keep": [0.1, 0.2], "scale": [1.0]})
+        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.2, 'scale': 1.0}]
+    """
+    combinations: list[dict[str, Any]] = [{}]
+    for argument, values in grid.items():
+        combinations = [{**chosen, argument: value} for chosen in combinations for value in values]
+    return combinations
+
+
+def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:
+    from mergeflow.merging import configure  # torch comes with it
+
+    for method, grid in sweep.items():
+        for argument, values in grid.items():
+            if not values:
+                raise MergeflowError(f"params.yaml: sweep.{method}.{argument} is empty: name at least one value.")
+        for arguments in candidates(method, grid):
+            try:
+                configure(method, arguments)
+            except MergeflowError as error:
+                raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None
+
+
+def _explain(issue: Any) -> str:
+    where = ".".join(map(str, issue["loc"]))
+    if issue["type"] == "extra_forbidden":
+        return f"{where}: {unknown_name('key', str(issue['loc'][-1]), _keys_at(issue['loc'][:-1]))}"
+    found = "" if issue["type"] == "missing" else f" (found {issue['input']!r})"
+    return f"{where}: {issue['msg']}{found}"
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    model: Any = Params
+    for part in location:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

@@ -1,0 +1,229 @@
+"""Run one stage: skip it when nothing changed, else build its outputs aside and put them in place whole.
+
+Both drivers, `dvc repro` and the Prefect flow, come through `run_stage`. What it needs on disk is in `.mergeflow/`:
+a lock, a manifest and a record for each stage, and a scratch folder while the stage runs. A killed stage finds its
+scratch folder again as long as its fingerprint is the same, and continues from what it had saved there.
+"""
+
+import errno
+import hashlib
+import importlib
+import json
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from mergeflow.errors import MergeflowError
+from tasks.graph import Stage, covers
+from tasks.parameters import Params, load_params
+
+STATE = ".mergeflow"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class StageIO:
+    """What a stage may touch. A path or parameter that dvc.yaml does not declare is an error in the project.
+
+    Attributes:
+        stage: the stage that runs.
+        root: the project folder.
+        scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
+        params: the validated parameters.
+        report: called as `report(what, done, total)` while the stage works.
+    """
+
+    stage: Stage
+    root: Path
+    scratch: Path
+    params: Params
+    report: Progress = field(default=lambda what, done, total: None)
+
+    @property
+    def item(self) -> str:
+        assert self.stage.item is not None, f"stage {self.stage.name} has no items"
+        return self.stage.item
+
+    def dep(self, path: str) -> Path:
+        """Return the path of an input."""
+        assert any(covers(dep, path) for dep in self.stage.deps), f"{self.stage.address} does not declare {path}"
+        return self.root / path
+
+    def out(self, path: str) -> Path:
+        """Return where to build an output; it is moved to its place when the stage is complete."""
+        assert path in self.stage.outs, f"{self.stage.address} does not declare the output {path}"
+        target = _building(self.scratch) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def section(self, key: str) -> Any:
+        """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
+        assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
+        return self.params.lookup(key)
+
+
+def run_stage(root: Path, stage: Stage, report: Progress | None = None, force: bool = False) -> bool:
+    """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
+
+    Args:
+        root: the project folder.
+        stage: which stage.
+        report: progress callback `(what, done, total)`.
+        force: run even if inputs, parameters and outputs are unchanged.
+
+    Raises:
+        MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full. Outputs that were
+            there before stay as they were.
+    """
+    params = load_params(root / "params.yaml")
+    state = root / STATE
+    with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
+        manifest = _ready(state / "manifests" / f"{stage.folder_name}.json")
+        fingerprint = _fingerprint(root, stage, params)
+        if not force and _up_to_date(root, stage, manifest, fingerprint):
+            return False
+        scratch = state / "scratch" / stage.folder_name / fingerprint[:16]
+        _forget_other_runs(scratch)
+        done = scratch / "complete"
+        if force or not done.exists():
+            _build(StageIO(stage, root, scratch, params, report or (lambda what, d, t: None)), done)
+        _publish(root, stage, scratch)
+        _write_json(manifest, {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}})
+        shutil.rmtree(scratch.parent)
+    return True
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    whole = hashlib.sha256()
+    for file_path in sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        whole.update(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n".encode())
+    return whole.hexdigest()
+
+
+def read_record(root: Path, address: str) -> dict[str, Any]:
+    """Return the cost record of the last time a stage really ran; empty if there is none."""
+    path = root / STATE / "records" / f"{address}.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return record
+
+
+def _fingerprint(root: Path, stage: Stage, params: Params) -> str:
+    for dep in stage.deps:
+        if not (root / dep).exists():
+            raise MergeflowError(
+                f"stage {stage.address} needs {dep}, which is missing: run the whole pipeline "
+                f"(`mergeflow run`), or fetch it with `dvc pull`."
+            )
+    facts = {
+        "stage": stage.address,
+        "params": {key: params.lookup_json(key) for key in stage.params},
+        "deps": {dep: digest(root / dep) for dep in stage.deps},
+        "outs": stage.outs,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _up_to_date(root: Path, stage: Stage, manifest: Path, fingerprint: str) -> bool:
+    if not manifest.exists() or not all((root / out).exists() for out in stage.outs):
+        return False
+    known = json.loads(manifest.read_text())
+    return known["fingerprint"] == fingerprint and known["outs"] == {out: digest(root / out) for out in stage.outs}
+
+
+def _build(io: StageIO, done: Path) -> None:
+    shutil.rmtree(_building(io.scratch), ignore_errors=True)
+    io.scratch.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    try:
+        importlib.import_module(io.stage.module).run(io)
+        for out in io.stage.outs:
+            built = _building(io.scratch) / out
+            assert built.exists(), f"stage {io.stage.address} did not make {out}"
+            _sync(built)
+        _write_record(io, started)
+        _write_json(done, {})
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            free = shutil.disk_usage(io.root).free / 2**20
+            raise MergeflowError(
+                f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} lies). Nothing "
+                f"was changed; free some space and run again, finished work is kept."
+            ) from error
+        raise
+
+
+def _publish(root: Path, stage: Stage, scratch: Path) -> None:
+    """Move finished outputs to their places. After a kill in here, `complete` makes the next run finish the move."""
+    replaced = scratch / "replaced"
+    for out in stage.outs:
+        built, target = _building(scratch) / out, root / out
+        if not built.exists():  # moved before the kill
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() or target.is_symlink():
+            shutil.rmtree(replaced, ignore_errors=True)
+            replaced.mkdir()
+            target.rename(replaced / "old")
+        built.rename(target)
+        _sync_folder(target.parent)
+
+
+def _write_record(io: StageIO, started: float) -> None:
+    record = {
+        "stage": io.stage.address,
+        "started": started,
+        "seconds": round(time.time() - started, 3),
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    _write_json(_ready(io.root / STATE / "records" / f"{io.stage.folder_name}.json"), record)
+
+
+def _building(scratch: Path) -> Path:
+    return scratch / "building"
+
+
+def _forget_other_runs(scratch: Path) -> None:
+    if scratch.parent.exists():
+        for other in scratch.parent.iterdir():
+            if other != scratch:
+                shutil.rmtree(other)
+
+
+def _ready(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _sync(path: Path) -> None:
+    for file_path in [path] if path.is_file() else path.rglob("*"):
+        if file_path.is_file():
+            with file_path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
