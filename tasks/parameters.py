@@ -114,14 +114,16 @@ def load_params(path: Path) -> Params:
 
 
 def candidates(method: str, grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of a method's values in the sweep, in the order of params.yaml.
+    """Return every combination of a method's values in the sweep: as in params.yaml, with `scale` changing fastest.
+
+    So candidates that share a direction follow each other.
 
     Example:
         >>> candidates("ties", {"keep": [0.1, 0.2], "scale": [1.0]})
         [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.2, 'scale': 1.0}]
     """
     combinations: list[dict[str, Any]] = [{}]
-    for argument, values in grid.items():
+    for argument, values in sorted(grid.items(), key=lambda entry: entry[0] == "scale"):
         combinations = [{**chosen, argument: value} for chosen in combinations for value in values]
     return combinations
 

@@ -1,0 +1,36 @@
+"""How task vectors lie to each other: norms and cosines of whole state dicts, in float64."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Return ⟨a, b⟩ = Σ_name Σ_i a_i b_i over all tensors, in float64."""
+    return sum(float(a[name].double().flatten() @ b[name].double().flatten()) for name in a)
+
+
+def norm(a: Mapping[str, Tensor]) -> float:
+    """Return ‖a‖₂ over all tensors, in float64."""
+    return float(dot(a, a) ** 0.5)
+
+
+def cosine_matrix(vectors: Sequence[Mapping[str, Tensor]]) -> list[list[float]]:
+    """Return the T × T matrix of cosines ⟨τ_s, τ_t⟩ / (‖τ_s‖ ‖τ_t‖).
+
+    Args:
+        vectors: T task vectors with the same names and shapes.
+
+    Returns:
+        Values in [−1, 1]; 0 where a vector is zero. Source: Ilharco et al. 2023, Figure 5.
+
+    Example:
+        >>> import torch
+        >>> cosine_matrix([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}])
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    norms = [norm(vector) for vector in vectors]
+    return [
+        [dot(a, b) / (na * nb) if na and nb else 0.0 for b, nb in zip(vectors, norms, strict=True)]
+        for a, na in zip(vectors, norms, strict=True)
+    ]

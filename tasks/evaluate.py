@@ -1,0 +1,56 @@
+"""Stage `evaluate`: the one look at the locked test set, for the base, the experts and each method's chosen merge."""
+
+import json
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.evaluation import accuracies, mean, normalised
+from tasks.runner import StageIO
+from tasks.vision import BASE, choose_device, expert_path, load_encoder, load_images
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/results/test.json` (a row per model) and `outputs/results/metrics.json` (for `dvc metrics`)."""
+    device, tasks = choose_device(io), list(io.section("tasks"))
+    batch_size = io.section("evaluation").batch_size
+    selection = json.loads(io.dep("outputs/results/selection.json").read_text())
+    encoder = load_encoder(io, BASE, device)
+    data = {task: load_images(io, "test", task, device) for task in tasks}
+    checkpoints = {method: f"outputs/merged/{method}.safetensors" for method in selection["methods"]}
+    total = len(checkpoints) + 2
+
+    def score(checkpoint: str, chosen: list[str]) -> dict[str, float]:
+        with open_checkpoint(io.dep(checkpoint)) as state, torch.inference_mode():
+            encoder.load_encoder_state(state)
+        return accuracies(encoder, {task: data[task] for task in chosen}, batch_size)
+
+    individual: dict[str, float] = {}
+    for task in tasks:
+        individual |= score(expert_path(task), [task])
+    io.report("models", 1, total)
+    rows = [
+        _row("zero_shot", {}, score(BASE, tasks), individual),
+        _row("individual", {}, individual, individual),
+    ]
+    io.report("models", 2, total)
+    for done, (method, checkpoint) in enumerate(checkpoints.items(), start=3):
+        args = selection["methods"][method]["args"]
+        rows.append(_row(method, args, score(checkpoint, tasks), individual))
+        io.report("models", done, total)
+    images = {task: len(data[task].labels) for task in tasks}
+    test = {"split": "test", "tasks": tasks, "images": images, "winner": selection["winner"], "rows": rows}
+    io.out("outputs/results/test.json").write_text(json.dumps(test, indent=1) + "\n")
+    metrics = {row["name"]: {key: row[key] for key in ("mean", "normalised", "accuracy")} for row in rows}
+    io.out("outputs/results/metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+
+
+def _row(name: str, args: dict[str, Any], accuracy: dict[str, float], individual: dict[str, float]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "args": args,
+        "accuracy": accuracy,
+        "mean": mean(accuracy),
+        "normalised": normalised(accuracy, individual),
+    }

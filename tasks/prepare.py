@@ -1,0 +1,42 @@
+"""Stage `prepare`: one task's images, read or drawn, split, and decoded once."""
+
+import os
+import shutil
+
+from mergeflow.vision.data import SPLITS, open_source, prepare_task
+from mergeflow.vision.data.store import MANIFEST
+from tasks.runner import StageIO
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/data/<split>/<task>` for each split, and the manifest.
+
+    The splits lie in folders of their own so that the graph shows who reads which: test is read by `evaluate` alone.
+    """
+    source = io.params.tasks[io.item]
+    raw = open_source(io.item, _from_root(source, io), io.params.seed)
+    work = io.scratch / "prepared"
+    shutil.rmtree(work, ignore_errors=True)
+    prepare_task(raw, work, io.section("data").image_size, io.params.seed, _progress(io))
+    for split in SPLITS:
+        folder = io.out(f"outputs/data/{split}/{io.item}")
+        folder.mkdir()
+        for path in work.glob(f"{split}.*"):
+            path.rename(folder / path.name)
+        shutil.copy(work / MANIFEST, folder / MANIFEST)
+    (work / MANIFEST).rename(io.out(f"outputs/data/manifests/{io.item}.json"))
+
+
+def _from_root(source: str, io: StageIO) -> str:
+    """Make the relative path of a file source one below the project folder, wherever the stage was started."""
+    kind, _, address = source.partition(":")
+    if kind in ("parquet", "folder") and "://" not in address and not os.path.isabs(address):
+        return f"{kind}:{io.root / address}"
+    return source
+
+
+def _progress(io: StageIO):  # type: ignore[no-untyped-def]
+    def report(split: str, done: int, total: int | None) -> None:
+        io.report(split, done, total or done)
+
+    return report

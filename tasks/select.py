@@ -1,0 +1,73 @@
+"""Stage `select`: the choice on validation; test is not among its inputs."""
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+
+from mergeflow.checkpoints import fingerprint, write_checkpoint
+from mergeflow.evaluation import at_grid_edge, best_candidate, correct_predictions
+from mergeflow.merging import configure, prepare
+from tasks.runner import StageIO
+from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
+
+
+def run(io: StageIO) -> None:
+    """Write the chosen merge of each method, the choices, and the winner's answers image by image.
+
+    `outputs/merged/<method>.safetensors`; `outputs/results/selection.json`; `outputs/results/winner_validation.npz`
+    with one boolean array per task (right or wrong, in the split's order) for the registry's paired bootstrap.
+    """
+    tasks, grids = list(io.section("tasks")), io.section("sweep")
+    base, experts = load_states(io, tasks)
+    folder = io.out("outputs/merged")
+    folder.mkdir()
+    chosen: dict[str, dict[str, Any]] = {}
+    for done, (method, grid) in enumerate(grids.items(), start=1):
+        sweep = json.loads(io.dep(f"outputs/sweeps/{method}.json").read_text())
+        best = best_candidate(sweep["candidates"])
+        call = configure(method, best["args"])
+        merged = prepare(call, base, experts).at(call.scale)
+        recipe = _recipe(io, call.name, dict(call.args), experts)
+        digest = write_checkpoint(folder / f"{method}.safetensors", merged, {"recipe": json.dumps(recipe)})
+        chosen[method] = {
+            "args": best["args"],
+            "recipe": recipe,
+            "fingerprint": digest,
+            "candidates": len(sweep["candidates"]),
+            "at_grid_edge": at_grid_edge(best["args"], grid),
+            "validation": {key: best[key] for key in ("accuracy", "mean", "normalised")},
+        }
+        io.report("methods", done, len(grids))
+    winner = max(chosen, key=lambda method: chosen[method]["validation"]["normalised"])
+    individual = {task: expert_summary(io, task)["validation_accuracy"] for task in tasks}
+    selection = {"tasks": tasks, "winner": winner, "individual": individual, "methods": chosen}
+    io.out("outputs/results/selection.json").write_text(json.dumps(selection, indent=1) + "\n")
+    _write_winner_answers(io, folder / f"{winner}.safetensors", tasks)
+
+
+def _recipe(io: StageIO, method: str, args: dict[str, Any], experts: dict[str, Any]) -> dict[str, Any]:
+    """Return the record that makes the merge again: method, arguments, inputs and their fingerprints."""
+    return {
+        "method": method,
+        "args": args,
+        "base": BASE,
+        "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in experts},
+        "fingerprints": {task: fingerprint(state) for task, state in experts.items()},
+    }
+
+
+def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> None:
+    from mergeflow.checkpoints import open_checkpoint
+
+    device = choose_device(io)
+    encoder = load_encoder(io, BASE, device)
+    with open_checkpoint(checkpoint) as state, torch.inference_mode():
+        encoder.load_encoder_state(state)
+    batch_size = io.section("evaluation").batch_size
+    answers = {
+        task: correct_predictions(encoder, load_images(io, "validation", task, device), batch_size) for task in tasks
+    }
+    with io.out("outputs/results/winner_validation.npz").open("wb") as file:
+        np.savez(file, allow_pickle=False, **answers)

@@ -1,0 +1,28 @@
+"""Stage `vectors`: task vectors, and how they lie to each other."""
+
+import json
+
+from mergeflow.analysis.geometry import cosine_matrix, norm
+from mergeflow.checkpoints import write_checkpoint
+from tasks.runner import StageIO
+from tasks.vision import load_states
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/vectors/<task>.safetensors` (τ_t = θ_t − θ0, float32) and `outputs/results/geometry.json`."""
+    tasks = list(io.section("tasks"))
+    base, experts = load_states(io, tasks)
+    folder = io.out("outputs/vectors")
+    folder.mkdir()
+    vectors = {}
+    for done, (task, expert) in enumerate(experts.items(), start=1):
+        vectors[task] = {name: expert[name].float() - base[name].float() for name in base}
+        write_checkpoint(folder / f"{task}.safetensors", vectors[task], {"task": task, "role": "task vector"})
+        io.report("task vectors", done, len(tasks))
+    base_norm = norm(base)
+    geometry = {
+        "tasks": tasks,
+        "cosine": cosine_matrix(list(vectors.values())),
+        "relative_norm": {task: norm(vector) / base_norm for task, vector in vectors.items()},
+    }
+    io.out("outputs/results/geometry.json").write_text(json.dumps(geometry, indent=1) + "\n")

@@ -1,0 +1,85 @@
+"""What the stages share: the base's encoder and heads, the experts, and prepared splits, from the project's outputs."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import LabelledImages
+from mergeflow.vision.data import load_split
+from mergeflow.vision.heads import Head, load_head
+from mergeflow.vision.models import ImageEncoder, new_image_encoder
+from tasks.runner import StageIO
+
+BASE = "outputs/base/image_encoder.safetensors"
+
+
+def choose_device(io: StageIO) -> torch.device:
+    """Return the device of `run.device`; `auto` is CUDA where there is one. A process uses one thread per worker.
+
+    Raises:
+        MergeflowError: CUDA is asked for and there is none.
+    """
+    # One thread per stage: results must not depend on how many stages run at once.
+    torch.set_num_threads(1)
+    wanted = io.params.run.device
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise MergeflowError(f"run.device is '{wanted}', but torch finds no CUDA device: use 'auto' or 'cpu'.")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def load_encoder(io: StageIO, checkpoint: str, device: torch.device) -> ImageEncoder:
+    """Return the image encoder of the configured architecture with the weights of an output file."""
+    encoder = new_image_encoder(io.section("model").architecture)
+    with open_checkpoint(io.dep(checkpoint)) as state:
+        encoder.load_encoder_state(state)
+    return encoder.to(device)
+
+
+def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
+    """Return a task's frozen zero-shot head."""
+    return load_head(io.dep(f"outputs/base/heads/{task}.safetensors")).to(device)
+
+
+def load_images(io: StageIO, split: str, task: str, device: torch.device) -> LabelledImages:
+    """Return one split of one task on the device, with the task's head.
+
+    Raises:
+        MergeflowError: a label lies outside the head.
+    """
+    data = load_split(io.dep(f"outputs/data/{split}/{task}"), split)
+    head = load_task_head(io, task, device)
+    if head.class_names != data.class_names:
+        raise MergeflowError(
+            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(data.class_names)}, or "
+            f"their names differ: run `mergeflow run` so that both come from the same manifest."
+        )
+    images = torch.from_numpy(data.images.copy()).to(device)
+    return LabelledImages(images, torch.from_numpy(data.labels.copy()).to(device), head)
+
+
+def expert_path(task: str) -> str:
+    """Return where an expert's image encoder is."""
+    return f"outputs/experts/{task}/image_encoder.safetensors"
+
+
+def expert_summary(io: StageIO, task: str) -> dict[str, Any]:
+    """Return what `finetune` recorded of an expert."""
+    summary: dict[str, Any] = json.loads(io.dep(f"outputs/experts/{task}/training.json").read_text())
+    return summary
+
+
+def load_states(io: StageIO, tasks: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    """Return the base's and the experts' tensors, by task."""
+    return _tensors(io.dep(BASE)), {task: _tensors(io.dep(expert_path(task))) for task in tasks}
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    with open_checkpoint(path) as state:
+        return {name: state[name].clone() for name in state}
