@@ -1,0 +1,102 @@
+"""Paths and URIs: one way to list and open files, wherever fsspec reaches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import fsspec
+
+from mergeflow.errors import MergeflowError
+
+_SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+SPLIT_ALIASES = tuple(_SPLIT_NAMES)
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a file or folder name stands for, or None.
+
+    Example:
+        >>> split_of("val"), split_of("Train"), split_of("extra")
+        ('validation', 'train', None)
+    """
+    return _SPLIT_NAMES.get(name.lower())
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file or folder on some file system.
+
+    Args:
+        files: the fsspec file system.
+        path: path within it, without protocol and trailing slash.
+    """
+
+    files: Any
+    path: str
+
+    @classmethod
+    def open(cls, uri: str) -> "Location":
+        """Return the location of a path or URI that exists.
+
+        Raises:
+            MergeflowError: unknown protocol, protocol whose package is not installed, place that cannot be reached, or
+                nothing there.
+        """
+        try:
+            files, path = fsspec.core.url_to_fs(uri)
+            exists = files.exists(path)
+        except ImportError as error:
+            raise MergeflowError(f"'{uri}': {error}. Install the package that reads this kind of URI.") from error
+        # Every file system has errors of its own for "cannot connect" and "not allowed".
+        except Exception as error:
+            raise MergeflowError(
+                f"'{uri}' cannot be opened ({type(error).__name__}: {error}). Check the address, the network and the "
+                "credentials."
+            ) from error
+        if not exists:
+            raise MergeflowError(f"'{uri}': no such file or folder. Check the path.")
+        return cls(files, path.rstrip("/") or path)
+
+    def is_file(self) -> bool:
+        """Return whether this is one file."""
+        return bool(self.files.isfile(self.path))
+
+    def list_files(self) -> list[tuple[str, ...]]:
+        """Return every file below, sorted, as its path parts from here; hidden files and folders are left out."""
+        return [parts for parts, kind in self._below() if kind == "file"]
+
+    def list_folders(self) -> list[tuple[str, ...]]:
+        """Return every folder below, sorted, as its path parts from here; hidden ones are left out."""
+        return [parts for parts, kind in self._below() if kind == "directory"]
+
+    def join(self, parts: Sequence[str]) -> str:
+        """Return the path of a file below."""
+        return "/".join((self.path, *parts))
+
+    def open_file(self, path: str) -> IO[bytes]:
+        """Open a file for reading."""
+        stream: IO[bytes] = self.files.open(path, "rb")
+        return stream
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        with self.open_file(path) as stream:
+            return stream.read()
+
+    def _below(self) -> list[tuple[tuple[str, ...], str]]:
+        entries = self.files.find(self.path, withdirs=True, detail=True)
+        below = []
+        for path, info in entries.items():
+            parts = tuple(path[len(self.path) :].strip("/").split("/"))
+            if parts != ("",) and not any(part.startswith((".", "__MACOSX")) for part in parts):
+                below.append((parts, info["type"]))
+        return sorted(below)

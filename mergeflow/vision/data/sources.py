@@ -1,0 +1,82 @@
+"""Open a data source by its address."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.vision.data.folder_source import open_folder
+from mergeflow.vision.data.parquet_source import open_parquet
+from mergeflow.vision.data.task import DEFAULT_TEMPLATES, RawTask
+
+_Opener = Callable[[str, str, Sequence[str], int], RawTask]
+
+
+def open_source(
+    task_name: str,
+    source: str,
+    seed: int = 0,
+    class_names: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
+) -> RawTask:
+    """Open the data of one task.
+
+    Args:
+        task_name: task name; for `suite:` the name of one of its tasks.
+        source: `KIND:ADDRESS`. Kinds: `suite:NAME` (embedded), `parquet:PATH_OR_URI`, `folder:PATH_OR_URI`.
+        seed: decides which training images become the splits that the source lacks.
+        class_names: names that replace the source's own, in the order of the labels.
+        templates: prompts with `{}` that replace the source's own; sources without any use "a photo of a {}.".
+
+    Returns:
+        The task; nothing is decoded yet.
+
+    Raises:
+        MergeflowError: unknown kind or name, missing path, wrong layout or schema.
+
+    Example:
+        >>> open_source("pets", "parquett:pets/")
+        Traceback (most recent call last):
+            ...
+        mergeflow.errors.MergeflowError: unknown kind of data source 'parquett': did you mean 'parquet'? Known: folder, parquet, suite.
+    """  # noqa: E501
+    kind, separator, address = source.partition(":")
+    openers = _openers()
+    if kind not in openers:
+        raise unknown_name("kind of data source", kind, openers)
+    if not separator or not address:
+        raise MergeflowError(f"task '{task_name}': source '{source}' has no address; expected '{kind}:ADDRESS'.")
+    raw = openers[kind](task_name, address, tuple(templates or DEFAULT_TEMPLATES), seed)
+    raw = replace(raw, source=source)
+    if templates is not None:
+        raw = replace(raw, templates=tuple(templates))
+    if class_names is not None:
+        if len(class_names) != len(raw.class_names):
+            raise MergeflowError(
+                f"task '{task_name}': {len(class_names)} class names given, but {source} has {len(raw.class_names)} "
+                f"classes ('{raw.class_names[0]}' to '{raw.class_names[-1]}'). Give one name for each."
+            )
+        raw = replace(raw, class_names=tuple(class_names))
+    return raw
+
+
+def _openers() -> dict[str, _Opener]:
+    return {"suite": _open_suite, "parquet": open_parquet, "folder": open_folder}
+
+
+def _open_suite(task_name: str, suite_name: str, templates: Sequence[str], seed: int) -> RawTask:
+    # Imported here because suites build on Example.
+    from mergeflow.vision.suites import get_suite
+
+    tasks = get_suite(suite_name).tasks
+    if task_name not in tasks:
+        raise unknown_name(f"task of suite {suite_name}", task_name, tasks)
+    task = tasks[task_name]
+    return RawTask(
+        name=task_name,
+        class_names=tuple(task.class_names),
+        templates=tuple(task.templates),
+        splits={split: partial(task.draw, split) for split in task.counts},
+        seed=seed,
+        counts=dict(task.counts),
+    )
