@@ -1,0 +1,195 @@
+"""The safetensors header: strict parsing of what comes from outside, and building of what we write.
+
+Every number of a header is checked against the file's size before anything is allocated, so that a truncated or
+hostile file is refused with a message in place of a crash.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, BinaryIO
+
+import torch
+
+from mergeflow.errors import MergeflowError
+
+# The reference implementation's limit: a larger header is an attack or a mistake.
+MAX_HEADER_BYTES = 100_000_000
+_MAX_RANK = 64
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and storage type of one tensor, known without reading its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Number of elements (1 for a scalar, 0 for an empty tensor)."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored data."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Header:
+    """A validated header: per tensor its info and the offset of its first byte in the file."""
+
+    infos: dict[str, TensorInfo]
+    offsets: dict[str, int]
+    metadata: dict[str, str]
+
+
+def read_header(file: BinaryIO, path: str) -> Header:
+    """Read and validate the header of a safetensors file.
+
+    Args:
+        file: The open file, positioned anywhere.
+        path: Its name, for messages.
+
+    Raises:
+        MergeflowError: The file is truncated or its header does not describe its bytes exactly.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise _bad(path, f"has {size} bytes, shorter than the 8 bytes of a header length")
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        raise _bad(path, f"announces a header of {length} bytes, but the file has {size} bytes")
+    return _validate(_parse(file.read(length), path), 8 + length, size, path)
+
+
+def _bad(path: str, found: str) -> MergeflowError:
+    return MergeflowError(
+        f"'{path}' is not a valid safetensors file: it {found}. "
+        "It may be truncated or damaged: copy or download it again, or write it anew from its source."
+    )
+
+
+def _parse(raw: bytes, path: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise _bad(path, f"names {', '.join(map(repr, twice[:3]))} twice in its header")
+        return found
+
+    try:
+        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+    except MergeflowError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"has a header that is not JSON ({type(error).__name__})") from None
+    if not isinstance(parsed, dict):
+        raise _bad(path, f"has a header that is a {type(parsed).__name__}, not an object")
+    return parsed
+
+
+def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Header:
+    metadata = parsed.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _bad(path, "has a __metadata__ that is not a mapping of text to text")
+    infos: dict[str, TensorInfo] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in parsed.items():
+        infos[name], begin, end = _entry(name, entry, size - start, path)
+        spans.append((begin, end, name))
+    spans.sort()
+    reached = 0
+    for begin, end, name in spans:
+        if begin != reached:
+            fault = "overlaps the one before it" if begin < reached else "leaves a hole before it"
+            raise _bad(path, f"has a tensor '{name}' at bytes {begin}..{end} that {fault}, which ends at {reached}")
+        reached = end
+    if reached != size - start:
+        raise _bad(path, f"describes {reached} bytes of data, but holds {size - start}")
+    return Header(infos, {name: start + begin for begin, _, name in spans}, metadata)
+
+
+def _entry(name: str, entry: Any, available: int, path: str) -> tuple[TensorInfo, int, int]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _bad(path, f"describes tensor '{name}' with other keys than dtype, shape and data_offsets")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise _bad(path, f"gives tensor '{name}' the unknown dtype {entry['dtype']!r:.40} (known: {', '.join(DTYPES)})")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _naturals(shape) or len(shape) > _MAX_RANK:
+        raise _bad(path, f"gives tensor '{name}' a shape that is not a list of sizes ({shape!r:.60})")
+    if not _naturals(offsets) or len(offsets) != 2:
+        raise _bad(path, f"gives tensor '{name}' data_offsets that are not two positions ({offsets!r:.60})")
+    begin, end = offsets
+    if begin > end or end > available:
+        raise _bad(path, f"places tensor '{name}' at bytes {begin}..{end}, but holds {available} bytes of data")
+    if max(shape, default=0) > 2**62:
+        raise _bad(path, f"gives tensor '{name}' a dimension of {max(shape)}")
+    info = TensorInfo(tuple(shape), dtype)
+    if info.nbytes != end - begin:
+        raise _bad(path, f"gives tensor '{name}' {end - begin} bytes, but its shape {list(shape)} needs {info.nbytes}")
+    return info, begin, end
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def build_header(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """Lay out a safetensors file.
+
+    Wide types come first, then names in order, so that every tensor is aligned to its own type.
+
+    Returns:
+        The bytes before the data, and for each tensor the offset of its first byte in the file.
+
+    Raises:
+        MergeflowError: A tensor's type has no code in the format.
+    """
+    for name, info in infos.items():
+        if info.dtype not in CODES:
+            raise MergeflowError(
+                f"tensor '{name}' has type {info.dtype}, which safetensors cannot hold: convert it first."
+            )
+    order = sorted(infos, key=lambda name: (-infos[name].dtype.itemsize, name))
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position, begins = 0, {}
+    for name in order:
+        info = infos[name]
+        table[name] = {
+            "dtype": CODES[info.dtype],
+            "shape": list(info.shape),
+            "data_offsets": [position, position + info.nbytes],
+        }
+        begins[name] = position
+        position += info.nbytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: start + begin for name, begin in begins.items()}

@@ -1,0 +1,175 @@
+"""Lazy state dicts: a mapping of names to tensors whose data stays in the files until it is read.
+
+Data is read by position (`preadv`) into buffers of the caller, not through a memory map: a map of eight checkpoints
+counts all their pages as the process's own memory, and copying is no slower (see docs/performance.md).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.header import TensorInfo, read_header
+from mergeflow.errors import MergeflowError
+
+
+class Entry(Protocol):
+    """Where the data of one tensor comes from."""
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor, in the storage type."""
+        ...
+
+
+@dataclass
+class _File:
+    """An open file that several entries share."""
+
+    path: str
+    descriptor: int
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A tensor stored in a safetensors file."""
+
+    file: _File
+    offset: int
+    info: TensorInfo
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop in a fresh tensor."""
+        out = torch.empty(stop - start, dtype=self.info.dtype)
+        self.read_into(out, start)
+        return out
+
+    def read_into(self, out: Tensor, start: int) -> None:
+        """Fill the flat, contiguous `out` (storage type) from element `start` on."""
+        if out.numel() == 0:
+            return
+        view = memoryview(out.view(torch.uint8).numpy())
+        position = self.offset + start * self.info.dtype.itemsize
+        done = 0
+        while done < len(view):
+            count = os.preadv(self.file.descriptor, [view[done:]], position + done)
+            if count == 0:
+                raise MergeflowError(f"'{self.file.path}' became shorter while it was read: was it overwritten?")
+            done += count
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor that is already in memory (or mapped by torch)."""
+
+    tensor: Tensor
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop; a view where the tensor is contiguous."""
+        return self.tensor.reshape(-1)[start:stop]
+
+
+class LazyStateDict(Mapping[str, Tensor]):
+    """A read-only state dict over files; use it as a context manager or call `close`.
+
+    Attributes:
+        infos: Shape and dtype per tensor, known without reading data.
+        metadata: The text metadata of the file(s).
+        path: What was opened.
+        is_task_vector: Whether the tensors are differences from a base (a task vector or an adapter); names that are
+            missing then mean a difference of zero.
+        tied: Names that shared storage, each with the first name of its group.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        entries: Mapping[str, Entry],
+        infos: Mapping[str, TensorInfo],
+        metadata: Mapping[str, str],
+        files: tuple[_File, ...] = (),
+        is_task_vector: bool = False,
+        tied: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = path
+        self.infos = dict(infos)
+        self.metadata = dict(metadata)
+        self.is_task_vector = is_task_vector
+        self.tied = dict(tied or {})
+        self._entries = dict(entries)
+        self._files = files
+
+    def __getitem__(self, name: str) -> Tensor:
+        info = self.infos[name]
+        return self._entries[name].read(0, info.numel).reshape(info.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.infos
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor `name`, in its storage type."""
+        return self._entries[name].read(start, stop)
+
+    def read_into(self, name: str, out: Tensor, start: int) -> None:
+        """Fill the flat `out` from element `start` of tensor `name`, converting the type where it differs."""
+        entry = self._entries[name]
+        if isinstance(entry, FileEntry) and out.dtype == self.infos[name].dtype and out.device.type == "cpu":
+            entry.read_into(out, start)
+        else:
+            out.copy_(entry.read(start, start + out.numel()))
+
+    def close(self) -> None:
+        """Close the files; reading afterwards fails."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_files"):
+            self.close()
+
+
+def open_safetensors(path: str | Path) -> LazyStateDict:
+    """Open one safetensors file; its header is validated whole before this returns.
+
+    Raises:
+        MergeflowError: The file is missing, truncated or does not describe its bytes exactly.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
+    file = _File(str(path), descriptor)
+    try:
+        with os.fdopen(os.dup(descriptor), "rb") as stream:
+            header = read_header(stream, str(path))
+    except OSError as error:
+        file.close()
+        raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
+    except BaseException:
+        file.close()
+        raise
+    entries = {name: FileEntry(file, header.offsets[name], info) for name, info in header.infos.items()}
+    return LazyStateDict(str(path), entries, header.infos, header.metadata, (file,))

@@ -1,0 +1,213 @@
+"""Atomic writers: a checkpoint appears whole under its name, or not at all."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, raw_bytes
+from mergeflow.checkpoints.header import TensorInfo, build_header
+from mergeflow.errors import MergeflowError
+
+
+class StreamWriter:
+    """Writes one safetensors file piece by piece, in any order and from any thread; `commit` makes it appear.
+
+    Args:
+        path: The file to make; an existing one is replaced by `commit` and untouched before.
+        infos: Shape and dtype of every tensor, so that the layout is known before the first byte.
+        metadata: Text to store in the header; `commit` may replace values by others of the same length.
+    """
+
+    def __init__(self, path: str | Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
+        self.path = Path(path)
+        self.infos = dict(infos)
+        self.metadata = dict(metadata)
+        self._digests: dict[tuple[str, int], bytes] = {}
+        head, self._offsets = build_header(self.infos, self.metadata)
+        self._size = len(head) + sum(info.nbytes for info in self.infos.values())
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _NamelessFile(self.path)
+        with _disk_errors(self.path, self._size):
+            self._file.allocate(self._size)
+            self._file.write(head, 0)
+
+    def write(self, name: str, start: int, piece: Tensor) -> None:
+        """Store a flat piece of tensor `name` from element `start` on (a multiple of the block of fingerprints)."""
+        info = self.infos[name]
+        assert piece.dtype == info.dtype, (name, piece.dtype, info.dtype)
+        assert start % BLOCK == 0, start
+        for begin in range(0, piece.numel(), BLOCK):
+            part = piece[begin : begin + BLOCK]
+            self._digests[name, start + begin] = block_digest(part)
+        with _disk_errors(self.path, self._size):
+            self._file.write(raw_bytes(piece), self._offsets[name] + start * info.dtype.itemsize)
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of what was written."""
+        return combine(
+            (name, info.dtype, info.shape, [self._digests[name, at] for at in range(0, info.numel, BLOCK)])
+            for name, info in sorted(self.infos.items())
+        )
+
+    def commit(self, metadata: Mapping[str, str] | None = None) -> str:
+        """Make the file appear under its name, synced to disk; returns its fingerprint."""
+        result = self.fingerprint()
+        with _disk_errors(self.path, self._size):
+            if metadata is not None:
+                head, offsets = build_header(self.infos, metadata)
+                assert offsets == self._offsets, "late metadata must have the length of what it replaces"
+                self._file.write(head, 0)
+            self._file.publish()
+        return result
+
+    def abandon(self) -> None:
+        """Drop what was written."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+
+class _NamelessFile:
+    """A file without a name (O_TMPFILE): killed half-way, nothing of it stays. A named one where that is missing."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._name: str | None = None
+        try:
+            self._fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+            os.stat(f"/proc/self/fd/{self._fd}")
+        except (OSError, AttributeError):
+            self._fd, self._name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+            os.chmod(self._name, 0o666 & ~_umask())
+
+    def allocate(self, size: int) -> None:
+        """Reserve the space, so that a full disk is found before the work."""
+        try:
+            os.posix_fallocate(self._fd, 0, max(size, 1))
+        except OSError as error:
+            if error.errno in (28, 122):  # ENOSPC, EDQUOT; other errors mean the file system cannot reserve
+                raise
+        os.ftruncate(self._fd, size)
+
+    def write(self, data: bytes | memoryview, position: int) -> None:
+        view = memoryview(data)
+        while len(view):
+            count = os.pwrite(self._fd, view, position)
+            view, position = view[count:], position + count
+
+    def publish(self) -> None:
+        os.fsync(self._fd)
+        if self._name is None:
+            self._name = self._give_name()
+        os.replace(self._name, self._target)
+        self._name = None
+        _sync_folder(self._target.parent)
+        self.close()
+
+    def _give_name(self) -> str:
+        name = f"{self._target.parent}/.{self._target.name}.{os.getpid()}.{self._fd}.tmp"
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        folder = os.open(self._target.parent, os.O_RDONLY)
+        try:
+            # Only with a folder descriptor does Python call linkat, which follows the link of /proc to our file.
+            os.link(f"/proc/self/fd/{self._fd}", name, src_dir_fd=folder, follow_symlinks=True)
+        finally:
+            os.close(folder)
+        return name
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._name is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._name)
+            self._name = None
+
+
+class _disk_errors:
+    """Turns the errors of a full or read-only disk into one message with the way out."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size = path, size
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            raise MergeflowError(
+                f"cannot write '{self._path}' ({self._size / 1e6:.1f} MB): {error.strerror}. "
+                "Nothing was left behind; free some space or choose another place."
+            ) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write a state dict as one safetensors file, atomically, and return its fingerprint.
+
+    Args:
+        path: File to make; folders above it are made, an existing file is replaced in one step.
+        tensors: Tensors by name; tied ones are written as copies and listed in the metadata, so that readers that do
+            not know them still find every name.
+        metadata: Text to text, stored in the header.
+
+    Returns:
+        The SHA-256 fingerprint, as `fingerprint(tensors)` gives it.
+
+    Raises:
+        MergeflowError: The disk is full or read-only; nothing is left behind.
+    """
+    infos = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    with StreamWriter(path, infos, dict(metadata or {})) as writer:
+        for name in tensors:
+            flat = tensors[name].detach().reshape(-1)
+            for start in range(0, flat.numel(), BLOCK):
+                writer.write(name, start, flat[start : start + BLOCK])
+        return writer.commit()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a small text file atomically."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file = _NamelessFile(target)
+    try:
+        with _disk_errors(target, len(text)):
+            file.write(text.encode(), 0)
+            file.publish()
+    finally:
+        file.close()
+
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""

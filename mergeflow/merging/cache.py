@@ -1,0 +1,47 @@
+"""A cache of factorisations, so that a grid over (rank, scale) factors each matrix once."""
+
+import hashlib
+from collections.abc import Callable
+from threading import Lock
+
+from torch import Tensor
+
+from mergeflow.checkpoints.fingerprint import raw_bytes
+
+
+class FactorCache:
+    """Keeps the leading singular vectors of matrices, found again by the content of the matrix.
+
+    The key is a digest of the matrix, so a cache can be shared by any sweeps: equal matrices share their factors, and
+    another expert or base never meets a stale one.
+
+    Args:
+        rank_ratio: Share of the smaller side that is kept; give the largest ratio of the grid to save memory.
+    """
+
+    def __init__(self, rank_ratio: float = 1.0) -> None:
+        self.rank_ratio = rank_ratio
+        self.hits = 0
+        self.misses = 0
+        self._basis: dict[bytes, Tensor] = {}
+        self._lock = Lock()
+
+    def basis(self, matrix: Tensor, rank: int, compute: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Return at least `rank` leading singular vectors of the smaller side, computed when they are not known."""
+        key = _digest(matrix)
+        with self._lock:
+            known = self._basis.get(key)
+        if known is not None and known.shape[1] >= rank:
+            self.hits += 1
+            return known
+        self.misses += 1
+        wanted = max(rank, min(min(matrix.shape), -int(-min(matrix.shape) * self.rank_ratio // 1)))
+        basis = compute(matrix, wanted)
+        with self._lock:
+            self._basis[key] = basis
+        return basis
+
+
+def _digest(matrix: Tensor) -> bytes:
+    shape = f"{tuple(matrix.shape)}{matrix.dtype}".encode()
+    return hashlib.sha256(shape + hashlib.sha256(raw_bytes(matrix)).digest()).digest()

@@ -1,0 +1,107 @@
+"""The catalog: every method by name, found in the family files; and a configured method as a frozen record."""
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from pydantic import ValidationError
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging import methods as families
+from mergeflow.merging.method import Args, Method
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """Return every method by name, in alphabetical order.
+
+    Example:
+        >>> "ties" in methods()
+        True
+    """
+    found: dict[str, Method] = {}
+    for module in pkgutil.iter_modules(families.__path__):
+        for value in vars(import_module(f"{families.__name__}.{module.name}")).values():
+            if isinstance(value, Method):
+                assert found.setdefault(value.name, value) is value, f"two methods named {value.name}"
+    return dict(sorted(found.items()))
+
+
+def get(name: str) -> Method:
+    """Return one method.
+
+    Raises:
+        MergeflowError: There is none of this name; the message names the nearest.
+    """
+    if name not in methods():
+        raise unknown_name("method", name, methods())
+    return methods()[name]
+
+
+@dataclass(frozen=True)
+class MethodCall:
+    """A method with all its arguments: frozen, hashable, replayable with `configure(call.name, call.args)`."""
+
+    name: str
+    typed: Args
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """All arguments with their defaults, as plain values."""
+        return self.typed.model_dump(mode="json")
+
+    @property
+    def scale(self) -> float:
+        """The factor of the direction."""
+        return self.typed.scale
+
+    @property
+    def method(self) -> Method:
+        """The method itself."""
+        return get(self.name)
+
+    def with_scale(self, scale: float) -> "MethodCall":
+        """Return the same call with another scale."""
+        return MethodCall(self.name, self.typed.model_copy(update={"scale": float(scale)}))
+
+    def without_scale(self) -> "MethodCall":
+        """Return the call with scale 1: equal for all calls that share a direction."""
+        return self.with_scale(1.0)
+
+
+def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
+    """Validate a method's arguments and return the frozen call.
+
+    Args:
+        name: A name of the catalog.
+        args: Arguments by name; those not given take their defaults.
+
+    Raises:
+        MergeflowError: Unknown method or argument (with the nearest right one), or a value out of range; all at once.
+
+    Example:
+        >>> configure("ties", {"keep": 0.1}).args["scale"]
+        1.0
+    """
+    kind = get(name).args
+    for key in args or {}:
+        if key not in kind.model_fields:
+            raise unknown_name(f"argument of {name}", str(key), kind.model_fields)
+    try:
+        return MethodCall(name, kind(**dict(args or {})))
+    except ValidationError as error:
+        raise MergeflowError(f"method '{name}': {explain(error)}") from None
+
+
+def explain(error: ValidationError) -> str:
+    """Return one line per fault of a validation error: where, what was found, what was expected."""
+    faults = []
+    for fault in error.errors():
+        place = ".".join(str(part) for part in fault["loc"]) or "arguments"
+        message = fault["msg"].removeprefix("Value error, ")
+        found = "" if fault["type"] == "missing" else f", found {fault['input']!r:.80}"
+        faults.append(f"{place}: {message[:1].lower()}{message[1:]}{found}")
+    return "; ".join(faults) + "."

@@ -1,0 +1,161 @@
+"""A prepared merge: anchor and direction in memory, so that one preparation serves every scale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.cache import FactorCache
+from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.engine import Engine, Unit
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A merge before its scale is chosen: the result is anchor + scale · direction.
+
+    Attributes:
+        anchor: Tensors of the anchor: the base's own (unchanged, in their type) where it is θ0, else in the type of
+            arithmetic; integer tensors are the base's.
+        direction: Tensors of the direction, float32 (float64 where an input is); none for integer tensors.
+        dtypes: The base's type per tensor.
+    """
+
+    anchor: dict[str, Tensor]
+    direction: dict[str, Tensor]
+    dtypes: dict[str, torch.dtype]
+
+    def at(self, scale: float) -> dict[str, Tensor]:
+        """Return the merged state dict anchor + scale · direction in the base's types.
+
+        Args:
+            scale: Any real number; 0 gives the anchor bit for bit.
+        """
+        return {
+            name: settle(anchor, self.direction.get(name), scale, self.dtypes[name])
+            for name, anchor in self.anchor.items()
+        }
+
+
+def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return anchor + scale · direction as a new tensor of the given type.
+
+    Two roundings, never a fused multiply-add: whether one is used depends on where a block ends.
+    """
+    if direction is None or scale == 0:
+        return anchor.to(dtype, copy=True)
+    return (direction * scale).add_(anchor.to(direction.dtype)).to(dtype)
+
+
+def prepare(
+    call: MethodCall,
+    base: Mapping[str, Tensor],
+    experts: Mapping[str, Mapping[str, Tensor]],
+    weights: Mapping[str, float] | Sequence[float] | None = None,
+    *,
+    cache: FactorCache | None = None,
+    data: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+) -> Direction:
+    """Compute a method's anchor and direction once, to be used at any number of scales.
+
+    Args:
+        call: The configured method; its scale plays no part here.
+        base: θ0, a state dict in memory or lazy.
+        experts: State dicts by name; the order of names does not matter but for `slerp`.
+        weights: Per-expert factors, by name or in the order of `experts`; all 1 when missing.
+        cache: Shared by the calls of a sweep, so that a grid over (rank, scale) factors each matrix once.
+        data: Statistics of data for methods that need them, by kind, then expert, then tensor.
+        workers: Threads, by default one per core; the result does not depend on it.
+        device: "cpu" or a CUDA device for the arithmetic.
+
+    Returns:
+        The direction, with new tensors that share no memory with the inputs (but for an anchor that is the base).
+
+    Raises:
+        MergeflowError: Experts that do not fit the base, NaN or infinity, weights that do not fit.
+
+    Example:
+        >>> from mergeflow.merging.catalog import configure
+        >>> base, expert = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+        >>> prepare(configure("task_arithmetic"), base, {"a": expert}).at(0.5)["w"]
+        tensor([0.5000, 0.5000])
+    """
+    check_inputs(call, experts, data)
+    check_compatible(base, experts)
+    engine = Engine(call, base, experts, weights_by_name(weights, experts, call), cache, data, workers, device=device)
+    infos = infos_of(base)
+    anchors: dict[str, Tensor] = {}
+    directions: dict[str, Tensor] = {}
+    own = call.method.anchor == "θ0"
+    for name, info in infos.items():
+        moving = info.dtype.is_floating_point
+        if own or not moving:
+            anchors[name] = base[name].detach()
+        else:
+            anchors[name] = torch.empty(info.shape, dtype=engine.dtype)
+        if moving:
+            directions[name] = torch.empty(info.shape, dtype=engine.dtype)
+
+    def keep(unit: Unit, anchor: Tensor, direction: Tensor | None) -> None:
+        if direction is None:
+            return
+        directions[unit.name].view(-1)[unit.start : unit.stop] = direction.reshape(-1).cpu()
+        if not own:
+            anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
+
+    engine.run(keep)
+    return Direction(anchors, directions, {name: info.dtype for name, info in infos.items()})
+
+
+def weights_by_name(
+    weights: Mapping[str, float] | Sequence[float] | None, experts: Mapping[str, Any], call: MethodCall
+) -> dict[str, float]:
+    """Return one weight per expert, checked.
+
+    Raises:
+        MergeflowError: Another number of weights than experts, an unknown name, or a method without weights.
+    """
+    if weights is None:
+        return dict.fromkeys(experts, 1.0)
+    if not call.method.weighted and any(weight != 1 for weight in _values(weights)):
+        raise MergeflowError(f"method '{call.name}' takes no weights per expert: remove `weights`.")
+    if isinstance(weights, Mapping):
+        unknown = sorted(set(weights) - set(experts))
+        if unknown:
+            raise MergeflowError(f"weights are given for unknown experts {unknown}. Known: {', '.join(experts)}.")
+        found = {name: float(weights.get(name, 1.0)) for name in experts}
+    else:
+        if len(weights) != len(experts):
+            raise MergeflowError(f"{len(weights)} weights for {len(experts)} experts: give one per expert.")
+        found = dict(zip(experts, map(float, weights), strict=True))
+    if not all(abs(weight) < float("inf") for weight in found.values()):
+        raise MergeflowError(f"weights must be finite numbers, found {found}.")
+    if call.name == "average" and sum(found.values()) == 0:
+        raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
+    return found
+
+
+def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
+    return list(weights.values()) if isinstance(weights, Mapping) else weights
+
+
+def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:
+    """Check the number of experts and that needed data statistics are there.
+
+    Raises:
+        MergeflowError: Too few or too many experts for the method, or a statistic is missing.
+    """
+    least, most = call.method.experts
+    if not least <= len(experts) <= (most or len(experts)):
+        wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+        raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
+    for kind in call.method.data:
+        missing = sorted(set(experts) - set((data or {}).get(kind, {})))
+        if missing:
+            raise MergeflowError(f"method '{call.name}' needs the statistic '{kind}' of experts {missing}.")

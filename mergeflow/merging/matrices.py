@@ -1,0 +1,51 @@
+"""Which tensors the spectral methods treat as matrices, and as how many."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from math import ceil
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+Selection = Literal["attn_mlp", "all"] | Annotated[tuple[str, ...], Field(min_length=1)]
+"""`attn_mlp`: names holding attn or mlp; `all`: every matrix but text projection and token embedding; or glob patterns."""
+
+_FUSED = ("in_proj_weight", "qkv.weight", "query_key_value.weight", "c_attn.weight")
+
+
+def is_matrix(name: str, shape: Sequence[int], selection: Selection) -> bool:
+    """Whether a tensor is a 2-D weight with both sides > 1 that the selection holds.
+
+    Example:
+        >>> is_matrix("visual.resblocks.0.attn.out_proj.weight", (8, 8), "attn_mlp")
+        True
+    """
+    if len(shape) != 2 or min(shape) <= 1:
+        return False
+    if selection == "attn_mlp":
+        return "attn" in name or "mlp" in name
+    if selection == "all":
+        return "text_projection" not in name and "token_embedding" not in name
+    return any(fnmatchcase(name, pattern) for pattern in selection)
+
+
+def parts(name: str, matrix: Tensor, split_qkv: bool) -> list[Tensor]:
+    """Return the matrix, or its query, key and value thirds where it is a fused one and these are wanted."""
+    fused = name.endswith(_FUSED) and matrix.shape[-2] % 3 == 0 and matrix.shape[-2] > 3
+    return list(matrix.chunk(3, dim=-2)) if split_qkv and fused else [matrix]
+
+
+def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor"]) -> int:
+    """Return k for a matrix: ceil(ratio · min side), or max(1, floor(·)).
+
+    Example:
+        >>> rank_of((768, 3072), 0.08, "ceil"), rank_of((768, 3072), 0.08, "floor")
+        (62, 61)
+    """
+    exact = ratio * min(shape)
+    # A product such as 0.07 · 100 = 7.000000000000001 must not round up to 8.
+    near = round(exact)
+    if abs(exact - near) < 1e-9:
+        return max(1, near)
+    return ceil(exact) if rounding == "ceil" else max(1, int(exact))

@@ -1,0 +1,190 @@
+"""What a merge method is: a pure function on the task vectors of one tensor, with typed arguments.
+
+`function(stack, args) -> (anchor, direction)`: every result is anchor + scale · direction, so that a sweep over the scale
+never recomputes a direction. The engine calls the function for each tensor, or for each block of one where the method
+treats elements alone, in memory and streaming alike: one engine, one set of bits.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from mergeflow.merging.cache import FactorCache
+
+
+class Args(BaseModel):
+    """Arguments of a method; `scale` multiplies the direction, any real number (negative unlearns)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    scale: float = Field(1.0, description="factor of the direction; any real number")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a method may know about the whole model: names, experts, and results of first passes.
+
+    Attributes:
+        experts: Expert names, sorted: the order of the stacks.
+        listed: The same names in the order of the recipe.
+        weights: One per expert, in sorted order.
+        shapes: Shape of every floating-point tensor.
+        dtype: The type of all arithmetic: float32, or float64 where any input is.
+        known: Results of the method's first passes, by statistic.
+    """
+
+    experts: tuple[str, ...]
+    listed: tuple[str, ...]
+    weights: tuple[float, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    known: dict[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    cache: FactorCache | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of floating-point elements of the whole model."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One tensor (or a flat block of one) of the base and of the task vectors of all experts.
+
+    Attributes:
+        name: The tensor's name.
+        base: θ0, in the type of arithmetic; flat for methods that treat elements alone.
+        taus: τ_t = θ_t − θ0 of all experts, [T, *base.shape].
+        start: Index of the first element in the flattened tensor (0 for a whole tensor).
+        model: Facts about the whole model.
+    """
+
+    name: str
+    base: Tensor
+    taus: Tensor
+    start: int
+    model: Model
+
+    @property
+    def weighted(self) -> Tensor:
+        """w_t · τ_t, for formulas that sum task vectors."""
+        if all(weight == 1 for weight in self.model.weights):
+            return self.taus
+        return self.taus * self.weight_column
+
+    @property
+    def weight_column(self) -> Tensor:
+        """The weights, shaped to multiply the stack."""
+        column = torch.tensor(self.model.weights, dtype=self.taus.dtype, device=self.taus.device)
+        return column.reshape(-1, *[1] * (self.taus.ndim - 1))
+
+    @property
+    def seed_name(self) -> str:
+        """The name that seeds randomness: tied tensors share the name of the first, so that they stay equal."""
+        return self.model.tied.get(self.name, self.name)
+
+
+Parts = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A first pass over the whole model, for methods that need a fact about all of it.
+
+    Each worker folds what it sees into an accumulator of its own; accumulators are merged at the end, so both steps must
+    give the same result in any order (integers, or lists that `finish` sorts).
+
+    Attributes:
+        name: Key of the result in `Model.known`.
+        start: Makes an empty accumulator.
+        observe: Folds one stack into the accumulator and returns it.
+        merge: Joins two accumulators.
+        finish: Turns the whole into the result.
+    """
+
+    name: str
+    start: Callable[[Model, Any], Any]
+    observe: Callable[[Any, Stack, Any], Any]
+    merge: Callable[[Any, Any], Any]
+    finish: Callable[[Any, Model, Any], Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of the catalog.
+
+    Attributes:
+        name: What a recipe says.
+        function: (stack, args) → (anchor, direction).
+        args: The type of its arguments.
+        elementwise: Whether elements are treated alone, so that blocks of a tensor may be treated apart.
+        statistics: The first passes it needs, from its arguments.
+        anchor: The anchor, in words.
+        weighted: Whether per-expert weights have a meaning.
+        experts: Smallest and largest number of experts.
+        data: Names of the data statistics it must be given, per expert.
+    """
+
+    name: str
+    function: Callable[[Stack, Any], Parts]
+    args: type[Args]
+    elementwise: Callable[[Any], bool]
+    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]]
+    anchor: str
+    weighted: bool
+    experts: tuple[int, int | None]
+    data: tuple[str, ...]
+
+    def __call__(self, stack: Stack, args: Any) -> Parts:
+        """Apply the method to one stack."""
+        return self.function(stack, args)
+
+    @property
+    def doc(self) -> str:
+        """Its docstring: line, formula, arguments, source."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.doc.splitlines()[0]
+
+    def section(self, title: str) -> str:
+        """Return the text of one section of the docstring ("Source", "Property" …); the formula is section ""."""
+        lines, found, inside = self.doc.splitlines()[1:], [], not title
+        for line in lines:
+            heading = line.endswith(":") and line[:1].isupper() and line[:-1].isalpha()
+            if heading:
+                inside = line == f"{title}:"
+            elif inside:
+                found.append(line)
+        return textwrap.dedent("\n".join(found)).strip()
+
+
+def method(
+    name: str,
+    args: type[Args],
+    *,
+    elementwise: bool | Callable[[Any], bool] = False,
+    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]] | None = None,
+    anchor: str = "θ0",
+    weighted: bool = True,
+    experts: tuple[int, int | None] = (1, None),
+    data: tuple[str, ...] = (),
+) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
+    """Declare a function as a method of the catalog; the catalog finds it in its module."""
+
+    def declare(function: Callable[[Stack, Any], Parts]) -> Method:
+        alone = elementwise if callable(elementwise) else lambda _: bool(elementwise)
+        passes = statistics or (lambda _args, _dtype: ())
+        return Method(name, function, args, alone, passes, anchor, weighted, experts, data)
+
+    return declare

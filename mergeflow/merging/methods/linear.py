@@ -1,0 +1,47 @@
+"""Linear methods: sums of task vectors."""
+
+import torch
+from pydantic import Field
+
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+
+class AverageArgs(Args):
+    """Arguments of `average`."""
+
+
+class TaskArithmeticArgs(Args):
+    """Arguments of `task_arithmetic`."""
+
+    scale: float = Field(0.3, description="factor of the summed task vectors; any real number, 1/T is the average")
+
+
+@method("average", AverageArgs, elementwise=True)
+def average(stack: Stack, args: AverageArgs) -> Parts:
+    """Mean of the experts; with weights, their soup.
+
+    θ = θ0 + scale · Σ w_t τ_t / Σ w_t
+
+    Property:
+        With scale 1 the result is the mean of the experts, whatever the base.
+
+    Source:
+        Wortsman et al., Model soups (ICML 2022), the uniform soup of section 2.
+    """
+    total = float(torch.tensor(stack.model.weights, dtype=torch.float64).sum())
+    return stack.base, stack.weighted.sum(0) / total
+
+
+@method("task_arithmetic", TaskArithmeticArgs, elementwise=True)
+def task_arithmetic(stack: Stack, args: TaskArithmeticArgs) -> Parts:
+    """Sum of the task vectors.
+
+    θ = θ0 + scale · Σ w_t τ_t
+
+    Property:
+        Scale 1/T is the average; a negative scale unlearns.
+
+    Source:
+        Ilharco et al., Editing models with task arithmetic (ICLR 2023), section 2.
+    """
+    return stack.base, stack.weighted.sum(0)

@@ -1,0 +1,76 @@
+"""Low-rank methods: the leading singular directions of task vectors, centred or not."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.linalg import truncate
+from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+
+class LowRankArgs(Args):
+    """Arguments of `low_rank` and `cart`."""
+
+    rank_ratio: float = Field(0.08, gt=0, le=1, description="rank kept, as a share of the smaller side, (0, 1]")
+    rounding: Literal["ceil", "floor"] = Field("ceil", description="ceil(ratio · side), or max(1, floor(ratio · side))")
+    matrices: Selection = Field("attn_mlp", description="which matrices are treated: attn_mlp, all, or glob patterns")
+    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+
+
+class CartArgs(LowRankArgs):
+    """Arguments of `cart`."""
+
+
+def sum_truncated(stack: Stack, deltas: Tensor, args: LowRankArgs) -> Tensor:
+    """Return Σ w_t SVD_k(delta_t) for a stack of matrices [T, m, n]."""
+    total = torch.zeros_like(deltas[0])
+    for weight, delta in zip(stack.model.weights, deltas, strict=True):
+        if not bool(delta.any()):
+            continue
+        pieces = [
+            truncate(part, rank_of(part.shape, args.rank_ratio, args.rounding), stack.model.cache)
+            for part in parts(stack.name, delta, args.split_qkv)
+        ]
+        total += torch.cat(pieces) * weight if weight != 1 else torch.cat(pieces)
+    return total
+
+
+@method("cart", CartArgs, anchor="mean θ_t")
+def cart(stack: Stack, args: CartArgs) -> Parts:
+    """Low-rank parts of the task vectors centred at the experts' mean.
+
+    θ̄ = mean θ_t,  θ = θ̄ + scale · Σ w_t SVD_k(θ_t − θ̄),  k = ceil(rank_ratio · min side)
+
+    What is not treated as a matrix is averaged: its centred task vectors sum to zero.
+
+    Property:
+        At rank ratio 1 (and equal weights) the direction is zero, so the result is the average; so it is at scale 0.
+
+    Source:
+        Choi et al., Revisiting weight averaging for model merging (CART), algorithm 1.
+    """
+    mean = stack.taus.mean(0)
+    anchor = stack.base + mean
+    if not is_matrix(stack.name, stack.base.shape, args.matrices) or not bool(stack.taus.any()):
+        return anchor, torch.zeros_like(anchor)
+    return anchor, sum_truncated(stack, stack.taus - mean, args)
+
+
+@method("low_rank", LowRankArgs)
+def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
+    """Low-rank parts of the original task vectors.
+
+    θ = θ0 + scale · Σ w_t SVD_k(τ_t),  k = ceil(rank_ratio · min side);  other tensors: θ0 + scale · Σ w_t τ_t
+
+    Property:
+        At rank ratio 1 it is task arithmetic.
+
+    Source:
+        Choi et al., Revisiting weight averaging for model merging (CART), section 4, "original task vectors".
+    """
+    if not is_matrix(stack.name, stack.base.shape, args.matrices):
+        return stack.base, stack.weighted.sum(0)
+    return stack.base, sum_truncated(stack, stack.taus, args)

@@ -1,0 +1,96 @@
+"""TIES: trim, elect signs, and average what agrees."""
+
+from math import floor
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
+from mergeflow.merging.select import threshold_statistics
+
+
+class TiesArgs(Args):
+    """Arguments of `ties`."""
+
+    keep: float = Field(0.2, ge=0, le=1, description="share of entries kept by magnitude, 0 … 1")
+    trim: Literal["global", "tensor"] = Field("global", description="trim over the whole task vector, or per tensor")
+    reduce: Literal["mean", "sum"] = Field("mean", description="mean or sum of the agreeing entries")
+
+
+def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
+    """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together."""
+    column = thresholds.to(values.device, values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+    return torch.where(values.abs() >= column, values, 0)
+
+
+def tensor_thresholds(values: Tensor, keep: float) -> Tensor:
+    """Return the ⌊keep · n⌋-th largest magnitude of each row of [T, …] (+∞ for none)."""
+    flat = values.abs().reshape(values.shape[0], -1)
+    k = floor(keep * flat.shape[1] + 1e-9)
+    if k == 0:
+        return torch.full((values.shape[0],), torch.inf, dtype=values.dtype)
+    return flat.kthvalue(flat.shape[1] - k + 1, dim=1).values
+
+
+def disjoint_merge(values: Tensor, majority: float, reduce: Literal["mean", "sum"]) -> Tensor:
+    """Elect a sign per entry from the sum, then reduce the entries that agree with it.
+
+    Args:
+        values: Trimmed task vectors, [T, …].
+        majority: The sign that zero sums take, ±1.
+        reduce: `mean` over the agreeing non-zero entries, or their `sum`.
+    """
+    elected = values.sum(0).sign_()
+    elected = torch.where(elected == 0, majority, elected)
+    agreeing = torch.where(values * elected > 0, values, 0)
+    total = agreeing.sum(0)
+    if reduce == "sum":
+        return total
+    return total / (agreeing != 0).sum(0).clamp_(min=1)
+
+
+def majority_statistic(trimmed: Any) -> Statistic:
+    """Return the pass that finds the majority sign of the summed trimmed vectors over the whole model."""
+
+    def observe(total: int, stack: Stack, args: Any) -> int:
+        return total + int(trimmed(stack, args).sum(0).sign_().sum(dtype=torch.int64))
+
+    return Statistic(
+        "majority",
+        lambda model, args: 0,
+        observe,
+        lambda a, b: a + b,
+        lambda total, model, args: -1.0 if total < 0 else 1.0,
+    )
+
+
+def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
+    thresholds = stack.model.known["threshold"] if args.trim == "global" else tensor_thresholds(stack.taus, args.keep)
+    trimmed = trim_to(stack.taus, thresholds)
+    return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed * stack.weight_column
+
+
+def _statistics(args: TiesArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
+    majority = majority_statistic(_trimmed)
+    if args.trim == "tensor":
+        return (majority,)
+    return (*threshold_statistics(lambda stack, args: stack.taus, lambda args: args.keep, dtype), majority)
+
+
+@method("ties", TiesArgs, elementwise=lambda args: args.trim == "global", statistics=_statistics)
+def ties(stack: Stack, args: TiesArgs) -> Parts:
+    """Disjoint mean of the trimmed task vectors.
+
+    τ̂_t = τ_t where abs(τ_t) ≥ the ⌊keep·n⌋-th largest magnitude of expert t, else 0
+    γ = sign(Σ w_t τ̂_t), zero sums take the majority sign of the vector
+    θ = θ0 + scale · mean over {t : sign(w_t τ̂_t) = γ} of w_t τ̂_t
+
+    Property:
+        Entries on which all kept experts agree keep their mean; a conflicting minority has no influence at all.
+
+    Source:
+        Yadav et al., TIES-Merging (NeurIPS 2023), algorithm 1.
+    """
+    return stack.base, disjoint_merge(_trimmed(stack, args), stack.model.known["majority"], args.reduce)
