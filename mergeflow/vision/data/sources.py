@@ -6,10 +6,13 @@ from functools import partial
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.vision.data.folder_source import open_folder
+from mergeflow.vision.data.hub_source import open_hub
 from mergeflow.vision.data.parquet_source import open_parquet
+from mergeflow.vision.data.real_tasks import clip_class_names, find_real_task
 from mergeflow.vision.data.task import DEFAULT_TEMPLATES, RawTask
+from mergeflow.vision.data.torchvision_source import open_torchvision
 
-_Opener = Callable[[str, str, Sequence[str], int], RawTask]
+_Opener = Callable[[str, str, int], RawTask]
 
 
 def open_source(
@@ -23,10 +26,13 @@ def open_source(
 
     Args:
         task_name: task name; for `suite:` the name of one of its tasks.
-        source: `KIND:ADDRESS`. Kinds: `suite:NAME` (embedded), `parquet:PATH_OR_URI`, `folder:PATH_OR_URI`.
+        source: `KIND:ADDRESS`. Kinds: `suite:NAME` (embedded), `parquet:PATH_OR_URI`, `folder:PATH_OR_URI`,
+            `torchvision:NAME[@ROOT]`, `hf:NAME[#CONFIG][@REVISION]`; the last two with a NAME of the real eight (Cars,
+            DTD, EuroSAT, GTSRB, MNIST, RESISC45, SUN397, SVHN), `hf` also with any id.
         seed: decides which training images become the splits that the source lacks.
         class_names: names that replace the source's own, in the order of the labels.
-        templates: prompts with `{}` that replace the source's own; sources without any use "a photo of a {}.".
+        templates: prompts with `{}` that replace the source's own. A Parquet or folder source has none: it gets CLIP's
+            templates and class names when `task_name` is one of the real eight, else "a photo of a {}.".
 
     Returns:
         The task; nothing is decoded yet.
@@ -38,7 +44,7 @@ def open_source(
         >>> open_source("pets", "parquett:pets/")
         Traceback (most recent call last):
             ...
-        mergeflow.errors.MergeflowError: unknown kind of data source 'parquett': did you mean 'parquet'? Known: folder, parquet, suite.
+        mergeflow.errors.MergeflowError: unknown kind of data source 'parquett': did you mean 'parquet'? Known: folder, hf, parquet, suite, torchvision.
     """  # noqa: E501
     kind, separator, address = source.partition(":")
     openers = _openers()
@@ -46,8 +52,7 @@ def open_source(
         raise unknown_name("kind of data source", kind, openers)
     if not separator or not address:
         raise MergeflowError(f"task '{task_name}': source '{source}' has no address; expected '{kind}:ADDRESS'.")
-    raw = openers[kind](task_name, address, tuple(templates or DEFAULT_TEMPLATES), seed)
-    raw = replace(raw, source=source)
+    raw = replace(openers[kind](task_name, address, seed), source=source)
     if templates is not None:
         raw = replace(raw, templates=tuple(templates))
     if class_names is not None:
@@ -61,10 +66,24 @@ def open_source(
 
 
 def _openers() -> dict[str, _Opener]:
-    return {"suite": _open_suite, "parquet": open_parquet, "folder": open_folder}
+    return {
+        "suite": _open_suite,
+        "parquet": partial(_open_files, open_parquet),
+        "folder": partial(_open_files, open_folder),
+        "torchvision": open_torchvision,
+        "hf": open_hub,
+    }
 
 
-def _open_suite(task_name: str, suite_name: str, templates: Sequence[str], seed: int) -> RawTask:
+def _open_files(
+    opener: Callable[[str, str, Sequence[str], int], RawTask], task_name: str, address: str, seed: int
+) -> RawTask:
+    task = find_real_task(task_name)
+    raw = opener(task_name, address, task.templates if task else DEFAULT_TEMPLATES, seed)
+    return replace(raw, class_names=clip_class_names(task, raw.class_names)) if task else raw
+
+
+def _open_suite(task_name: str, suite_name: str, seed: int) -> RawTask:
     # Imported here because suites build on Example.
     from mergeflow.vision.suites import get_suite
 

@@ -1,0 +1,292 @@
+"""Parquet snapshots and image folders: what is read, and what is refused."""
+
+import io
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mergeflow.errors import MergeflowError
+from mergeflow.vision.data import load_split, open_source, prepare_task
+from mergeflow.vision.data.parquet_format import image_schema
+
+
+def encoded(seed: int, kind: str = "PNG", size: int = 12) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size + 3, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def write_shard(path: Path, seeds: Sequence[int], names: Sequence[str] = ("cat", "dog"), **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": encoded(seed), "path": f"{seed}.png"} for seed in seeds]
+    table = pa.table({"image": images, "label": [seed % len(names) for seed in seeds]}, schema=image_schema(names))
+    pq.write_table(table, path, **options)
+
+
+def write_folder(root: Path, classes: Sequence[str] = ("cat", "dog"), images: int = 20, first: int = 0) -> Path:
+    for index, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for row in range(images):
+            (root / name / f"{row:03d}.png").write_bytes(encoded(first + 1000 * index + row))
+    return root
+
+
+SNAPSHOTS = {
+    "files": ("train.parquet", "val.parquet", "test.parquet"),
+    "shards": (
+        "data/train-00000-of-00002.parquet",
+        "data/validation-00000-of-00001.parquet",
+        "data/test-00000-of-00001.parquet",
+    ),
+    "folders": ("train/0000.parquet", "validation/0000.parquet", "test/0000.parquet"),
+}
+
+
+@pytest.mark.parametrize("layout", SNAPSHOTS)
+def test_snapshots_of_every_layout_are_read(layout: str, tmp_path: Path) -> None:
+    for name, seeds in zip(SNAPSHOTS[layout], (range(10), range(10, 14), range(20, 26)), strict=True):
+        write_shard(tmp_path / name, seeds)
+    if layout == "shards":
+        write_shard(tmp_path / "data/train-00001-of-00002.parquet", range(30, 32))
+    (tmp_path / "README.md").write_text("card")
+    raw = open_source("pets", f"parquet:{tmp_path}")
+    expected = 12 if layout == "shards" else 10
+    assert (list(raw.class_names), dict(raw.counts)) == (
+        ["cat", "dog"],
+        {"train": expected, "validation": 4, "test": 6},
+    )
+    manifest = prepare_task(raw, tmp_path / "out", 8)
+    assert manifest["splits"]["train"]["count"] == expected
+    assert manifest["splits"]["test"]["carved_from"] is None
+
+
+def test_one_file_is_a_training_split_and_its_bytes_are_kept(tmp_path: Path) -> None:
+    write_shard(tmp_path / "all.parquet", range(60))
+    raw = open_source("pets", f"parquet:{tmp_path / 'all.parquet'}")
+    splits = prepare_task(raw, tmp_path / "out", 8)["splits"]
+    assert [splits[s]["count"] for s in ("train", "validation", "test")] == [48, 6, 6]
+    kept = [
+        row["image"]["bytes"]
+        for split in splits
+        for row in pq.read_table(tmp_path / "out" / f"{split}.parquet").to_pylist()
+    ]
+    assert sorted(kept) == sorted(encoded(seed) for seed in range(60))
+
+
+def test_a_snapshot_is_read_through_a_uri(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(20))
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/pets/data/train-00000-of-00001.parquet", (tmp_path / "train.parquet").read_bytes())
+    try:
+        manifest = prepare_task(open_source("pets", "parquet:memory://pets"), tmp_path / "out", 8)
+    finally:
+        memory.rm("/pets", recursive=True)
+    assert sum(record["count"] for record in manifest["splits"].values()) == 20
+
+
+def test_other_columns_are_left_alone_and_declared_ones_win(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(20))
+    table = pq.read_table(tmp_path / "train.parquet").append_column("id", pa.array(range(20)))
+    pq.write_table(table, tmp_path / "train.parquet")
+    assert open_source("pets", f"parquet:{tmp_path}").counts == {"train": 20}
+
+
+def bare(table: pa.Table) -> pa.Table:
+    return table.replace_schema_metadata(None)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (bare, "no ClassLabel names for column 'label'. Columns found: image: struct<bytes: binary, path: string>"),
+        (lambda t: bare(t.drop_columns(["label"])), "no single integer label column"),
+        (lambda t: bare(t.drop_columns(["image"])), r"no single image column. Columns found: label: int64. Expected:"),
+        (lambda t: t.drop_columns(["image"]), "no single image column"),
+        (lambda t: t.set_column(1, "label", t["label"].cast(pa.string())), "no single integer label column"),
+        (lambda t: t.replace_schema_metadata({"huggingface": "{"}), "under 'huggingface' is not readable"),
+    ],
+)
+def test_a_wrong_schema_prints_found_and_expected(change: object, found: str, tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(4))
+    pq.write_table(change(pq.read_table(tmp_path / "train.parquet")), tmp_path / "train.parquet")  # type: ignore[operator]
+    with pytest.raises(MergeflowError, match=found) as caught:
+        open_source("pets", f"parquet:{tmp_path}")
+    assert "train.parquet" in str(caught.value)
+    assert "Expected: one image column of type struct<bytes: binary, path: string>" in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 200, -20])
+def test_a_corrupt_parquet_file_is_named(keep: int, tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(4))
+    path = tmp_path / "train.parquet"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(MergeflowError, match=r"train\.parquet: not a readable Parquet file"):
+        open_source("pets", f"parquet:{tmp_path}")
+
+
+def test_parquet_with_a_damaged_middle_is_an_error_not_a_smaller_task(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    write_shard(path, range(200), compression="zstd")
+    whole = bytearray(path.read_bytes())
+    whole[20_000:60_000] = bytes(40_000)
+    path.write_bytes(whole)
+    with pytest.raises(MergeflowError, match=r"train.*(not a readable Parquet file|cannot be decoded)"):
+        prepare_task(open_source("pets", f"parquet:{tmp_path}"), tmp_path / "out", 8)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("train-00000-of-00003.parquet", "train-00002-of-00003.parquet"), r"2 of 3 shards; missing: \[1\]"),
+        (("train.parquet", "extra.parquet"), "'extra.parquet'; expected shards of train"),
+        (("test.parquet",), "holds test; expected shards of train"),
+        (("notes.txt",), "holds no Parquet file; expected"),
+        (("a/b/train.parquet",), "'a/b/train.parquet'; expected shards"),
+    ],
+)
+def test_unsupported_snapshots_are_refused(names: Sequence[str], found: str, tmp_path: Path) -> None:
+    for name in names:
+        write_shard(tmp_path / name, range(4))
+    with pytest.raises(MergeflowError, match=found):
+        open_source("pets", f"parquet:{tmp_path}")
+
+
+def test_shards_must_agree_about_class_names(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(4))
+    write_shard(tmp_path / "test.parquet", range(4), names=("dog", "cat"))
+    with pytest.raises(
+        MergeflowError, match=r"test\.parquet: columns and class names are .* but those of .*train\.parquet"
+    ):
+        open_source("pets", f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize(("column", "found"), [("image", "no image bytes"), ("label", "no label")])
+def test_a_row_without_image_or_label_is_named(column: str, found: str, tmp_path: Path) -> None:
+    rows = [{"image": {"bytes": encoded(i), "path": None}, "label": i % 2} for i in range(4)]
+    rows[2][column] = {"bytes": None, "path": "elsewhere.png"} if column == "image" else None
+    for split in ("train", "validation", "test"):
+        pq.write_table(pa.Table.from_pylist(rows, schema=image_schema(["a", "b"])), tmp_path / f"{split}.parquet")
+    with pytest.raises(MergeflowError, match=rf"test\.parquet, row 2: {found}"):
+        prepare_task(open_source("pets", f"parquet:{tmp_path}"), tmp_path / "out", 8)
+
+
+def test_a_folder_per_class_is_split_the_same_way_every_time(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pets")
+    for name in ("one", "two"):
+        if name == "two":
+            shutil.move(tmp_path / "pets", tmp_path / "moved")
+        raw = open_source("pets", f"folder:{tmp_path / ('pets' if name == 'one' else 'moved')}")
+        manifest = prepare_task(raw, tmp_path / name, 8)
+    assert manifest["class_names"] == ["cat", "dog"]
+    assert [manifest["splits"][s]["per_class"] for s in ("train", "validation", "test")] == [[16, 16], [2, 2], [2, 2]]
+    for split in ("train", "validation", "test"):
+        assert (tmp_path / "one" / f"{split}.parquet").read_bytes() == (
+            tmp_path / "two" / f"{split}.parquet"
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("validation", ["val", "valid", "validation", None])
+def test_split_folders_are_used(validation: str | None, tmp_path: Path) -> None:
+    write_folder(tmp_path / "train")
+    write_folder(tmp_path / "test", images=3, first=500)
+    if validation:
+        write_folder(tmp_path / validation, classes=("cat",), images=4, first=700)
+    (tmp_path / "LICENSE").write_text("free")
+    (tmp_path / "train" / ".DS_Store").write_text("hidden")
+    splits = prepare_task(open_source("pets", f"folder:{tmp_path}"), tmp_path.parent / f"{tmp_path.name}-out", 8)[
+        "splits"
+    ]
+    assert splits["test"]["per_class"] == [3, 3]
+    assert splits["validation"]["per_class"] == ([4, 0] if validation else [2, 2])
+    assert splits["train"]["per_class"] == ([20, 20] if validation else [18, 18])
+
+
+def test_jpegs_are_kept_as_they_are_and_resized_as_clip_does(tmp_path: Path) -> None:
+    from torchvision.transforms import CenterCrop, InterpolationMode, Resize
+
+    for first, split in enumerate(("train", "val", "test")):
+        (tmp_path / split / "only").mkdir(parents=True)
+        for row, size in enumerate((20, 37)):
+            (tmp_path / split / "only" / f"{row}.JPG").write_bytes(encoded(10 * first + row, "JPEG", size))
+    out = tmp_path.parent / f"{tmp_path.name}-out"
+    prepare_task(open_source("jpeg", f"folder:{tmp_path}"), out, 16)
+    rows = pq.read_table(out / "train.parquet").to_pylist()
+    images = load_split(out, "train").images
+    for row, image in zip(rows, images, strict=True):
+        assert row["image"]["bytes"] == (tmp_path / row["image"]["path"]).read_bytes()
+        original = Image.open(io.BytesIO(row["image"]["bytes"]))
+        clip = CenterCrop(16)(Resize(16, InterpolationMode.BICUBIC)(original))
+        assert np.array_equal(image, np.asarray(clip))
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (("train/cat/1.png", "holdout/cat/1.png"), "unsupported split folder 'holdout' beside train"),
+        (("train/cat/1.png", "val/cat/1.png", "valid/cat/1.png"), "unsupported split folder 'valid' beside"),
+        (("test/cat/1.png",), r"has split folders \(test\) but no train"),
+        (("train/cat/1.png", "test/dog/1.png"), "class folders in test that train lacks: dog"),
+        (("cat/1.png", "cat/notes.txt"), r"cat/notes\.txt: expected an image \("),
+        (("cat/1.png", "stray.png"), r"stray\.png: expected a class folder around it"),
+        (("readme.txt",), "no class folders found"),
+    ],
+)
+def test_unsupported_folders_are_refused(paths: Sequence[str], found: str, tmp_path: Path) -> None:
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(encoded(1))
+    with pytest.raises(MergeflowError, match=found):
+        open_source("pets", f"folder:{tmp_path}")
+
+
+def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pets")
+    (tmp_path / "pets" / "emu").mkdir()
+    with pytest.raises(MergeflowError, match=r"1 of 3 classes have no training image in folder:.*'emu'"):
+        prepare_task(open_source("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", 8)
+    (tmp_path / "pets" / "emu").rmdir()
+    (tmp_path / "pets" / "dog" / "003.png").write_bytes(b"not a picture")
+    with pytest.raises(MergeflowError, match=r"row 23: image 'dog/003\.png' cannot be decoded"):
+        prepare_task(open_source("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("foldr:x", "unknown kind of data source 'foldr': did you mean 'folder'"),
+        ("folder", "has no address; expected 'folder:ADDRESS'"),
+        ("folder:", "has no address"),
+        ("folder:/nowhere/at/all", "'/nowhere/at/all': no such file or folder"),
+        ("parquet:nowhere", "'nowhere': no such file or folder"),
+        ("parquet:nosuchprotocol://bucket/x", "nosuchprotocol"),
+        ("folder:s3://bucket/x", "s3.*Install the package"),
+        ("suite:pocket9", "unknown suite 'pocket9': did you mean 'pocket8'"),
+        ("suite:pocket8", "unknown task of suite pocket8 'pets'"),
+    ],
+)
+def test_bad_addresses_are_one_clear_error(source: str, found: str) -> None:
+    with pytest.raises(MergeflowError, match=found):
+        open_source("pets", source)
+
+
+def test_names_and_templates_can_be_replaced(tmp_path: Path) -> None:
+    write_folder(tmp_path, images=2)
+    raw = open_source("pets", f"folder:{tmp_path}", class_names=["tabby", "hound"], templates=["my {}"])
+    assert (raw.class_names, raw.templates) == (("tabby", "hound"), ("my {}",))
+    with pytest.raises(MergeflowError, match=r"1 class names given, but folder:.* has 2 classes"):
+        open_source("pets", f"folder:{tmp_path}", class_names=["tabby"])
+
+
+def test_a_suite_task_is_prepared(tmp_path: Path) -> None:
+    raw = open_source("digits", "suite:pocket8")
+    manifest = prepare_task(raw, tmp_path, 32)
+    assert {split: record["count"] for split, record in manifest["splits"].items()} == dict(raw.counts)
+    assert not any(record["duplicates_removed"] for record in manifest["splits"].values())
