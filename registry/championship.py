@@ -1,0 +1,136 @@
+"""Who is champion, who was before, and what a crash or a hand left to repair: pure functions over a snapshot.
+
+The truth is one alias. Every change first writes its event, numbered, as a tag of the registered model (the intent),
+then moves the alias (the commit), then updates what is derived: the tag that says which event was the last, the alias
+`previous`, the alias `candidate`. An event with a higher number than the last committed one belongs to a change that
+never came to its commit. Events are kept with the model, not with a version, so that they outlive a deleted version.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+
+EVENT = "mergeflow.event."
+LAST = "mergeflow.last"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change of champion.
+
+    Args:
+        sequence: 1, 2, ... without gaps.
+        action: "promote", "force", "rollback", or "outside" for an alias that somebody moved by hand.
+        version: the champion from here on.
+        before: the champion until here; None for the first.
+        line: champions that a rollback can return to, the nearest last.
+        who: person or process.
+        why: in words.
+        at: UTC time, ISO 8601.
+    """
+
+    sequence: int
+    action: str
+    version: str
+    before: str | None
+    line: tuple[str, ...]
+    who: str
+    why: str
+    at: str
+
+    @property
+    def key(self) -> str:
+        """Name of the registered model's tag that holds this event."""
+        return f"{EVENT}{self.sequence:08d}"
+
+    def to_json(self) -> str:
+        """Return the tag's text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the registry says of one model at one moment.
+
+    Args:
+        aliases: alias to version number.
+        versions: the version numbers that exist.
+        events: number to event, committed or not.
+        last: number of the last event known to be committed; 0: none yet.
+    """
+
+    aliases: Mapping[str, str]
+    versions: Collection[str]
+    events: Mapping[int, Event] = field(default_factory=dict)
+    last: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """The champion and its past, as they count.
+
+    Args:
+        champion: version number; None when there has been none.
+        line: champions to roll back to, the nearest last; only versions that still exist.
+        sequence: number of the last event that counts.
+        outside: the champion was moved by hand since, which still has to be written down as an event.
+    """
+
+    champion: str | None
+    line: tuple[str, ...]
+    sequence: int
+    outside: bool = False
+
+
+def read_events(tags: Mapping[str, str]) -> dict[int, Event]:
+    """Return the events among a registered model's tags by number."""
+    found = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
+    events = [Event(**{**one, "line": tuple(one["line"])}) for one in found]
+    return {one.sequence: one for one in sorted(events, key=lambda one: one.sequence)}
+
+
+def resolve(snapshot: Snapshot) -> State:
+    """Return the state that counts, whatever was interrupted or done by hand.
+
+    1. The alias is where the last event put it: that is the state.
+    2. It is on the version that the next event names: the change was committed, its derived values are missing.
+    3. It is on another version: somebody moved it by hand; the old champion joins the line.
+    4. It is gone: the last champion counts again, or the nearest of its line that still exists.
+
+    Example:
+        >>> resolve(Snapshot({"champion": "1"}, {"1"}))
+        State(champion='1', line=(), sequence=0, outside=True)
+    """
+    alias = snapshot.aliases.get("champion")
+    last, following = snapshot.events.get(snapshot.last), snapshot.events.get(snapshot.last + 1)
+    if alias is not None and last is not None and last.version == alias:
+        return State(alias, _existing(last.line, snapshot), snapshot.last)
+    if alias is not None and following is not None and following.version == alias:
+        return State(alias, _existing(following.line, snapshot), snapshot.last + 1)
+    past = _existing((*last.line, last.version), snapshot) if last is not None else ()
+    if alias is not None:
+        return State(alias, past, snapshot.last, outside=True)
+    if last is None or not past:
+        return State(None, (), snapshot.last)
+    return State(past[-1], past[:-1], snapshot.last, outside=past[-1] != last.version)
+
+
+def withdrawn(events: Mapping[int, Event], version: str) -> bool:
+    """Say whether a rollback took the version out of service and nothing has put it back since.
+
+    Args:
+        events: the committed ones, by number.
+        version: number of the version.
+    """
+    answer = False
+    for number in sorted(events):
+        event = events[number]
+        if event.action == "rollback" and event.before == version:
+            answer = True
+        elif event.version == version:
+            answer = False
+    return answer
+
+
+def _existing(line: tuple[str, ...], snapshot: Snapshot) -> tuple[str, ...]:
+    return tuple(one for one in line if one in snapshot.versions)

@@ -1,0 +1,273 @@
+"""The decision: may this candidate replace the champion? A pure function of figures; nothing here knows MLflow."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class GateSettings(BaseModel):
+    """What a candidate must show to become champion.
+
+    Args:
+        margin: least gain in mean normalised validation accuracy over the champion, a fraction (0.002 = 0.2 points).
+        tolerance: largest loss in accuracy on any one task, a fraction (0.02 = 2 points).
+        confidence: level of the paired bootstrap interval of the gain, whose lower end must be above 0;
+            None: no interval is asked for.
+        resamples: bootstrap samples.
+        seed: of the bootstrap.
+        require_reproducible: the recipe must have been replayed to the same bytes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    margin: float = Field(default=0.0, ge=0.0, le=1.0)
+    tolerance: float = Field(default=0.02, ge=0.0, le=1.0)
+    confidence: float | None = Field(default=0.95, gt=0.0, lt=1.0)
+    resamples: int = Field(default=2000, ge=100)
+    seed: int = 0
+    require_reproducible: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a model on the validation split.
+
+    Args:
+        accuracy: task to accuracy, 0..1.
+        expert_accuracy: task to the accuracy of its own expert, in (0, 1]; what accuracies are normalised by.
+        correct: task to one boolean per validation image, in the split's order; empty where not recorded.
+        digests: task to the SHA-256 of its validation split; two models are paired image by image only where equal.
+        reproducible: whether replaying the recipe gave the same bytes; None when nobody tried.
+    """
+
+    accuracy: Mapping[str, float]
+    expert_accuracy: Mapping[str, float]
+    correct: Mapping[str, np.ndarray] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    reproducible: bool | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One question and its answer: `reason` says what was found and what was asked."""
+
+    name: str
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to promote, why, and the figures it rests on.
+
+    Args:
+        promote: all gates passed.
+        gates: each gate with its answer.
+        numbers: figures by name, accuracies as fractions.
+    """
+
+    promote: bool
+    gates: tuple[Gate, ...]
+    numbers: dict[str, Any]
+
+    @property
+    def reasons(self) -> list[str]:
+        """The failed gates' reasons, or every gate's when all passed."""
+        return [gate.reason for gate in self.gates if self.promote or not gate.passed]
+
+
+def decide(
+    candidate: Evidence,
+    champion: Evidence | None,
+    settings: GateSettings,
+    *,
+    withdrawn: bool = False,
+    removed_tasks: Collection[str] = (),
+) -> Decision:
+    """Decide by the gates, all of which are asked so that the answer is complete.
+
+    With the same tasks on both sides the candidate must gain; where its tasks differ (one was added, or removed on
+    purpose) it is judged on the shared ones, where it must lose no more than the tolerance on average and on each.
+
+    Args:
+        candidate: evidence of the model that would be promoted.
+        champion: evidence of the present champion; None when there is none.
+        settings: the gates' figures.
+        withdrawn: a rollback has taken this very version out of service.
+        removed_tasks: tasks the candidate lacks on purpose (unmerge).
+
+    Returns:
+        The decision; the same arguments give the same one.
+
+    Example:
+        >>> old = Evidence({"digits": 0.80}, {"digits": 0.90})
+        >>> new = Evidence({"digits": 0.85}, {"digits": 0.90})
+        >>> decide(new, old, GateSettings(confidence=None)).promote
+        True
+        >>> decide(old, new, GateSettings(confidence=None)).reasons
+        ['mean normalised validation accuracy changes by -5.56 points, needed: a gain of at least 0.00', \
+'digits: 80.00 % against 85.00 %, more than 2.00 points worse']
+    """
+    numbers: dict[str, Any] = {"settings": settings.model_dump()}
+    gates = [_complete("candidate", candidate)]
+    gates.append(_reproducible(candidate, settings))
+    gates.append(Gate("in service", not withdrawn, _withdrawn_text(withdrawn)))
+    if not gates[0].passed:
+        return Decision(False, tuple(gates), numbers)
+    numbers["normalised"] = _mean_normalised(candidate, sorted(candidate.accuracy))
+    if champion is None:
+        gates.append(Gate("champion", True, "there is no champion yet: the first complete model becomes it"))
+    elif not (known := _complete("champion", champion)).passed:
+        gates.append(known)
+    else:
+        gates += _against(candidate, champion, settings, set(removed_tasks), numbers)
+    return Decision(all(gate.passed for gate in gates), tuple(gates), numbers)
+
+
+def _complete(who: str, evidence: Evidence) -> Gate:
+    wrong = [task for task in evidence.accuracy if not 0.0 <= evidence.accuracy[task] <= 1.0]
+    wrong += [task for task in evidence.accuracy if not 0.0 < evidence.expert_accuracy.get(task, math.nan) <= 1.0]
+    wrong += [task for task in evidence.expert_accuracy if task not in evidence.accuracy]
+    if not evidence.accuracy:
+        return Gate("metrics", False, f"the {who} has no validation accuracy at all")
+    if wrong:
+        names = ", ".join(sorted(set(wrong)))
+        return Gate("metrics", False, f"the {who}'s validation figures are missing or no fraction for: {names}")
+    return Gate("metrics", True, f"the {who} has every validation figure of {len(evidence.accuracy)} tasks")
+
+
+def _reproducible(candidate: Evidence, settings: GateSettings) -> Gate:
+    found = {True: "gave the same bytes", False: "gave other bytes", None: "was not tried"}[candidate.reproducible]
+    passed = candidate.reproducible is True or not settings.require_reproducible
+    asked = "" if settings.require_reproducible else " (not asked for)"
+    return Gate("reproducible", passed, f"replaying the recipe {found}{asked}")
+
+
+def _withdrawn_text(withdrawn: bool) -> str:
+    if withdrawn:
+        return "a rollback took this version out of service: only a forced promotion brings it back"
+    return "no rollback has taken this version out of service"
+
+
+def _against(
+    candidate: Evidence, champion: Evidence, settings: GateSettings, removed: set[str], numbers: dict[str, Any]
+) -> list[Gate]:
+    shared = sorted(set(candidate.accuracy) & set(champion.accuracy))
+    lost = sorted(set(champion.accuracy) - set(candidate.accuracy) - removed)
+    gates = []
+    if lost or not shared:
+        names = ", ".join(lost) or "every task"
+        gates.append(Gate("tasks", False, f"the candidate lacks tasks that the champion serves: {names}"))
+    if not shared:
+        return gates
+    gain = _mean_normalised(candidate, shared) - _mean_normalised(champion, shared, candidate.expert_accuracy)
+    numbers |= {"gain": gain, "shared_tasks": shared}
+    same = set(candidate.accuracy) == set(champion.accuracy)
+    gates.append(_gain_gate(gain, settings, same))
+    if settings.confidence is not None and same:
+        gates.append(_interval_gate(candidate, champion, settings, shared, numbers))
+    gates.append(_tolerance_gate(candidate, champion, settings, shared, numbers))
+    return gates
+
+
+def _gain_gate(gain: float, settings: GateSettings, same: bool) -> Gate:
+    found = f"mean normalised validation accuracy changes by {100 * gain:+.2f} points"
+    if same:
+        passed = gain > 0.0 and gain >= settings.margin
+        return Gate("margin", passed, f"{found}, needed: a gain of at least {100 * settings.margin:.2f}")
+    passed = gain >= -settings.tolerance
+    return Gate("margin", passed, f"{found} on the shared tasks, allowed: a loss of {100 * settings.tolerance:.2f}")
+
+
+def _interval_gate(
+    candidate: Evidence, champion: Evidence, settings: GateSettings, tasks: list[str], numbers: dict[str, Any]
+) -> Gate:
+    assert settings.confidence is not None
+    unpaired = [task for task in tasks if not _paired(candidate, champion, task)]
+    if unpaired:
+        return Gate(
+            "interval",
+            False,
+            f"no paired interval: the per-image results of {', '.join(unpaired)} are missing or of other images; "
+            "evaluate the champion on the present validation split, or set confidence to null",
+        )
+    low, high = paired_interval(
+        {task: np.asarray(candidate.correct[task]) for task in tasks},
+        {task: np.asarray(champion.correct[task]) for task in tasks},
+        {task: candidate.expert_accuracy[task] for task in tasks},
+        settings,
+    )
+    numbers["interval"] = [low, high]
+    text = f"the {100 * settings.confidence:g} % interval of the gain is {100 * low:+.2f} to {100 * high:+.2f} points"
+    return Gate("interval", low > 0.0, f"{text}, needed: above 0")
+
+
+def _paired(candidate: Evidence, champion: Evidence, task: str) -> bool:
+    if task not in candidate.correct or task not in champion.correct:
+        return False
+    same_images = candidate.digests.get(task) == champion.digests.get(task)
+    return same_images and len(candidate.correct[task]) == len(champion.correct[task]) > 0
+
+
+def _tolerance_gate(
+    candidate: Evidence, champion: Evidence, settings: GateSettings, tasks: list[str], numbers: dict[str, Any]
+) -> Gate:
+    losses = {task: candidate.accuracy[task] - champion.accuracy[task] for task in tasks}
+    numbers["change"] = losses
+    # A hair of slack: 0.82 - 0.80 is a little more than 0.02 in floating point.
+    worse = [task for task in tasks if losses[task] < -settings.tolerance - 1e-12]
+    limit = f"{100 * settings.tolerance:.2f} points"
+    if not worse:
+        return Gate("tolerance", True, f"no task is more than {limit} worse than the champion's")
+    found = "; ".join(
+        f"{task}: {100 * candidate.accuracy[task]:.2f} % against {100 * champion.accuracy[task]:.2f} %"
+        for task in worse
+    )
+    return Gate("tolerance", False, f"{found}, more than {limit} worse")
+
+
+def _mean_normalised(evidence: Evidence, tasks: list[str], experts: Mapping[str, float] | None = None) -> float:
+    # Both sides are divided by the candidate's experts: a retrained expert must not move the champion's figure.
+    divisor = experts or evidence.expert_accuracy
+    return float(np.mean([evidence.accuracy[task] / divisor[task] for task in tasks]))
+
+
+def paired_interval(
+    candidate: Mapping[str, np.ndarray],
+    champion: Mapping[str, np.ndarray],
+    expert_accuracy: Mapping[str, float],
+    settings: GateSettings,
+) -> tuple[float, float]:
+    r"""Return the percentile interval of the gain in mean normalised accuracy, resampling images within each task.
+
+    gain = 1/T Σ_t (1/n_t) Σ_i (a_ti − b_ti) / e_t, where a and b say whether candidate and champion are right on
+    image i. A paired difference is −1, 0 or 1, so a resample of n_t images is one multinomial draw of three counts.
+
+    Args:
+        candidate: task to booleans [n_t].
+        champion: the same for the champion, the same images in the same order.
+        expert_accuracy: e_t, in (0, 1].
+        settings: level, number of resamples and seed.
+
+    Returns:
+        Lower and upper end, fractions.
+
+    Source: Efron and Tibshirani 1993, "An introduction to the bootstrap", sections 13.3 (percentile interval) and
+    8.3 (strata).
+    """
+    assert settings.confidence is not None
+    random = np.random.default_rng(settings.seed)
+    total = np.zeros(settings.resamples)
+    for task in sorted(candidate):
+        difference = candidate[task].astype(np.int8) - champion[task].astype(np.int8)
+        count = len(difference)
+        chances = [np.mean(difference == -1), np.mean(difference == 0), np.mean(difference == 1)]
+        draws = random.multinomial(count, np.asarray(chances) / np.sum(chances), size=settings.resamples)
+        total += (draws[:, 2] - draws[:, 0]) / count / expert_accuracy[task]
+    tail = (1.0 - settings.confidence) / 2.0
+    low, high = np.quantile(total / len(candidate), [tail, 1.0 - tail])
+    return float(low), float(high)

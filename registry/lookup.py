@@ -1,0 +1,152 @@
+"""Questions about what is live; they change nothing and answer in plain values."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mergeflow.errors import unknown_name
+from registry.championship import Event, resolve
+from registry.logging import FINGERPRINT
+from registry.quiet import mlflow
+from registry.store import Store
+from registry.versions import (
+    CANDIDATE,
+    CHAMPION,
+    DECISION,
+    RegisteredVersion,
+    all_versions,
+    describe,
+    find_model,
+    read_evidence,
+    require_model,
+    snapshot,
+)
+
+
+@dataclass(frozen=True)
+class Current:
+    """Who is who.
+
+    Args:
+        name: of the registered model.
+        champion: what is live; None when nothing is.
+        candidate: what waits for its gates; None when nothing does.
+        previous: what a rollback would return to; None when there is no earlier champion.
+    """
+
+    name: str
+    champion: RegisteredVersion | None
+    candidate: RegisteredVersion | None
+    previous: RegisteredVersion | None
+
+
+def current(store: Store, name: str) -> Current:
+    """Return champion, candidate and the rollback's target, right even while another process promotes.
+
+    A name that nobody has registered gives None three times.
+    """
+    model = find_model(store, name)
+    if model is None:
+        return Current(name, None, None, None)
+    versions = all_versions(store, name)
+    state = resolve(snapshot(store, name))
+
+    def known(number: str | None) -> RegisteredVersion | None:
+        return describe(versions[number], model) if number in versions else None
+
+    candidate = model.aliases.get(CANDIDATE)
+    waiting = str(candidate) if candidate is not None and str(candidate) != state.champion else None
+    return Current(name, known(state.champion), known(waiting), known(state.line[-1] if state.line else None))
+
+
+def find_by_fingerprint(store: Store, name: str, fingerprint: str) -> RegisteredVersion | None:
+    """Return the version made from exactly these inputs, or None when there is none."""
+    model = find_model(store, name)
+    if model is None:
+        return None
+    for version in all_versions(store, name).values():
+        if version.tags.get(FINGERPRINT) == fingerprint:
+            return describe(version, model)
+    return None
+
+
+def list_models(store: Store) -> list[Current]:
+    """Return every registered model with its champion and candidate, by name."""
+    names: list[str] = []
+    token: str | None = None
+    while True:
+        page = store.client.search_registered_models(max_results=1000, page_token=token)
+        names += [model.name for model in page]
+        token = page.token
+        if not token:
+            return [current(store, name) for name in sorted(names)]
+
+
+def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
+    """Return all versions of a model, oldest first."""
+    model = require_model(store, name)
+    return [describe(version, model) for version in all_versions(store, name).values()]
+
+
+def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion:
+    """Return one version by number or alias.
+
+    Args:
+        store: the open registry.
+        name: of the registered model.
+        which: its number (3, "3") or an alias ("champion", "@champion").
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
+    model, versions = require_model(store, name), all_versions(store, name)
+    word = str(which).removeprefix("@")
+    number = str(model.aliases.get(word, word))
+    if number not in versions:
+        raise unknown_name(f"version or alias of '{name}'", word, [*versions, *model.aliases])
+    return describe(versions[number], model)
+
+
+def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
+    """Return all that is known of one version as JSON values: figures, evidence, decision, documents, tags."""
+    found = find_version(store, name, which)
+    version = store.client.get_model_version(name, found.version)
+    evidence = read_evidence(store, version)
+    return {
+        **asdict(found),
+        "aliases": list(found.aliases),
+        "source": version.source,
+        "accuracy": dict(evidence.accuracy),
+        "expert_accuracy": dict(evidence.expert_accuracy),
+        "reproducible": evidence.reproducible,
+        "decision": json.loads(version.tags.get(DECISION, "null")),
+        "tags": {key: text for key, text in version.tags.items() if not key.startswith("mergeflow.")},
+    }
+
+
+def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[str, Any]:
+    """Return two versions side by side: metrics and validation accuracies of each, and right minus left."""
+    first, second = show(store, name, left), show(store, name, right)
+    answer: dict[str, Any] = {"name": name, "left": first["version"], "right": second["version"]}
+    for part in ("metrics", "accuracy"):
+        keys = sorted(set(first[part]) | set(second[part]))
+        rows = {}
+        for key in keys:
+            a, b = first[part].get(key), second[part].get(key)
+            rows[key] = {"left": a, "right": b, "change": None if a is None or b is None else b - a}
+        answer[part] = rows
+    return answer
+
+
+def history(store: Store, name: str) -> list[Event]:
+    """Return every change of champion that was committed, oldest first."""
+    found = snapshot(store, name)
+    last = resolve(found).sequence
+    return [event for number, event in found.events.items() if number <= last]
+
+
+def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:
+    """Return the version's pyfunc model, loaded: `predict` takes a DataFrame of `image` and `task`."""
+    version = store.client.get_model_version(name, find_version(store, name, which).version)
+    with store.active():
+        return mlflow.pyfunc.load_model(version.source)

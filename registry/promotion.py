@@ -1,0 +1,251 @@
+"""Register, promote, roll back: every change under the model's lock, committed by moving one alias."""
+
+import getpass
+import json
+import socket
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mergeflow.errors import MergeflowError, unknown_name
+from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
+from registry.gates import Decision, Evidence, GateSettings, decide
+from registry.store import Store
+from registry.versions import (
+    CANDIDATE,
+    CHAMPION,
+    DECISION,
+    LOGGED_MODEL,
+    PREVIOUS,
+    Candidate,
+    RegisteredVersion,
+    all_versions,
+    check_name,
+    describe,
+    ensure_version,
+    find_model,
+    read_evidence,
+    require_model,
+    snapshot,
+)
+
+# An event's tag holds the line; MLflow allows 100 000 characters.
+_LONGEST_LINE = 5000
+
+
+@dataclass(frozen=True)
+class Force:
+    """A promotion against the gates.
+
+    Args:
+        who: the person who answers for it.
+        why: the reason, in words; both are kept for good.
+    """
+
+    who: str
+    why: str
+
+    def __post_init__(self) -> None:
+        if not self.who.strip() or not self.why.strip():
+            raise MergeflowError("a forced promotion is recorded with who and why: give both.")
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of an attempt to promote.
+
+    Args:
+        version: the version that was asked about.
+        champion: the champion now; None when there is none.
+        decision: the gates' answer; None when the version was champion already.
+        changed: whether the champion is another than before.
+    """
+
+    version: str
+    champion: str | None
+    decision: Decision | None
+    changed: bool
+
+
+def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion:
+    """Register the model once per fingerprint and point `candidate` at it, unless it is champion.
+
+    Args:
+        store: the open registry.
+        name: of the registered model.
+        candidate: files, evidence, fingerprint.
+
+    Returns:
+        The version; `new` says whether this call made it.
+
+    Raises:
+        MergeflowError: a file is missing, or the model does not load and classify its own example.
+    """
+    check_name(name)
+    with store.lock(f"model {name}"):
+        state = _repair(store, name)
+        number, new = ensure_version(store, name, candidate)
+        if number != state.champion:
+            store.client.set_registered_model_alias(name, CANDIDATE, number)
+        return describe(all_versions(store, name)[number], require_model(store, name), new=new)
+
+
+def promote(
+    store: Store,
+    name: str,
+    version: str | int,
+    settings: GateSettings,
+    *,
+    champion_evidence: Evidence | None = None,
+    removed_tasks: Collection[str] = (),
+    force: Force | None = None,
+) -> Promotion:
+    """Make the version champion if the gates let it.
+
+    Args:
+        store: the open registry.
+        name: of the registered model.
+        version: its number.
+        settings: the gates' figures.
+        champion_evidence: the present champion's, evaluated anew; None: what was kept when it was registered.
+        removed_tasks: tasks the version lacks on purpose.
+        force: promote whatever the gates say, and record who and why.
+
+    Returns:
+        What came of it; a refused version is no error.
+
+    Raises:
+        MergeflowError: no such model or version, or its files are gone.
+    """
+    number = str(version)
+    with store.lock(f"model {name}"):
+        require_model(store, name)
+        state = _repair(store, name)
+        versions = all_versions(store, name)
+        if number not in versions:
+            raise unknown_name(f"version of '{name}'", number, versions)
+        if state.champion == number:
+            return Promotion(number, number, None, changed=False)
+        evidence = read_evidence(store, versions[number])
+        if champion_evidence is None and state.champion is not None:
+            champion_evidence = read_evidence(store, versions[state.champion])
+        out = withdrawn(snapshot(store, name).events, number)
+        decision = decide(evidence, champion_evidence, settings, withdrawn=out, removed_tasks=removed_tasks)
+        _log_decision(store, name, number, state, decision, force)
+        if not decision.promote and force is None:
+            return Promotion(number, state.champion, decision, changed=False)
+        past = (*state.line, state.champion) if state.champion is not None else ()
+        action, who, why = ("promote", _me(), "; ".join(decision.reasons))
+        if force is not None:
+            action, who, why = ("force", force.who, force.why)
+        _commit(store, name, _event(state, action, number, past, who, why))
+        return Promotion(number, number, decision, changed=True)
+
+
+def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") -> RegisteredVersion:
+    """Return to the champion before the present one; repeated, to the one before that, and so on.
+
+    The version that leaves is withdrawn: later promotions refuse it unless forced.
+
+    Raises:
+        MergeflowError: no such model, or no earlier champion.
+    """
+    with store.lock(f"model {name}"):
+        require_model(store, name)
+        state = _repair(store, name)
+        if not state.line:
+            raise MergeflowError(
+                f"'{name}' has no earlier champion to return to: the present one is "
+                f"{'version ' + state.champion if state.champion else 'none'}. Promote another version instead."
+            )
+        target = state.line[-1]
+        versions = all_versions(store, name)
+        read_evidence(store, versions[target])  # its files must be there
+        _commit(store, name, _event(state, "rollback", target, state.line[:-1], who or _me(), why))
+        return describe(all_versions(store, name)[target], require_model(store, name))
+
+
+def repair(store: Store, name: str) -> State:
+    """Finish or clear away what an interrupted change left, write down changes made by hand, return who is champion."""
+    with store.lock(f"model {name}"):
+        return _repair(store, name)
+
+
+def _commit(store: Store, name: str, event: Event) -> None:
+    store.client.set_registered_model_tag(name, event.key, event.to_json())  # the intent
+    store.client.set_registered_model_alias(name, CHAMPION, event.version)  # the commit
+    _repair(store, name)
+
+
+def _event(state: State, action: str, version: str, line: tuple[str, ...], who: str, why: str) -> Event:
+    return Event(state.sequence + 1, action, version, state.champion, line[-_LONGEST_LINE:], who, why, _now())
+
+
+def _repair(store: Store, name: str) -> State:
+    if find_model(store, name) is None:
+        return State(None, (), 0)
+    found = snapshot(store, name)
+    state = resolve(found)
+    _drop_uncommitted(store, name, found, state)
+    if state.outside and state.champion is not None:
+        before = found.events[found.last].version if found.last in found.events else None
+        why = "the alias was moved outside mergeflow"
+        event = Event(state.sequence + 1, "outside", state.champion, before, state.line, _me(), why, _now())
+        store.client.set_registered_model_tag(name, event.key, event.to_json())
+        state = State(state.champion, state.line, state.sequence + 1)
+    _derive(store, name, found, state)
+    return state
+
+
+def _drop_uncommitted(store: Store, name: str, found: Snapshot, state: State) -> None:
+    for number, event in found.events.items():
+        if number > state.sequence:
+            store.client.delete_registered_model_tag(name, event.key)
+
+
+def _derive(store: Store, name: str, found: Snapshot, state: State) -> None:
+    """Bring aliases and the `last` tag in line with the state; what is right already is not written."""
+    client, aliases = store.client, found.aliases
+    if state.champion is None:
+        return
+    if aliases.get(CHAMPION) != state.champion:
+        client.set_registered_model_alias(name, CHAMPION, state.champion)
+    if found.last != state.sequence:
+        client.set_registered_model_tag(name, LAST, str(state.sequence))
+    previous = state.line[-1] if state.line else None
+    if previous is None and PREVIOUS in aliases:
+        client.delete_registered_model_alias(name, PREVIOUS)
+    elif previous is not None and aliases.get(PREVIOUS) != previous:
+        client.set_registered_model_alias(name, PREVIOUS, previous)
+    if aliases.get(CANDIDATE) == state.champion:
+        client.delete_registered_model_alias(name, CANDIDATE)
+
+
+def _log_decision(store: Store, name: str, number: str, state: State, decision: Decision, force: Force | None) -> None:
+    """Keep the answer where people look: a JSON file with the run (or the model), a summary on the version."""
+    against = state.champion or "none"
+    document = {"model": name, "version": number, "against": against, "at": _now(), **asdict(decision)}
+    document |= {"reasons": decision.reasons, "force": asdict(force) if force else None}
+    version = store.client.get_model_version(name, number)
+    with TemporaryDirectory(prefix="mergeflow-decision-") as scratch:
+        path = Path(scratch) / f"{name}-v{number}-against-v{against}.json"
+        path.write_text(json.dumps(document, indent=2, sort_keys=True))
+        if version.run_id:
+            store.client.log_artifact(version.run_id, str(path), "decisions")
+        else:
+            store.client.log_model_artifact(version.tags[LOGGED_MODEL], str(path), "decisions")
+    summary = {"promote": decision.promote, "against": against, "reasons": decision.reasons}
+    store.client.set_model_version_tag(name, number, DECISION, json.dumps(summary))
+
+
+def _me() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user need not have a name
+        return socket.gethostname()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,75 @@
+"""What is logged of a pipeline run: plain values that the caller fills; nothing here knows MLflow."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Scalar = str | int | float | bool | None
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DatasetRecord(_Record):
+    """One split of one task.
+
+    Args:
+        task: its name.
+        split: "train", "validation" or "test".
+        digest: SHA-256 of the split's file, hexadecimal.
+        path: where it is, relative to the project folder or a URI.
+        counts: images in the split, by class or as {"images": n}.
+    """
+
+    task: str
+    split: str
+    digest: str
+    path: str
+    counts: dict[str, int] = {}
+
+
+class ChildRecord(_Record):
+    """One expert or one merge method of the pipeline, logged as a run below the pipeline's.
+
+    Args:
+        kind: "expert" or "method".
+        name: the task of the expert, or the method.
+        params: what was chosen, flat.
+        metrics: final figures by name.
+        steps: curves, as (metric, step, value).
+        tags: further text by name.
+        artifacts: folder inside the run ("" for its top) to the local files that go there.
+    """
+
+    kind: Literal["expert", "method"]
+    name: str
+    params: dict[str, Scalar] = {}
+    metrics: dict[str, float] = {}
+    steps: tuple[tuple[str, int, float], ...] = ()
+    tags: dict[str, str] = {}
+    artifacts: dict[str, tuple[str, ...]] = {}
+
+
+class PipelineRecord(_Record):
+    """One run of the pipeline.
+
+    Args:
+        name: what the run is called.
+        fingerprint: digest of all that decides the results; the same one is logged once.
+        params: what was chosen, flat ("train.steps": 500).
+        metrics: final figures by name.
+        tags: further text by name.
+        dvc: tracked path to DVC's hash of it.
+        datasets: the splits that were read.
+        artifacts: folder inside the run ("" for its top) to the local files that go there: plots, the report.
+    """
+
+    name: str
+    fingerprint: str
+    params: dict[str, Scalar] = {}
+    metrics: dict[str, float] = {}
+    tags: dict[str, str] = {}
+    dvc: dict[str, str] = {}
+    datasets: tuple[DatasetRecord, ...] = ()
+    artifacts: dict[str, tuple[str, ...]] = {}

@@ -1,0 +1,118 @@
+"""The code inside a registered model: an image and a task's name in, a label and probabilities out.
+
+MLflow copies this one file into the model and runs it wherever the model is loaded. So it imports `mergeflow` and
+never `registry`, which is not installed there. Nothing but safetensors and JSON is read, and no network is needed.
+"""
+
+import base64
+import binascii
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc import PythonModel
+from safetensors.torch import load_file
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.vision.data.images import resize, to_rgb
+from mergeflow.vision.heads import Head, load_head
+from mergeflow.vision.models import ImageEncoder, load_clip
+
+_BATCH = 256
+_ROWS_NAMED = 10
+
+
+class MergedModel(PythonModel):
+    """One merged image encoder with the frozen head of every task."""
+
+    encoder: ImageEncoder
+    heads: dict[str, Head]
+    image_size: int
+    device: torch.device
+
+    def load_context(self, context: Any) -> None:
+        """Read the weights; on a machine with a GPU they go there."""
+        folder = Path(context.artifacts["model"])
+        config = json.loads((folder / "model.json").read_text())
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.image_size = config["image_size"]
+        clip = load_clip(config["architecture"])
+        if config["mean"] is not None:
+            clip = replace(clip, mean=tuple(config["mean"]), std=tuple(config["std"]))
+        self.encoder = ImageEncoder(clip).eval()
+        self.encoder.load_encoder_state(load_file(folder / "encoder.safetensors"))
+        self.encoder.to(self.device)
+        self.heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        """Classify each row among its task's classes.
+
+        Args:
+            context: MLflow's, unused.
+            model_input: DataFrame with `image` (bytes of an encoded image, or their base64 text) and `task` (name).
+            params: MLflow's, unused.
+
+        Returns:
+            DataFrame with `label` (class name) and `probabilities` (class name to probability), in the rows' order.
+
+        Raises:
+            MlflowException: some rows have an unknown task or an image that cannot be decoded; all are named.
+        """
+        missing = [name for name in ("image", "task") if name not in model_input]
+        if missing:
+            raise _bad(f"the input lacks the column(s) {', '.join(missing)}; expected image and task.")
+        pixels, tasks = self._check_rows(list(model_input["image"]), list(model_input["task"]))
+        labels: list[str] = [""] * len(tasks)
+        probabilities: list[dict[str, float]] = [{}] * len(tasks)
+        for start in range(0, len(tasks), _BATCH):
+            features = self._features(pixels[start : start + _BATCH])
+            for row, task in enumerate(tasks[start : start + _BATCH]):
+                head = self.heads[task]
+                chances = torch.softmax(head.logits(features[row : row + 1])[0].double(), dim=0).tolist()
+                labels[start + row] = head.class_names[int(np.argmax(chances))]
+                probabilities[start + row] = dict(zip(head.class_names, chances, strict=True))
+        return pd.DataFrame({"label": labels, "probabilities": probabilities}, index=model_input.index)
+
+    def _check_rows(self, images: list[Any], tasks: list[Any]) -> tuple[list[np.ndarray], list[str]]:
+        pixels, wrong = [], []
+        for row, (image, task) in enumerate(zip(images, tasks, strict=True)):
+            try:
+                if not isinstance(task, str) or task not in self.heads:
+                    raise unknown_name("task", str(task), self.heads)
+                pixels.append(resize(to_rgb(_to_bytes(image), "the image"), self.image_size))
+            except MergeflowError as error:
+                wrong.append(f"row {row}: {error}")
+        if wrong:
+            more = f" And {len(wrong) - _ROWS_NAMED} more." if len(wrong) > _ROWS_NAMED else ""
+            named = " ".join(wrong[:_ROWS_NAMED])
+            raise _bad(f"{len(wrong)} of {len(tasks)} rows cannot be classified. {named}{more}")
+        return pixels, tasks
+
+    def _features(self, pixels: list[np.ndarray]) -> torch.Tensor:
+        batch = torch.from_numpy(np.stack(pixels)).to(self.device)
+        with torch.inference_mode():
+            return self.encoder(batch).float().cpu()
+
+
+def _to_bytes(image: Any) -> bytes:
+    if isinstance(image, (bytes, bytearray)):
+        return bytes(image)
+    if not isinstance(image, str):
+        raise MergeflowError(f"the image is a {type(image).__name__}; expected the bytes of a PNG or JPEG file.")
+    try:
+        return base64.b64decode(image, validate=True)
+    except (binascii.Error, ValueError):
+        raise MergeflowError("the image is text but not base64; expected a PNG or JPEG file in base64.") from None
+
+
+def _bad(message: str) -> MlflowException:
+    return MlflowException.invalid_parameter_value(message)
+
+
+mlflow.models.set_model(MergedModel())

@@ -1,0 +1,145 @@
+"""Where the registry is kept: a local SQLite file by default, or whatever MLFLOW_TRACKING_URI names."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from mergeflow.errors import MergeflowError
+from registry.locks import file_lock, postgres_lock
+from registry.quiet import mlflow
+
+EXPERIMENT = "mergeflow"
+LOCK_SECONDS = 300.0
+_VARIABLE = "MLFLOW_TRACKING_URI"
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open registry: the address, MLflow's client for it, and how its writers keep out of each other's way."""
+
+    uri: str
+    client: MlflowClient
+    experiment_id: str
+    artifact_folder: Path | None
+    lock_folder: Path
+    lock_uri: str | None
+
+    def lock(self, name: str, timeout: float = LOCK_SECONDS) -> AbstractContextManager[None]:
+        """Return the lock `name`: an advisory lock where PostgreSQL is known, else a file lock."""
+        if self.lock_uri is not None:
+            return postgres_lock(self.lock_uri, name, timeout)
+        return file_lock(self.lock_folder, name, timeout)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this store MLflow's current one inside the block, for its functions that take no address."""
+        before, variable = mlflow.get_tracking_uri(), os.environ.get(_VARIABLE)
+        known = mlflow.is_tracking_uri_set()
+        set_uri: Any = mlflow.set_tracking_uri  # takes None, whatever its annotation says
+        set_uri(self.uri)
+        try:
+            yield
+        finally:
+            set_uri(before if known else None)
+            if variable is None:  # MLflow writes the variable too, and `connect` would take it for the user's
+                os.environ.pop(_VARIABLE, None)
+            else:
+                os.environ[_VARIABLE] = variable
+
+
+def connect(
+    tracking_uri: str | None = None,
+    project_root: Path | str = ".",
+    *,
+    experiment: str = EXPERIMENT,
+    lock_uri: str | None = None,
+) -> Store:
+    """Open the registry, and make it first when it is the local one and missing.
+
+    Args:
+        tracking_uri: MLflow's address; the environment's MLFLOW_TRACKING_URI wins over it; None for both means
+            `mlflow.db` in the project folder, with the files in `mlartifacts/`.
+        project_root: the project folder.
+        experiment: the MLflow experiment that holds the runs; made when missing.
+        lock_uri: PostgreSQL database whose advisory locks keep promoters apart; the environment's
+            MERGEFLOW_LOCK_URI wins. None: the tracking database when that is PostgreSQL, else file locks under
+            `.mergeflow/locks`, which hold among the processes of one machine.
+
+    Raises:
+        MergeflowError: the address is of no known kind, or nobody answers there.
+    """
+    root = Path(project_root).resolve()
+    uri = os.environ.get(_VARIABLE) or tracking_uri or f"sqlite:///{root / 'mlflow.db'}"
+    lock_folder = root / ".mergeflow" / "locks"
+    _check_kind(uri)
+    if uri.startswith("sqlite:///"):
+        _ensure_sqlite(Path(uri.removeprefix("sqlite:///").partition("?")[0]), lock_folder)
+    served = uri.startswith(("http://", "https://"))
+    folder = None if served else root / "mlartifacts"
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    try:
+        experiment_id = _experiment_id(client, experiment, folder)
+    except (MlflowException, sqlalchemy.exc.SQLAlchemyError) as error:
+        raise MergeflowError(
+            f"the registry at {_safe(uri)} cannot be opened: {_first_line(error)} "
+            "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
+        ) from error
+    lock = os.environ.get("MERGEFLOW_LOCK_URI") or lock_uri or (uri if uri.startswith("postgresql") else None)
+    return Store(uri, client, experiment_id, folder, lock_folder, lock)
+
+
+def _check_kind(uri: str) -> None:
+    if not uri.startswith(("sqlite:///", "postgresql://", "postgresql+", "http://", "https://")):
+        raise MergeflowError(
+            f"MLFLOW_TRACKING_URI is {_safe(uri)!r}, expected sqlite:///FILE, postgresql://... or http(s)://...: "
+            "MLflow keeps its registry in a database; a plain folder cannot hold one."
+        )
+
+
+def _ensure_sqlite(path: Path, lock_folder: Path) -> None:
+    """Make the database whole or not at all: MLflow's migrations, killed half-way, leave a file nobody can open."""
+    if path.exists():
+        return
+    with file_lock(lock_folder, f"create {path}", LOCK_SECONDS):
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in path.parent.glob(f"{path.name}.new-*"):
+            left_over.unlink()
+        scratch = path.with_name(f"{path.name}.new-{uuid4().hex[:8]}")
+        MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments(max_results=1)
+        os.replace(scratch, path)
+
+
+def _experiment_id(client: MlflowClient, name: str, folder: Path | None) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=folder.as_uri() if folder else None))
+        except MlflowException as error:
+            found = client.get_experiment_by_name(name)  # another process made it in between
+            if found is None:
+                raise error
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
+def _safe(uri: str) -> str:
+    """Return the address without its password."""
+    try:
+        return sqlalchemy.engine.make_url(uri).render_as_string(hide_password=True)
+    except sqlalchemy.exc.ArgumentError:
+        return uri
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,228 @@
+"""Registered versions: made once per fingerprint, weights and evidence inside, and read back as plain values."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from mlflow.entities import LoggedModel, Metric
+from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+from mlflow.exceptions import MlflowException
+from safetensors.numpy import load_file, save_file
+
+from mergeflow.errors import MergeflowError, unknown_name
+from registry.championship import LAST, Snapshot, read_events
+from registry.gates import Evidence
+from registry.logging import FINGERPRINT
+from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
+from registry.quiet import mlflow
+from registry.store import Store
+
+CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
+METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "mergeflow.logged_model"
+_MODEL = "mergeflow.model"
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """One version as it stands.
+
+    Args:
+        name: of the registered model.
+        version: its number, as MLflow writes it.
+        aliases: what points at it.
+        fingerprint: digest of all that decides its weights; None for one that mergeflow did not register.
+        run_id: the pipeline's run it came from, if any.
+        metrics: its figures by name.
+        created: milliseconds since 1970.
+        new: whether this call made it.
+    """
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    fingerprint: str | None
+    run_id: str | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    created: int = 0
+    new: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is registered: files, evidence and where they came from.
+
+    Args:
+        files: weights, heads, documents.
+        evidence: validation figures, kept with the version for every later comparison.
+        fingerprint: digest of all that decides the weights.
+        metrics: figures to show, by name.
+        run_id: the pipeline's run; None: none.
+        description: one line for the registry's page.
+        tags: further text by name.
+    """
+
+    files: ModelFiles
+    evidence: Evidence
+    fingerprint: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    run_id: str | None = None
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_name(name: str) -> None:
+    """Refuse a model name that would not survive an address such as models:/NAME@champion."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise MergeflowError(
+            f"the model name {name!r} cannot be used in an address like models:/NAME@champion: "
+            "use letters, digits, dots, dashes and underscores."
+        )
+
+
+def find_model(store: Store, name: str) -> RegisteredModel | None:
+    """Return MLflow's registered model, or None when there is none of that name."""
+    try:
+        return store.client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def require_model(store: Store, name: str) -> RegisteredModel:
+    """Return MLflow's registered model; an unknown name is an error that tells the nearest one."""
+    model = find_model(store, name)
+    if model is None:
+        raise unknown_name("registered model", name, [known.name for known in store.client.search_registered_models()])
+    return model
+
+
+def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
+    """Return every version of the model by number, oldest first."""
+    found: list[ModelVersion] = []
+    token: str | None = None
+    while True:
+        page = store.client.search_model_versions(f"name='{name}'", max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return {str(one.version): one for one in sorted(found, key=lambda one: int(one.version))}
+
+
+def snapshot(store: Store, name: str) -> Snapshot:
+    """Return what the registry says of the model now: aliases, versions, events."""
+    model = require_model(store, name)
+    aliases = {alias: str(number) for alias, number in model.aliases.items()}
+    return Snapshot(aliases, set(all_versions(store, name)), read_events(model.tags), int(model.tags.get(LAST, 0)))
+
+
+def describe(version: ModelVersion, model: RegisteredModel, *, new: bool = False) -> RegisteredVersion:
+    """Return MLflow's version as a plain value; aliases are those of `model`."""
+    aliases = sorted(alias for alias, number in model.aliases.items() if str(number) == str(version.version))
+    return RegisteredVersion(
+        name=str(version.name),
+        version=str(version.version),
+        aliases=tuple(aliases),
+        fingerprint=version.tags.get(FINGERPRINT),
+        run_id=version.run_id or None,
+        metrics=json.loads(version.tags.get(METRICS, "{}")),
+        created=int(version.creation_timestamp),
+        new=new,
+    )
+
+
+def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, bool]:
+    """Return the number of the version with the candidate's fingerprint, made when missing, and whether it was made.
+
+    The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
+    what a killed attempt left is used when whole and deleted when not.
+    """
+    for number, version in all_versions(store, name).items():
+        if version.tags.get(FINGERPRINT) == candidate.fingerprint:
+            return number, False
+    logged = _finished_upload(store, name, candidate) or _upload(store, name, candidate)
+    if find_model(store, name) is None:
+        store.client.create_registered_model(name)
+    tags = {**candidate.tags, FINGERPRINT: candidate.fingerprint, METRICS: json.dumps(dict(candidate.metrics))}
+    tags |= {LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back from a database
+    with store.active():
+        version = store.client.create_model_version(
+            name,
+            logged.artifact_location,
+            run_id=candidate.run_id,
+            tags=tags,
+            description=candidate.description or None,
+            model_id=logged.model_id,
+        )
+    return str(version.version), True
+
+
+def _finished_upload(store: Store, name: str, candidate: Candidate) -> LoggedModel | None:
+    words = f"tags.`{FINGERPRINT}` = '{candidate.fingerprint}' AND tags.`{_MODEL}` = '{name}'"
+    finished = None
+    for logged in store.client.search_logged_models([store.experiment_id], filter_string=words):
+        if str(logged.status) == "READY":
+            finished = logged
+        else:
+            store.client.delete_logged_model(logged.model_id)
+    return finished
+
+
+def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
+    with TemporaryDirectory(prefix="mergeflow-register-") as scratch:
+        folder = Path(scratch) / "model"
+        save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
+        check_pyfunc(folder)
+        _write_evidence(folder / "evidence", candidate.evidence)
+        logged = store.client.create_logged_model(
+            store.experiment_id,
+            name=name,
+            source_run_id=candidate.run_id,
+            tags={FINGERPRINT: candidate.fingerprint, _MODEL: name},
+            model_type="merged image classifier",
+        )
+        store.client.log_model_artifacts(logged.model_id, str(folder))
+    if candidate.run_id is not None and candidate.metrics:
+        now = logged.creation_timestamp
+        points = [Metric(key, value, now, 0, model_id=logged.model_id) for key, value in candidate.metrics.items()]
+        store.client.log_batch(candidate.run_id, metrics=points)
+    return store.client.finalize_logged_model(logged.model_id, "READY")
+
+
+def _write_evidence(folder: Path, evidence: Evidence) -> None:
+    folder.mkdir()
+    document = {
+        "accuracy": dict(evidence.accuracy),
+        "expert_accuracy": dict(evidence.expert_accuracy),
+        "digests": dict(evidence.digests),
+        "reproducible": evidence.reproducible,
+    }
+    (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
+    save_file(
+        {task: np.asarray(right, dtype=np.uint8) for task, right in evidence.correct.items()},
+        folder / "correct.safetensors",
+    )
+
+
+def read_evidence(store: Store, version: ModelVersion) -> Evidence:
+    """Return the evidence kept with a version; it is also the proof that the version's files are there.
+
+    Raises:
+        MergeflowError: the version was not registered by mergeflow, or its files are gone.
+    """
+    with TemporaryDirectory(prefix="mergeflow-evidence-") as scratch, store.active():
+        try:
+            folder = Path(mlflow.artifacts.download_artifacts(f"{version.source}/evidence", dst_path=scratch))
+            document = json.loads((folder / "evidence.json").read_text())
+            correct = load_file(folder / "correct.safetensors")
+        except (MlflowException, OSError) as error:
+            raise MergeflowError(
+                f"version {version.version} of '{version.name}' has no readable evidence at {version.source}: only "
+                "versions that mergeflow registered, with their files in place, can be champion. Restore the files or "
+                "register the model again."
+            ) from error
+    return Evidence(correct={task: right.astype(bool) for task, right in correct.items()}, **document)

@@ -1,0 +1,160 @@
+"""Shared by the registry's tests: a migrated empty store to copy, and a vision library small enough to run anywhere."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from registry.gates import Evidence
+from registry.pyfunc_model import ModelFiles
+from registry.store import Store, connect
+from registry.versions import Candidate
+
+torch.set_num_threads(1)  # the tests fork; threads of a pool would not survive it
+CLASSES = {"digits": ["zero", "one", "two"], "signs": ["stop", "go"]}
+SIZE = 8
+
+
+@dataclass(frozen=True)
+class StubHead:
+    weight: torch.Tensor
+    class_names: list[str]
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        return 10.0 * features @ self.weight.T
+
+
+class StubEncoder(torch.nn.Module):
+    def __init__(self, clip: str) -> None:
+        assert clip == "stub"
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(SIZE * SIZE * 3, 4))
+
+    def load_encoder_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.weight.data = state["visual.weight"]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pixels = images.float().flatten(1) / 255
+        return torch.nn.functional.normalize(pixels @ self.weight + 1e-3, dim=-1)
+
+
+def _load_head(path: Path) -> StubHead:
+    weight = load_file(path)["weight"]
+    names = next(names for names in CLASSES.values() if len(names) == len(weight))
+    return StubHead(weight, names)
+
+
+@pytest.fixture
+def stub_vision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a linear encoder and heads where the model's code looks for mergeflow.vision."""
+    models, heads = ModuleType("mergeflow.vision.models"), ModuleType("mergeflow.vision.heads")
+    models.ImageEncoder, models.load_clip = StubEncoder, str  # type: ignore[attr-defined]
+    heads.Head, heads.load_head = StubHead, _load_head  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mergeflow.vision.models", models)
+    monkeypatch.setitem(sys.modules, "mergeflow.vision.heads", heads)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty SQLite store: the migrations cost seconds, a copy nothing."""
+    root = tmp_path_factory.mktemp("template")
+    connect(project_root=root, experiment="template")
+    return root / "mlflow.db"
+
+
+@pytest.fixture(autouse=True)
+def no_server_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MERGEFLOW_LOCK_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path, template: Path) -> Store:
+    shutil.copyfile(template, tmp_path / "mlflow.db")
+    return connect(project_root=tmp_path)
+
+
+@pytest.fixture
+def make_candidate(tmp_path: Path, stub_vision: None) -> Callable[..., Candidate]:
+    """A function (seed, share of right answers, ...) -> Candidate with files on disk."""
+
+    def make(seed: int, accuracy: float = 0.8, **changes: object) -> Candidate:
+        folder = tmp_path / f"files-{seed}"
+        folder.mkdir(exist_ok=True)
+        generator = torch.Generator().manual_seed(seed)
+        save_file(
+            {"visual.weight": torch.randn(SIZE * SIZE * 3, 4, generator=generator)}, folder / "encoder.safetensors"
+        )
+        heads = {}
+        for task, names in CLASSES.items():
+            heads[task] = folder / f"{task}.safetensors"
+            save_file({"weight": torch.randn(len(names), 4, generator=generator)}, heads[task])
+        files = ModelFiles(folder / "encoder.safetensors", heads, "stub", SIZE, {"recipe": {"method": "ties"}})
+        return Candidate(
+            files,
+            make_evidence(accuracy),
+            f"fingerprint-{seed}",
+            {"normalised": accuracy},
+            **changes,  # type: ignore[arg-type]
+        )
+
+    return make
+
+
+def make_evidence(accuracy: float, tasks: tuple[str, ...] = tuple(CLASSES), count: int = 200) -> Evidence:
+    """Evidence of a model right on the first `accuracy` of each task's images."""
+    correct = {task: np.arange(count) < round(accuracy * count) for task in tasks}
+    shares = {task: float(right.mean()) for task, right in correct.items()}
+    return Evidence(shares, dict.fromkeys(tasks, 0.95), correct, dict.fromkeys(tasks, "digest"))
+
+
+@pytest.fixture(scope="session")
+def forked() -> Callable[[Callable[[], None]], int]:
+    """A function that runs its argument in a child process and returns the child's wait status."""
+
+    def run(work: Callable[[], None]) -> int:
+        child = start(work)
+        return os.waitpid(child, 0)[1]
+
+    def start(work: Callable[[], None]) -> int:
+        child = os.fork()
+        if child:
+            return child
+        try:
+            _forget_connections()
+            work()
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+
+    run.start = start  # type: ignore[attr-defined]
+    return run
+
+
+def _forget_connections() -> None:
+    """What SQLAlchemy asks of a forked child: leave the parent's connections alone and open its own."""
+    import gc
+
+    import sqlalchemy
+
+    for engine in [one for one in gc.get_objects() if isinstance(one, sqlalchemy.engine.Engine)]:
+        engine.dispose(close=False)
+
+
+@pytest.fixture
+def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Fail when the test leaves anything on stdout or stderr."""
+    yield
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")

@@ -1,0 +1,152 @@
+"""The way of a model: registered once, candidate, champion, rolled back."""
+
+import pytest
+
+from mergeflow.errors import MergeflowError
+from registry.gates import GateSettings
+from registry.lookup import (
+    compare,
+    current,
+    find_by_fingerprint,
+    find_version,
+    history,
+    list_models,
+    list_versions,
+    show,
+)
+from registry.promotion import Force, promote, register, repair, rollback
+
+GATES = GateSettings()
+
+
+def test_first_is_champion_and_a_better_one_replaces_it(store, make_candidate):
+    first = register(store, "merged", make_candidate(1, 0.7))
+    assert (first.version, first.aliases, first.new) == ("1", ("candidate",), True)
+    assert promote(store, "merged", 1, GATES).changed
+    second = register(store, "merged", make_candidate(2, 0.9))
+    assert promote(store, "merged", second.version, GATES).decision.promote
+    now = current(store, "merged")
+    assert now.champion.version == "2"
+    assert now.champion.aliases == ("champion",)
+    assert now.champion.metrics == {"normalised": 0.9}
+    assert now.previous.version == "1"
+    assert now.candidate is None
+
+
+def test_a_worse_one_stays_candidate_with_reasons(store, make_candidate):
+    register(store, "merged", make_candidate(1, 0.8))
+    promote(store, "merged", 1, GATES)
+    register(store, "merged", make_candidate(2, 0.7))
+    answer = promote(store, "merged", 2, GATES)
+    assert not answer.changed
+    assert answer.champion == "1"
+    assert any("normalised" in reason for reason in answer.decision.reasons)
+    now = current(store, "merged")
+    assert (now.champion.version, now.candidate.version) == ("1", "2")
+    told = show(store, "merged", "candidate")
+    assert told["decision"]["promote"] is False
+    assert told["decision"]["against"] == "1"
+
+
+def test_registered_once_per_fingerprint(store, make_candidate):
+    assert register(store, "merged", make_candidate(1)).new
+    again = register(store, "merged", make_candidate(1))
+    assert (again.version, again.new) == ("1", False)
+    promote(store, "merged", 1, GATES)
+    assert register(store, "merged", make_candidate(1)).aliases == ("champion",)
+    assert len(list_versions(store, "merged")) == 1
+    assert len(store.client.search_logged_models([store.experiment_id])) == 1
+    assert find_by_fingerprint(store, "merged", "fingerprint-1").version == "1"
+    assert find_by_fingerprint(store, "merged", "other") is None
+
+
+def test_rollback_any_number_of_times(store, make_candidate):
+    for seed in (1, 2, 3):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+    assert [rollback(store, "merged").version for _ in range(2)] == ["2", "1"]
+    with pytest.raises(MergeflowError, match="no earlier champion"):
+        rollback(store, "merged")
+    assert [event.action for event in history(store, "merged")] == ["promote"] * 3 + ["rollback"] * 2
+    assert [event.sequence for event in history(store, "merged")] == [1, 2, 3, 4, 5]
+
+
+def test_a_withdrawn_version_returns_only_by_force(store, make_candidate):
+    for seed in (1, 2):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+    rollback(store, "merged", who="ada", why="complaints")
+    refused = promote(store, "merged", 2, GATES)
+    assert not refused.changed
+    assert any("rollback" in reason for reason in refused.decision.reasons)
+    assert promote(store, "merged", 2, GATES, force=Force("ada", "complaints were wrong")).changed
+    last = history(store, "merged")[-1]
+    assert (last.action, last.who, last.why, last.version) == ("force", "ada", "complaints were wrong", "2")
+    assert rollback(store, "merged").version == "1"
+
+
+def test_an_alias_moved_by_hand_is_adopted(store, make_candidate):
+    for seed in (1, 2, 3):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+    promote(store, "merged", 1, GATES)
+    store.client.set_registered_model_alias("merged", "champion", "3")
+    assert current(store, "merged").champion.version == "3"
+    state = repair(store, "merged")
+    assert (state.champion, state.line) == ("3", ("1",))
+    assert [event.action for event in history(store, "merged")] == ["promote", "outside"]
+    assert rollback(store, "merged").version == "1"
+
+
+def test_a_lost_alias_or_a_deleted_champion_is_made_good(store, make_candidate):
+    for seed in (1, 2):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+    store.client.delete_registered_model_alias("merged", "champion")
+    assert repair(store, "merged").champion == "2"
+    assert find_version(store, "merged", "champion").version == "2"
+    store.client.delete_model_version("merged", "2")
+    assert repair(store, "merged").champion == "1"
+    assert find_version(store, "merged", "@champion").version == "1"
+
+
+def test_compare_and_list(store, make_candidate):
+    for seed in (1, 2):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+    rows = compare(store, "merged", 1, "champion")["accuracy"]
+    assert rows["digits"]["change"] == pytest.approx(0.1)
+    assert [one.name for one in list_models(store)] == ["merged"]
+
+
+def test_decision_is_logged_with_the_run(store, make_candidate, tmp_path):
+    run = store.client.create_run(store.experiment_id).info.run_id
+    register(store, "merged", make_candidate(1, run_id=run))
+    promote(store, "merged", 1, GATES)
+    files = [file.path for file in store.client.list_artifacts(run, "decisions")]
+    assert files == ["decisions/merged-v1-against-vnone.json"]
+    assert store.client.get_run(run).data.metrics == {"normalised": 0.8}
+
+
+def test_errors_name_the_nearest(store, make_candidate):
+    register(store, "merged", make_candidate(1))
+    with pytest.raises(MergeflowError, match="did you mean 'merged'"):
+        promote(store, "mergd", 1, GATES)
+    with pytest.raises(MergeflowError, match="did you mean 'candidate'"):
+        find_version(store, "merged", "candidat")
+    with pytest.raises(MergeflowError, match="unknown version"):
+        promote(store, "merged", 7, GATES)
+    with pytest.raises(MergeflowError, match="letters, digits"):
+        register(store, "a/b", make_candidate(1))
+    with pytest.raises(MergeflowError, match="who and why"):
+        Force("ada", " ")
+    assert current(store, "nothing").champion is None
+
+
+def test_a_version_with_lost_files_is_not_promoted(store, make_candidate):
+    import shutil
+
+    register(store, "merged", make_candidate(1))
+    shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
+    with pytest.raises(MergeflowError, match="no readable evidence"):
+        promote(store, "merged", 1, GATES)
+    assert current(store, "merged").champion is None
