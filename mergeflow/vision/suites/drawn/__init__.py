@@ -1,0 +1,1 @@
+"""One file per task: its classes and the code that draws them."""

@@ -1,0 +1,69 @@
+"""The word-level tokenizer of pocket-clip: a small vocabulary, hash buckets for all other words."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+VOCABULARY = Path(__file__).with_name("vocabulary.txt")
+CONTEXT_LENGTH = 8
+VOCABULARY_SIZE = 1024
+END = VOCABULARY_SIZE - 1  # the highest id, where open_clip's text tower pools
+FIRST_BUCKET = 768
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+def words(text: str) -> list[str]:
+    """Return the lower-case words of a text.
+
+    Example:
+        >>> words("A photo of Sea-sunset")
+        ['a', 'photo', 'of', 'sea', 'sunset']
+    """
+    return _WORD.findall(text.lower())
+
+
+@cache
+def _ids() -> dict[str, int]:
+    known = VOCABULARY.read_text(encoding="utf-8").split()
+    assert len(known) < FIRST_BUCKET, "the vocabulary has outgrown the ids below the hash buckets"
+    return {word: number for number, word in enumerate(known, start=1)}
+
+
+def vocabulary_digest() -> str:
+    """Return the SHA-256 of the vocabulary, which a checkpoint's record names."""
+    return hashlib.sha256("\n".join(_ids()).encode()).hexdigest()
+
+
+class WordTokenizer:
+    """Turn texts into ids as open_clip's tokenizers do: 0 pads, the highest id ends.
+
+    A word outside the vocabulary shares one of 255 hash buckets, whose embeddings are untrained: its class has a
+    fixed head direction that fine-tuning can learn to use, but no zero-shot meaning.
+
+    Example:
+        >>> WordTokenizer()(["a photo of beach"]).shape
+        torch.Size([1, 8])
+    """
+
+    context_length = CONTEXT_LENGTH
+
+    def __call__(self, texts: str | Sequence[str], context_length: int | None = None) -> torch.Tensor:
+        """Return ids, int64 [N, context_length]; longer texts lose their last words."""
+        length = context_length or self.context_length
+        batch = [texts] if isinstance(texts, str) else list(texts)
+        ids = torch.zeros(len(batch), length, dtype=torch.long)
+        for row, text in enumerate(batch):
+            numbers = [*(self._id(word) for word in words(text)[: length - 1]), END]
+            ids[row, : len(numbers)] = torch.tensor(numbers)
+        return ids
+
+    @staticmethod
+    def _id(word: str) -> int:
+        known = _ids().get(word)
+        return FIRST_BUCKET + zlib.crc32(word.encode()) % (END - FIRST_BUCKET) if known is None else known
