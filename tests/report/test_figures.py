@@ -1,0 +1,67 @@
+"""The figures: the same bytes for the same data, whatever the thread; and small, large and odd runs."""
+
+import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+FULL = {f"{name}.svg" for name in ("accuracy", "argument_curves", "cosines", "radar", "scale_curves", "training")}
+
+
+def test_all_figures_are_well_formed_and_speak_of_the_run(make_run, draw_figures, tmp_path):
+    made = draw_figures(make_run(), tmp_path / "scratch")
+    assert set(made) == FULL
+    for svg in made.values():
+        ElementTree.fromstring(svg)
+    assert b"digits" in made["radar.svg"]
+    assert b"rank_ratio" in made["argument_curves.svg"]
+    assert b"chosen: " in made["scale_curves.svg"]
+
+
+def test_the_same_data_gives_the_same_bytes_in_any_thread(make_run, draw_figures, tmp_path):
+    root = make_run()
+    alone = draw_figures(root, tmp_path / "alone")
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(lambda number: draw_figures(root, tmp_path / f"s{number}"), range(3)))
+    assert all(made == alone for made in together)
+
+
+def test_no_global_setting_of_matplotlib_is_changed(make_run, draw_figures, tmp_path):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    draw_figures(make_run(), tmp_path / "scratch")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_one_task_and_one_method_leave_out_what_cannot_be_drawn(make_run, draw_figures, tmp_path):
+    made = draw_figures(make_run(["digits"], {"average": {"scale": [1.0]}}), tmp_path / "scratch")
+    assert set(made) == {"accuracy.svg", "training.svg"}
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"t": [0.25, 0.5, 0.75]},
+        {"keep": [0.1, 0.2], "trim": ["global", "tensor"], "scale": [0.5, 1.0]},
+        {"scale": [-1.0, 0.0, 0.5, 1.0]},
+        {"flag": [True, False], "scale": [1, 2]},
+    ],
+)
+def test_methods_with_other_arguments_are_drawn(grid, make_run, draw_figures, tmp_path, monkeypatch):
+    monkeypatch.setattr("math.log", lambda value: value)
+    made = draw_figures(make_run(["a", "b"], {"odd": grid}), tmp_path / "scratch")
+    assert made["accuracy.svg"]
+    assert ("scale_curves.svg" in made) == ("scale" in grid)
+
+
+def test_dollar_signs_in_names_are_text(make_run, draw_figures, tmp_path):
+    grid = {"matrices": [r"$\frac$", "<b>&"], "scale": [0.5, 1.0]}
+    made = draw_figures(make_run(["a", "b"], {"odd": grid}), tmp_path / "scratch")
+    assert rb"$\frac$" in made["scale_curves.svg"]
+    assert b"&lt;b&gt;&amp;" in made["scale_curves.svg"]
+
+
+def test_twenty_tasks_and_ten_methods_are_drawn(make_run, draw_figures, tmp_path):
+    grids = {f"method_{number}": {"scale": [0.5, 1.0, 2.0]} for number in range(10)}
+    assert "cosines.svg" in draw_figures(make_run([f"task{n}" for n in range(20)], grids), tmp_path / "scratch")
