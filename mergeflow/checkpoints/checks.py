@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import blocks

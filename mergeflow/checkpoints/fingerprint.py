@@ -13,18 +13,18 @@ BLOCK = 1 << 17
 def fingerprint(state: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 fingerprint of a state dict.
 
-    sha256 over, for each name in order: name, dtype, shape, and the sha256 of each block of 2^17 elements. The file's
-    metadata, its layout and its sharding do not count.
+    sha256 over, for each name in order: name, dtype, shape and the digest of the tensor, itself the sha256 of the
+    sha256 of each block of 2^17 elements. The file's metadata, its layout and its sharding do not count.
 
     Args:
         state: Tensors by name, in memory or lazy.
 
     Example:
         >>> fingerprint({"w": torch.zeros(2)})[:12]
-        '1bbdfd2283c5'
+        'e2723d745b78'
     """
     return combine(
-        (name, tensor.dtype, tuple(tensor.shape), [block_digest(part) for part in blocks(tensor)])
+        (name, tensor.dtype, tuple(tensor.shape), tensor_digest(block_digest(part) for part in blocks(tensor)))
         for name, tensor in ((name, state[name]) for name in sorted(state))
     )
 
@@ -43,14 +43,17 @@ def block_digest(part: Tensor) -> bytes:
 def raw_bytes(part: Tensor) -> memoryview:
     """Return a view of the bytes of a flat tensor (copied when it is not contiguous or not on the CPU)."""
     flat = part.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def combine(leaves: Iterable[tuple[str, torch.dtype, tuple[int, ...], list[bytes]]]) -> str:
-    """Return the fingerprint made of (name, dtype, shape, block digests), given in order of name."""
+def tensor_digest(block_digests: Iterable[bytes]) -> str:
+    """Return the digest of a tensor, hexadecimal, from those of its blocks in order."""
+    return hashlib.sha256(b"".join(block_digests)).hexdigest()
+
+
+def combine(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], str]]) -> str:
+    """Return the fingerprint made of (name, dtype, shape, digest), given in order of name."""
     whole = hashlib.sha256()
-    for name, dtype, shape, digests in leaves:
-        whole.update(f"{name}\0{dtype}\0{list(shape)}\0{len(digests)}\0".encode())
-        for digest in digests:
-            whole.update(digest)
+    for name, dtype, shape, digest in tensors:
+        whole.update(f"{name}\0{dtype}\0{list(shape)}\0{digest}\0".encode())
     return whole.hexdigest()

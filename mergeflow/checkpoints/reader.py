@@ -4,6 +4,7 @@ Data is read by position (`preadv`) into buffers of the caller, not through a me
 counts all their pages as the process's own memory, and copying is no slower (see docs/performance.md).
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from torch import Tensor
 
 from mergeflow.checkpoints.header import TensorInfo, read_header
 from mergeflow.errors import MergeflowError
+
+# Keys of our notes in a file's metadata.
+KIND = "mergeflow.kind"
+TIED = "mergeflow.tied"
 
 
 class Entry(Protocol):
@@ -57,7 +62,7 @@ class FileEntry:
         """Fill the flat, contiguous `out` (storage type) from element `start` on."""
         if out.numel() == 0:
             return
-        view = memoryview(out.view(torch.uint8).numpy())
+        view = out.view(torch.uint8).numpy().data
         position = self.offset + start * self.info.dtype.itemsize
         done = 0
         while done < len(view):
@@ -88,6 +93,7 @@ class LazyStateDict(Mapping[str, Tensor]):
         is_task_vector: Whether the tensors are differences from a base (a task vector or an adapter); names that are
             missing then mean a difference of zero.
         tied: Names that shared storage, each with the first name of its group.
+        absolute: Names of a task vector that hold whole weights all the same (an adapter's retrained modules).
     """
 
     def __init__(
@@ -99,12 +105,14 @@ class LazyStateDict(Mapping[str, Tensor]):
         files: tuple[_File, ...] = (),
         is_task_vector: bool = False,
         tied: Mapping[str, str] | None = None,
+        absolute: frozenset[str] = frozenset(),
     ) -> None:
         self.path = path
         self.infos = dict(infos)
         self.metadata = dict(metadata)
         self.is_task_vector = is_task_vector
         self.tied = dict(tied or {})
+        self.absolute = absolute
         self._entries = dict(entries)
         self._files = files
 
@@ -172,4 +180,29 @@ def open_safetensors(path: str | Path) -> LazyStateDict:
         file.close()
         raise
     entries = {name: FileEntry(file, header.offsets[name], info) for name, info in header.infos.items()}
-    return LazyStateDict(str(path), entries, header.infos, header.metadata, (file,))
+    vector = header.metadata.get(KIND) == "task_vector"
+    tied = _recorded_ties(header.metadata.get(TIED, "{}"), header.infos)
+    return LazyStateDict(str(path), entries, header.infos, header.metadata, (file,), vector, tied)
+
+
+def _recorded_ties(text: str, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """Ties that a writer of ours noted; a note that does not fit the tensors is void."""
+    try:
+        found = json.loads(text)
+        return {name: first for name, first in found.items() if infos[name] == infos[first] and first < name}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the names whose tensor is another name's tensor too, each with the first name of its group."""
+    if isinstance(state, LazyStateDict):
+        return state.tied
+    seen: dict[tuple[object, ...], str] = {}
+    ties = {}
+    for name in sorted(state):
+        tensor = state[name]
+        key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and seen.setdefault(key, name) != name:
+            ties[name] = seen[key]
+    return ties

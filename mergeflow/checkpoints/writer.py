@@ -1,18 +1,19 @@
 """Atomic writers: a checkpoint appears whole under its name, or not at all."""
 
+import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, raw_bytes
+from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, raw_bytes, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo, build_header
+from mergeflow.checkpoints.reader import TIED, tied_names
 from mergeflow.errors import MergeflowError
 
 
@@ -49,12 +50,17 @@ class StreamWriter:
         with _disk_errors(self.path, self._size):
             self._file.write(raw_bytes(piece), self._offsets[name] + start * info.dtype.itemsize)
 
+    def digests(self) -> dict[str, str]:
+        """Return the digest of every tensor that was written."""
+        return {
+            name: tensor_digest(self._digests[name, at] for at in range(0, info.numel, BLOCK))
+            for name, info in sorted(self.infos.items())
+        }
+
     def fingerprint(self) -> str:
         """Return the fingerprint of what was written."""
-        return combine(
-            (name, info.dtype, info.shape, [self._digests[name, at] for at in range(0, info.numel, BLOCK)])
-            for name, info in sorted(self.infos.items())
-        )
+        digests = self.digests()
+        return combine((name, self.infos[name].dtype, self.infos[name].shape, digests[name]) for name in digests)
 
     def commit(self, metadata: Mapping[str, str] | None = None) -> str:
         """Make the file appear under its name, synced to disk; returns its fingerprint."""
@@ -187,8 +193,12 @@ def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: 
     Raises:
         MergeflowError: The disk is full or read-only; nothing is left behind.
     """
-    infos = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-    with StreamWriter(path, infos, dict(metadata or {})) as writer:
+    infos = {name: TensorInfo(tuple(tensors[name].shape), tensors[name].dtype) for name in tensors}
+    notes = dict(metadata or {})
+    ties = tied_names(tensors)
+    if ties:
+        notes[TIED] = json.dumps(ties)
+    with StreamWriter(path, infos, notes) as writer:
         for name in tensors:
             flat = tensors[name].detach().reshape(-1)
             for start in range(0, flat.numel(), BLOCK):
@@ -207,7 +217,3 @@ def write_text(path: str | Path, text: str) -> None:
             file.publish()
     finally:
         file.close()
-
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.engine import Engine, Unit
+from mergeflow.merging.method import Stack
 
 
 @dataclass(frozen=True)
@@ -90,25 +92,29 @@ def prepare(
     check_compatible(base, experts)
     engine = Engine(call, base, experts, weights_by_name(weights, experts, call), cache, data, workers, device=device)
     infos = infos_of(base)
-    anchors: dict[str, Tensor] = {}
-    directions: dict[str, Tensor] = {}
-    own = call.method.anchor == "θ0"
-    for name, info in infos.items():
-        moving = info.dtype.is_floating_point
-        if own or not moving:
-            anchors[name] = base[name].detach()
-        else:
-            anchors[name] = torch.empty(info.shape, dtype=engine.dtype)
-        if moving:
-            directions[name] = torch.empty(info.shape, dtype=engine.dtype)
+    anchors = {name: base[name].detach() for name in infos}
+    directions = {
+        name: torch.empty(info.shape, dtype=engine.dtype)
+        for name, info in infos.items()
+        if info.dtype.is_floating_point
+    }
+    own: set[str] = set()
+    lock = Lock()
 
-    def keep(unit: Unit, anchor: Tensor, direction: Tensor | None) -> None:
-        if direction is None:
+    def keep(unit: Unit, stack: Stack | None, result: Any) -> None:
+        if stack is None:
             return
+        anchor, direction = result
         directions[unit.name].view(-1)[unit.start : unit.stop] = direction.reshape(-1).cpu()
-        if not own:
-            anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
+        if anchor is stack.base:
+            return
+        with lock:
+            if unit.name not in own:
+                anchors[unit.name] = torch.empty(infos[unit.name].shape, dtype=engine.dtype)
+                own.add(unit.name)
+        anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
 
+    engine.first_passes()
     engine.run(keep)
     return Direction(anchors, directions, {name: info.dtype for name, info in infos.items()})
 
@@ -136,7 +142,7 @@ def weights_by_name(
         found = dict(zip(experts, map(float, weights), strict=True))
     if not all(abs(weight) < float("inf") for weight in found.values()):
         raise MergeflowError(f"weights must be finite numbers, found {found}.")
-    if call.name == "average" and sum(found.values()) == 0:
+    if (call.method.anchor == "–" or call.name == "average") and sum(found.values()) == 0:
         raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
     return found
 

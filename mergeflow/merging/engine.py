@@ -5,7 +5,7 @@ computes with one thread, so the number of workers does not change a bit either.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.checkpoints.reader import LazyStateDict, tied_names
 from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.method import Model, Stack
@@ -37,8 +37,10 @@ class Unit:
     shape: tuple[int, ...]
 
 
-Sink = Callable[[Unit, Tensor, Tensor | None], None]
-"""Takes the anchor and the direction of a unit; a tensor copied from the base has no direction."""
+Sink = Callable[[Unit, Stack | None, Any], None]
+"""Takes a unit, its stack and the method's result for it; or no stack and a piece of an integer tensor of the base."""
+
+Watch = Callable[[str, str, int, Tensor], None]
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Engine:
         workers: Threads; by default one per core.
         buffer: Bytes that may be in flight beyond the stack of the largest tensor.
         device: Where arithmetic happens.
+        watch: Sees every piece that `run` reads: owner, tensor, first element, flat values as stored.
     """
 
     call: MethodCall
@@ -66,7 +69,7 @@ class Engine:
     workers: int | None = None
     buffer: int = BUFFER
     device: str = "cpu"
-    watch: Callable[[str, str, int, Tensor], None] | None = None
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         self.infos: dict[str, TensorInfo] = infos_of(self.base)
@@ -84,36 +87,33 @@ class Engine:
             cache=self.cache,
         )
         self._scratch = local()
-        self._checked = False
 
     def _arithmetic(self) -> torch.dtype:
         found = [info.dtype for state in (self.base, *self.experts.values()) for info in infos_of(state).values()]
         return torch.float64 if torch.float64 in found else torch.float32
 
-    def run(self, sink: Sink) -> None:
-        """Run the first passes, then hand anchor and direction of every unit to the sink (from worker threads)."""
-        method, args = self.call.method, self.call.typed
-        for statistic in method.statistics(args, self.dtype):
+    def first_passes(self) -> None:
+        """Find the statistics of the whole model that the method needs."""
+        for statistic in self.call.method.statistics(self.call.typed, self.dtype):
             self._first_pass(statistic)
+
+    def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
+        """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
+        method, args = self.call.method, self.call.typed
 
         def work(unit: Unit) -> None:
             if not self.infos[unit.name].dtype.is_floating_point:
-                piece = read(self.base, unit.name, unit.start, unit.stop)
-                self._see("", unit, piece)
-                return sink(unit, piece, None)
-            stack = self._stack(unit)
-            anchor, direction = method(stack, args)
-            assert direction.shape == stack.base.shape, (self.call.name, unit.name, direction.shape, stack.base.shape)
-            return sink(unit, anchor, direction)
+                return sink(unit, None, self._copied(unit))
+            stack = self._stack(unit, self.watch)
+            return sink(unit, stack, method(stack, args))
 
-        self._map(work, self.units())
+        self._map(work, self.units(self.infos if names is None else names))
 
-    def units(self, floats_only: bool = False) -> Iterator[Unit]:
-        """Yield the pieces of work in order of name."""
+    def units(self, names: Iterable[str]) -> Iterator[Unit]:
+        """Yield the pieces of work for the named tensors, in order of name."""
         alone = self.call.method.elementwise(self.call.typed)
-        for name, info in sorted(self.infos.items()):
-            if floats_only and not info.dtype.is_floating_point:
-                continue
+        for name in sorted(names):
+            info = self.infos[name]
             if not alone and info.dtype.is_floating_point:
                 yield Unit(name, 0, info.numel, info.shape)
                 continue
@@ -132,36 +132,56 @@ class Engine:
                 totals.append(mine.box)
             mine.box[0] = statistic.observe(mine.box[0], self._stack(unit), args)
 
-        self._map(work, self.units(floats_only=True))
+        self._map(work, self.units(self.model.shapes))
         total = statistic.start(self.model, args)
         for (part,) in totals:
             total = statistic.merge(total, part)
         self.model.known[statistic.name] = statistic.finish(total, self.model, args)
 
-    def _stack(self, unit: Unit) -> Stack:
+    def _stack(self, unit: Unit, watch: Watch | None = None) -> Stack:
         """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
-        count = unit.stop - unit.start
-        base, taus = self._buffers(count)
-        read_into(self.base, unit.name, base, unit.start)
-        self._check("base", unit, base)
+        base, taus = self._buffers(unit.stop - unit.start)
+        self._load("base", self.base, unit, base, watch)
         for row, name in zip(taus, self.names, strict=True):
             state = self.experts[name]
-            difference = getattr(state, "is_task_vector", False)
+            difference = getattr(state, "is_task_vector", False) and unit.name not in getattr(state, "absolute", ())
             if difference and unit.name not in state:
                 row.zero_()
                 continue
-            read_into(state, unit.name, row, unit.start)
-            self._check(name, unit, row)
+            self._load(name, state, unit, row, watch)
             if not difference:
                 row.sub_(base)
-        shape = unit.shape
         return Stack(
             unit.name,
-            base.reshape(shape).to(self.device),
-            taus.reshape(len(self.names), *shape).to(self.device),
+            base.reshape(unit.shape).to(self.device),
+            taus.reshape(len(self.names), *unit.shape).to(self.device),
             unit.start,
             self.model,
         )
+
+    def _load(self, owner: str, state: State, unit: Unit, out: Tensor, watch: Watch | None) -> None:
+        """Fill `out` with a unit of a state, checked; the watcher sees it in its storage type."""
+        if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype == out.dtype:
+            state.read_into(unit.name, out, unit.start)
+            stored = out
+        else:
+            stored = read(state, unit.name, unit.start, unit.stop)
+            out.copy_(stored)
+        # The sum is finite for finite values of any sane size, and far cheaper than looking at each.
+        if not bool(out.sum().isfinite()) and not all_finite(out):
+            raise not_finite(owner, unit.name)
+        if watch is not None:
+            watch(owner, unit.name, unit.start, stored)
+
+    def _copied(self, unit: Unit) -> Tensor:
+        """Read a unit of an integer tensor: the base's counts, the experts' are only watched."""
+        piece = read(self.base, unit.name, unit.start, unit.stop)
+        if self.watch is not None:
+            self.watch("base", unit.name, unit.start, piece)
+            for name, state in self.experts.items():
+                if unit.name in state:
+                    self.watch(name, unit.name, unit.start, read(state, unit.name, unit.start, unit.stop))
+        return piece
 
     def _buffers(self, count: int) -> tuple[Tensor, Tensor]:
         if count > BLOCK:
@@ -170,15 +190,6 @@ class Engine:
             self._scratch.space = torch.empty((len(self.names) + 1) * BLOCK, dtype=self.dtype)
         space: Tensor = self._scratch.space[: (len(self.names) + 1) * count]
         return space[:count], space[count:].reshape(len(self.names), count)
-
-    def _check(self, owner: str, unit: Unit, values: Tensor) -> None:
-        # The sum is finite for finite values of any sane size, and far cheaper than looking at each.
-        if not bool(values.sum().isfinite()) and not all_finite(values):
-            raise not_finite(owner, unit.name)
-
-    def _see(self, owner: str, unit: Unit, values: Tensor) -> None:
-        if self.watch is not None:
-            self.watch(owner, unit.name, unit.start, values)
 
     def _cost(self, unit: Unit) -> int:
         return (len(self.names) + 3) * (unit.stop - unit.start) * self.dtype.itemsize
@@ -218,14 +229,6 @@ def read(state: State, name: str, start: int, stop: int) -> Tensor:
     return state[name].detach().reshape(-1)[start:stop]
 
 
-def read_into(state: State, name: str, out: Tensor, start: int) -> None:
-    """Fill the flat `out` from element `start` of a tensor, converting its type."""
-    if isinstance(state, LazyStateDict):
-        state.read_into(name, out, start)
-    else:
-        out.copy_(state[name].detach().reshape(-1)[start : start + out.numel()])
-
-
 def common_ties(base: State, experts: Mapping[str, State]) -> dict[str, str]:
     """Return the names that share storage in the base and in every expert, each with the first name of its group."""
     ties = tied_names(base)
@@ -233,20 +236,6 @@ def common_ties(base: State, experts: Mapping[str, State]) -> dict[str, str]:
         if ties and not getattr(state, "is_task_vector", False):
             other = tied_names(state)
             ties = {name: first for name, first in ties.items() if other.get(name) == first}
-    return ties
-
-
-def tied_names(state: State) -> dict[str, str]:
-    """Return the names whose tensor is another name's tensor too, each with the first name of its group."""
-    if isinstance(state, LazyStateDict):
-        return state.tied
-    seen: dict[tuple[Any, ...], str] = {}
-    ties = {}
-    for name in sorted(state):
-        tensor = state[name]
-        key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        if tensor.numel() and seen.setdefault(key, name) != name:
-            ties[name] = seen[key]
     return ties
 
 

@@ -1,8 +1,8 @@
 """Linear algebra of the spectral methods: truncated SVD and polar factors through a Gram matrix in float64.
 
-For A [m, n] with n ≤ m the eigenvectors V of AᵀA are A's right singular vectors, and A_k = A V_k V_kᵀ needs nothing else.
-Formed in float64 this matches LAPACK's float64 SVD to about 1e-7 of the Frobenius norm and costs a fraction of its time;
-a float32 Gram (1e-3) or a plain randomised SVD (3e-2) would be too loose where a spectrum is flat at the cut.
+For A [m, n] with n ≤ m the eigenvectors V of AᵀA are A's right singular vectors, and A_k = A V_k V_kᵀ needs nothing
+else. Formed in float64 this matches LAPACK's float64 SVD to about 1e-7 of the Frobenius norm and costs a fraction of
+its time; a float32 Gram (1e-3) or a plain randomised SVD (3e-2) would be too loose where a spectrum is flat at the cut.
 """
 
 import torch
@@ -10,12 +10,27 @@ from torch import Tensor
 
 from mergeflow.merging.cache import FactorCache
 
+# Columns of a Gram matrix formed at once: only the blocks on and below the diagonal are computed.
+_STRIP = 192
+# Singular values below this share of the largest carry no direction a float64 Gram could resolve.
+_NULL = 1e-7
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """Return AᵀA (lower triangle; above it, only what shares a strip with the diagonal), float64."""
+    wide = matrix.double()
+    n = wide.shape[1]
+    product = wide.new_zeros(n, n)
+    for start in range(0, n, _STRIP):
+        stop = min(start + _STRIP, n)
+        torch.mm(wide[:, start:stop].T, wide[:, :stop], out=product[start:stop, :stop])
+    return product
+
 
 def leading_basis(matrix: Tensor, rank: int) -> Tensor:
     """Return the `rank` leading singular vectors of the smaller side, [min side, rank], in the matrix's type."""
-    wide = matrix.double()
-    gram = wide.T @ wide if matrix.shape[0] >= matrix.shape[1] else wide @ wide.T
-    vectors = torch.linalg.eigh(gram).eigenvectors
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    vectors = torch.linalg.eigh(gram(tall), UPLO="L").eigenvectors
     return vectors[:, -rank:].flip(1).to(matrix.dtype).contiguous()
 
 
@@ -31,6 +46,40 @@ def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Ten
         return matrix.clone()
     if not bool(matrix.any()):
         return torch.zeros_like(matrix)
+    left, right = low_rank_factors(matrix, rank, cache)
+    return left @ right
+
+
+def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> tuple[Tensor, Tensor]:
+    """Return L [m, k] and R [k, n] with L R = SVD_k(A); the factor on the smaller side is orthonormal."""
     basis = cache.basis(matrix, rank, leading_basis) if cache is not None else leading_basis(matrix, rank)
     basis = basis[:, :rank]
-    return (matrix @ basis) @ basis.T if matrix.shape[0] >= matrix.shape[1] else basis @ (basis.T @ matrix)
+    if matrix.shape[0] >= matrix.shape[1]:
+        return matrix @ basis, basis.T
+    return basis, basis.T @ matrix
+
+
+def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U [m, r], σ [r] falling and V [n, r] in float64, r = rank or min(m, n).
+
+    Directions whose singular value is below 1e-7 of the largest are left out: r may be smaller.
+    """
+    flipped = matrix.shape[0] < matrix.shape[1]
+    tall = (matrix.T if flipped else matrix).double()
+    values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")
+    count = min(rank or len(values), len(values))
+    sigma = values[-count:].flip(0).clamp_(min=0).sqrt_()
+    real = int((sigma > _NULL * sigma[0]).sum()) if count else 0
+    right = vectors[:, -count:].flip(1)[:, :real]
+    sigma = sigma[:real]
+    left = (tall @ right) / sigma
+    return (right, sigma, left) if flipped else (left, sigma, right)
+
+
+def polar(matrix: Tensor) -> Tensor:
+    """Return the orthogonal polar factor U Vᵀ of A = U Σ Vᵀ, float64; zero on what A maps to zero.
+
+    It is the matrix with orthonormal columns (or rows) nearest to A.
+    """
+    left, _, right = svd(matrix)
+    return left @ right.T

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 Selection = Literal["attn_mlp", "all"] | Annotated[tuple[str, ...], Field(min_length=1)]
-"""`attn_mlp`: names holding attn or mlp; `all`: every matrix but text projection and token embedding; or glob patterns."""
+"""`attn_mlp`: names holding attn or mlp; `all`: all matrices but text projection and token embedding; or patterns."""
 
 _FUSED = ("in_proj_weight", "qkv.weight", "query_key_value.weight", "c_attn.weight")
 

@@ -1,8 +1,8 @@
 """What a merge method is: a pure function on the task vectors of one tensor, with typed arguments.
 
-`function(stack, args) -> (anchor, direction)`: every result is anchor + scale · direction, so that a sweep over the scale
-never recomputes a direction. The engine calls the function for each tensor, or for each block of one where the method
-treats elements alone, in memory and streaming alike: one engine, one set of bits.
+`function(stack, args) -> (anchor, direction)`: every result is anchor + scale · direction, so that a sweep over the
+scale never recomputes a direction. The engine calls the function for each tensor, or for each block of one where the
+method treats elements alone, in memory and streaming alike: one engine, one set of bits.
 """
 
 import inspect
@@ -86,6 +86,21 @@ class Stack:
         column = torch.tensor(self.model.weights, dtype=self.taus.dtype, device=self.taus.device)
         return column.reshape(-1, *[1] * (self.taus.ndim - 1))
 
+    def datum(self, kind: str, expert: str) -> Tensor | None:
+        """Return a given statistic of data for this tensor (its block, where it has the tensor's size), or None."""
+        given = self.model.data[kind][expert]
+        found: Tensor | None = given.get(self.seed_name, given.get(self.name))
+        if found is None:
+            return None
+        if found.numel() == self.shape.numel():
+            found = found.reshape(-1)[self.start : self.start + self.base.numel()].reshape(self.base.shape)
+        return found.to(self.base.device, self.base.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole tensor."""
+        return torch.Size(self.model.shapes[self.name])
+
     @property
     def seed_name(self) -> str:
         """The name that seeds randomness: tied tensors share the name of the first, so that they stay equal."""
@@ -99,8 +114,8 @@ Parts = tuple[Tensor, Tensor]
 class Statistic:
     """A first pass over the whole model, for methods that need a fact about all of it.
 
-    Each worker folds what it sees into an accumulator of its own; accumulators are merged at the end, so both steps must
-    give the same result in any order (integers, or lists that `finish` sorts).
+    Each worker folds what it sees into an accumulator of its own; accumulators are merged at the end, so both steps
+    must give the same result in any order (integers, or pieces that `finish` sums exactly).
 
     Attributes:
         name: Key of the result in `Model.known`.

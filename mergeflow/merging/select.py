@@ -1,7 +1,8 @@
-"""The exact k-th largest magnitude of each expert's whole task vector, without sorting or flattening it.
+"""The exact k-th largest value of each expert over the whole model, without sorting or flattening anything.
 
-The bits of a non-negative float order as its value does. So histograms of 16 bits at a time, each over the elements that
-share the leading bits already settled, find the k-th magnitude exactly: two passes for float32, four for float64.
+The bits of a float, with those of negative numbers flipped, order as its value does. So histograms of 16 bits at a
+time, each over the elements that share the leading bits already settled, find the k-th value exactly: two passes for
+float32, four for float64.
 """
 
 from collections.abc import Callable
@@ -17,86 +18,121 @@ from mergeflow.merging.method import Model, Stack, Statistic
 
 DIGIT = 16
 _BINS = 1 << DIGIT
+_HALF = _BINS >> 1
+
+Values = Callable[[Stack, Any], Tensor]
+Rank = Callable[[Any, int], int]
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What is settled after some digits: the leading bits of the k-th magnitude and the rank left within them."""
+    """What is settled after some digits: the leading bits of each k-th value and the rank left within them."""
 
     bits: tuple[int, ...]
     left: tuple[int, ...]
 
 
-Values = Callable[[Stack, Any], Tensor]
+@dataclass(frozen=True)
+class _Search:
+    """One search: which values, which rank, and under which name the result is known."""
+
+    values: Values
+    rank: Rank
+    dtype: torch.dtype
+    name: str
+
+    @property
+    def digits(self) -> int:
+        return self.dtype.itemsize * 8 // DIGIT
+
+    @property
+    def integer(self) -> torch.dtype:
+        return torch.int32 if self.dtype == torch.float32 else torch.int64
+
+    def start(self, model: Model, args: Any) -> Tensor:
+        return torch.zeros(len(model.experts), _BINS, dtype=torch.int64)
+
+    def observe(self, digit: int, counts: Tensor, stack: Stack, args: Any) -> Tensor:
+        values = self.values(stack, args)
+        shift = DIGIT * (self.digits - 1 - digit)
+        for index, row in enumerate(values.reshape(values.shape[0], values[0].numel())):
+            bits = ordered_bits(row)
+            if digit:
+                settled = stack.model.known[f"{self.name}.{digit - 1}"].bits[index]
+                bits = bits[(bits >> (shift + DIGIT)) == settled]
+            if bits.numel():
+                found = (bits >> shift) + _HALF if digit == 0 else (bits >> shift) & (_BINS - 1)
+                _count(counts[index], found.cpu())
+        return counts
+
+    def settle(self, digit: int, counts: Tensor, model: Model, args: Any) -> Prefix:
+        before: Prefix | None = model.known.get(f"{self.name}.{digit - 1}") if digit else None
+        wanted = before.left if before else (self.rank(args, model.numel),) * len(model.experts)
+        bits, left = [], []
+        for index, k in enumerate(wanted):
+            from_top = counts[index].flip(0).cumsum(0)
+            at = int(torch.searchsorted(from_top, k)) if k else 0
+            value = _BINS - 1 - at
+            left.append(k - (int(from_top[at - 1]) if at else 0))
+            bits.append((before.bits[index] << DIGIT) | value if before else value - _HALF)
+        if digit == self.digits - 1:
+            model.known[self.name] = self._floats(bits, wanted)
+        return Prefix(tuple(bits), tuple(left))
+
+    def _floats(self, bits: list[int], wanted: tuple[int, ...]) -> Tensor:
+        some = torch.tensor([k > 0 for k in wanted])
+        kept = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
+        return torch.where(some, ordered_bits(kept.view(self.dtype)).view(self.dtype).double(), torch.inf)
+
+
+def _count(counts: Tensor, found: Tensor) -> None:
+    if found.numel() > _BINS // 8:
+        counts += torch.bincount(found, minlength=_BINS)
+    else:  # a histogram of its own would cost more than the few elements
+        counts.index_add_(0, found, torch.ones((), dtype=counts.dtype).expand(found.numel()))
+
+
+def ordered_bits(values: Tensor) -> Tensor:
+    """Return integers that order as the floats do; applied to its own result (viewed as floats) it undoes itself.
+
+    Example:
+        >>> ordered_bits(torch.tensor([-1.0, -0.5, 0.5])).diff().gt(0).all().item()
+        True
+    """
+    # Minus zero must order with zero, hence the addition.
+    bits = (values + 0.0).contiguous().view(torch.int32 if values.dtype == torch.float32 else torch.int64)
+    last = bits.element_size() * 8 - 1
+    return bits ^ ((bits >> last) & ((1 << last) - 1))
+
+
+def order_statistics(values: Values, rank: Rank, dtype: torch.dtype, name: str) -> tuple[Statistic, ...]:
+    """Return the passes that find each expert's k-th largest value over the whole model.
+
+    Args:
+        values: (stack, args) → values [T, …] in the type of arithmetic.
+        rank: (args, n) → k, 0 … n, for n elements in the model.
+        dtype: The type of arithmetic.
+        name: Key of the result: a float64 tensor [T], +∞ where k = 0.
+    """
+    search = _Search(values, rank, dtype, name)
+    return tuple(
+        Statistic(
+            f"{name}.{digit}",
+            search.start,
+            partial(search.observe, digit),
+            lambda a, b: a + b,
+            partial(search.settle, digit),
+        )
+        for digit in range(search.digits)
+    )
 
 
 def threshold_statistics(
     values: Values, keep: Callable[[Any], float], dtype: torch.dtype, name: str = "threshold"
 ) -> tuple[Statistic, ...]:
-    """Return the passes that find each expert's magnitude threshold over the whole model.
+    """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model."""
 
-    Args:
-        values: The [T, …] stack whose magnitudes count.
-        keep: Share of elements to keep, 0 … 1, from the arguments; k = ⌊keep · n⌋.
-        dtype: float32 or float64.
-        name: Key of the result: a float64 tensor [T], +∞ where k = 0.
-    """
-    digits = dtype.itemsize * 8 // DIGIT
-    steps = [
-        Statistic(
-            f"{name}.{digit}",
-            lambda model, args: torch.zeros(len(model.experts), _BINS, dtype=torch.int64),
-            partial(_observe, values, name, digit, digits),
-            lambda a, b: a + b,
-            partial(_settle, keep, name, digit, digits, dtype),
-        )
-        for digit in range(digits)
-    ]
-    return tuple(steps)
+    def magnitudes(stack: Stack, args: Any) -> Tensor:
+        return values(stack, args).abs()
 
-
-def _bits(values: Tensor) -> Tensor:
-    """The magnitudes' bits as integers that order as the magnitudes do."""
-    return values.abs().reshape(values.shape[0], -1).view(torch.int32 if values.dtype == torch.float32 else torch.int64)
-
-
-def _observe(values: Values, name: str, digit: int, digits: int, counts: Tensor, stack: Stack, args: Any) -> Tensor:
-    shift = DIGIT * (digits - 1 - digit)
-    for index, bits in enumerate(_bits(values(stack, args))):
-        if digit:
-            prefix = stack.model.known[f"{name}.{digit - 1}"].bits[index]
-            bits = bits[(bits >> (shift + DIGIT)) == prefix]
-        if bits.numel():
-            counts[index] += torch.bincount((bits >> shift) & (_BINS - 1), minlength=_BINS).cpu()
-    return counts
-
-
-def _settle(
-    keep: Callable[[Any], float],
-    name: str,
-    digit: int,
-    digits: int,
-    dtype: torch.dtype,
-    counts: Tensor,
-    model: Model,
-    args: Any,
-) -> Prefix:
-    before = model.known.get(f"{name}.{digit - 1}") if digit else None
-    wanted = before.left if before else (floor(keep(args) * model.numel + 1e-9),) * len(model.experts)
-    found_bits, found_left = [], []
-    for index, k in enumerate(wanted):
-        from_top = counts[index].flip(0).cumsum(0)
-        at = int(torch.searchsorted(from_top, k)) if k else 0
-        value = _BINS - 1 - at
-        found_left.append(k - (int(from_top[at - 1]) if at else 0))
-        found_bits.append(((before.bits[index] if before else 0) << DIGIT) | value)
-    if digit == digits - 1:
-        model.known[name] = _as_floats(found_bits, wanted, dtype)
-    return Prefix(tuple(found_bits), tuple(found_left))
-
-
-def _as_floats(bits: list[int], wanted: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    integer = torch.int32 if dtype == torch.float32 else torch.int64
-    kept = [value if k else 0 for value, k in zip(bits, wanted, strict=True)]
-    values = torch.tensor(kept, dtype=integer).view(dtype).double()
-    return torch.where(torch.tensor([k > 0 for k in wanted]), values, torch.inf)
+    return order_statistics(magnitudes, lambda args, n: floor(keep(args) * n + 1e-9), dtype, name)

@@ -27,10 +27,10 @@ def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
 
 def tensor_thresholds(values: Tensor, keep: float) -> Tensor:
     """Return the ⌊keep · n⌋-th largest magnitude of each row of [T, …] (+∞ for none)."""
-    flat = values.abs().reshape(values.shape[0], -1)
+    flat = values.abs().reshape(values.shape[0], values[0].numel())
     k = floor(keep * flat.shape[1] + 1e-9)
     if k == 0:
-        return torch.full((values.shape[0],), torch.inf, dtype=values.dtype)
+        return torch.full((values.shape[0],), torch.inf, dtype=values.dtype, device=values.device)
     return flat.kthvalue(flat.shape[1] - k + 1, dim=1).values
 
 

@@ -1,0 +1,150 @@
+"""Random sparsification: DARE and DELLA, then a sum or a TIES merge of what is left.
+
+Every mask is drawn from a generator seeded by (seed, expert, tensor, block), so neither the order of the experts nor
+the number of threads changes a bit.
+"""
+
+import hashlib
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
+from mergeflow.merging.methods.ties import disjoint_merge, majority_statistic, trim_to
+from mergeflow.merging.select import threshold_statistics
+
+
+class ThenArgs(Args):
+    """Arguments of methods that sparsify and then merge with another method."""
+
+    then: Literal["task_arithmetic", "ties"] = Field("task_arithmetic", description="how the rest is merged")
+    keep: float = Field(1.0, ge=0, le=1, description="share TIES keeps of what is left, 0 … 1")
+    reduce: Literal["mean", "sum"] = Field("mean", description="how TIES reduces the agreeing entries")
+    scale: float = Field(0.3, description="factor of the direction; default .3, or 1 with TIES")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scale_of_then(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("then") == "ties":
+            return {"scale": 1.0, **values}
+        return values
+
+
+class DareArgs(ThenArgs):
+    """Arguments of `dare`."""
+
+    drop: float = Field(0.9, ge=0, lt=1, description="probability of dropping an entry, [0, 1)")
+    seed: int = Field(0, ge=0, description="seed of the masks, ≥ 0")
+
+
+class DellaArgs(DareArgs):
+    """Arguments of `della`."""
+
+    window: float = Field(0.15, ge=0, lt=1, description="width of the range of drop probabilities, [0, 1)")
+
+    @model_validator(mode="after")
+    def _probabilities(self) -> "DellaArgs":
+        if self.drop + self.window / 2 >= 1 or self.drop < self.window / 2:
+            raise ValueError(f"drop ± window/2 must stay in [0, 1), found {self.drop} ± {self.window / 2}")
+        return self
+
+
+def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> np.ndarray:
+    """Return `count` uniform 32-bit integers for the elements from `start` (a multiple of the block) on."""
+    pieces = []
+    for block in range(start // BLOCK, -(-(start + count) // BLOCK)):
+        key = hashlib.sha256(f"{seed}\0{expert}\0{name}\0{block}".encode()).digest()
+        bits = np.random.SFC64(int.from_bytes(key, "little"))
+        size = min(BLOCK, start + count - block * BLOCK)
+        pieces.append(bits.random_raw((size + 1) // 2).view(np.uint32)[:size])
+    return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint32), *pieces])
+
+
+def _drawn(stack: Stack, seed: int) -> list[np.ndarray]:
+    count = stack.base.numel()
+    return [uniform_bits(seed, name, stack.seed_name, stack.start, count) for name in stack.model.experts]
+
+
+def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
+    """Return w_t m_t ⊙ τ_t / (1 − drop), with m_t = 0 at the probability `drop`."""
+    if args.drop == 0:
+        return stack.weighted
+    bound = np.uint32(min(round(args.drop * 2**32), 2**32 - 1))
+    keep = torch.stack([torch.from_numpy(bits >= bound) for bits in _drawn(stack, args.seed)])
+    factors = torch.tensor(stack.model.weights, dtype=torch.float64) / (1 - args.drop)
+    column = factors.to(stack.taus.device, stack.taus.dtype).reshape(stack.weight_column.shape)
+    return torch.where(keep.reshape(stack.taus.shape).to(stack.taus.device), stack.taus * column, 0)
+
+
+def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
+    """Return w_t m_t ⊙ τ_t / (1 − p), where p falls with the magnitude's rank within the row."""
+    if stack.base.numel() == 0:
+        return stack.taus
+    rows = stack.taus.reshape(len(stack.taus), stack.base.shape[0] if stack.base.ndim > 1 else 1, -1)
+    n = rows.shape[-1]
+    order = rows.abs().argsort(dim=-1, descending=True, stable=True)
+    step = args.window / (n - 1) if n > 1 else 0.0
+    by_rank = torch.arange(n, dtype=rows.dtype, device=rows.device) * step
+    least = args.drop - args.window / 2 if n > 1 else args.drop
+    drop = torch.empty_like(rows).scatter_(-1, order, by_rank.add_(least).expand_as(rows).contiguous())
+    drawn = torch.stack([torch.from_numpy(bits.astype(np.float64)) for bits in _drawn(stack, args.seed)])
+    keep = drawn.reshape(rows.shape).to(rows.device) >= drop.double() * 2**32
+    return torch.where(keep, rows / (1 - drop), 0).reshape(stack.taus.shape) * stack.weight_column
+
+
+def _then(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
+    if args.then == "task_arithmetic":
+        return stack.base, sparse.sum(0)
+    if args.keep < 1:
+        sparse = trim_to(sparse, stack.model.known["threshold"])
+    return stack.base, disjoint_merge(sparse, stack.model.known["majority"], args.reduce)
+
+
+def _statistics(sparsify: Any) -> Any:
+    def trimmed(stack: Stack, args: Any) -> Tensor:
+        sparse: Tensor = sparsify(stack, args)
+        return trim_to(sparse, stack.model.known["threshold"]) if args.keep < 1 else sparse
+
+    def passes(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+        if args.then == "task_arithmetic":
+            return ()
+        cut = threshold_statistics(sparsify, lambda args: args.keep, dtype) if args.keep < 1 else ()
+        return (*cut, majority_statistic(trimmed))
+
+    return passes
+
+
+@method("dare", DareArgs, elementwise=True, statistics=_statistics(dare_sparsify))
+def dare(stack: Stack, args: DareArgs) -> Parts:
+    """Random entries dropped and the rest rescaled, then summed or merged by TIES.
+
+    m_t ~ Bernoulli(1 − drop),  τ̃_t = m_t ⊙ τ_t / (1 − drop)
+    θ = θ0 + scale · Σ w_t τ̃_t, or TIES of the w_t τ̃_t
+
+    Property:
+        The mean over seeds is the method without dropping; at drop 0 it is that method exactly.
+
+    Source:
+        Yu et al., Language models are Super Mario (ICML 2024), section 3.
+    """
+    return _then(stack, args, dare_sparsify(stack, args))
+
+
+@method("della", DellaArgs, statistics=_statistics(della_sparsify))
+def della(stack: Stack, args: DellaArgs) -> Parts:
+    """Like DARE, but large entries are dropped less often.
+
+    p = drop − window/2 + window · r/(n−1), r = rank by falling magnitude in the row;  τ̃_t = m_t ⊙ τ_t / (1 − p)
+    θ = θ0 + scale · Σ w_t τ̃_t, or TIES of the w_t τ̃_t
+
+    Property:
+        At window 0 it is DARE; the mean of p over a row is `drop`.
+
+    Source:
+        Deep et al., DELLA-Merging (2024), section 3.1.
+    """
+    return _then(stack, args, della_sparsify(stack, args))

@@ -1,0 +1,150 @@
+"""Methods that use statistics of data, given to them: diagonal Fishers, Gram matrices of inputs, learned coefficients.
+
+Here they are pure functions of those statistics; who has data computes them and passes `data`.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.linalg import truncate
+from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+
+class FisherArgs(Args):
+    """Arguments of `fisher`."""
+
+    samples: int = Field(256, ge=1, description="samples per expert the Fishers are estimated from, ≥ 1")
+    eps: float = Field(1e-6, gt=0, description="added to every Fisher entry, > 0")
+
+
+class RegmeanArgs(Args):
+    """Arguments of `regmean`."""
+
+    samples: int = Field(256, ge=1, description="samples per expert the Grams are made from, ≥ 1")
+    off_diagonal: float = Field(0.95, ge=0, le=1, description="factor of the Grams' off-diagonal entries, 0 … 1")
+
+
+class AdamergingArgs(Args):
+    """Arguments of `adamerging`."""
+
+    granularity: Literal["task", "layer"] = Field("layer", description="one λ per expert, or per expert and tensor")
+    on: Literal["task_vectors", "cart"] = Field("task_vectors", description="directions that the λ multiply")
+    init: float = Field(0.3, description="first value of every λ")
+    lr: float = Field(1e-3, gt=0, description="Adam's learning rate, > 0")
+    steps: int = Field(500, ge=0, description="optimisation steps, ≥ 0")
+    clamp: bool = Field(False, description="keep every λ within 0 … 1")
+    rank_ratio: float = Field(0.08, gt=0, le=1, description="rank of the directions `cart`, (0, 1]")
+    matrices: Selection = Field("attn_mlp", description="which matrices `cart` treats: attn_mlp, all, or patterns")
+    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+
+
+def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
+    found = stack.datum(kind, expert)
+    if found is None or found.shape != shape:
+        what = "is missing" if found is None else f"has shape {list(found.shape)}, expected {list(shape)}"
+        raise MergeflowError(f"the statistic '{kind}' of expert '{expert}' for tensor '{stack.name}' {what}.")
+    return found
+
+
+@method("fisher", FisherArgs, elementwise=True, anchor="–", data=("fisher",))
+def fisher(stack: Stack, args: FisherArgs) -> Parts:
+    """Mean of the experts weighted by their diagonal Fisher information.
+
+    θ = Σ w_t (F_t + eps) θ_t / Σ w_t (F_t + eps)
+
+    Stored as θ0 + scale · (θ − θ0), so scale 1 is the weighted mean itself.
+
+    Property:
+        Equal Fishers give the average; an entry that only one expert is sure of is that expert's.
+
+    Source:
+        Matena and Raffel, Merging models with Fisher-weighted averaging (NeurIPS 2022), equation 6.
+    """
+    weights = stack.model.weights
+    fishers = torch.stack([_datum(stack, "fisher", name, stack.base.shape) for name in stack.model.experts])
+    if bool((fishers < 0).any()):
+        raise MergeflowError(f"the Fisher information of tensor '{stack.name}' has negative entries: squares cannot.")
+    shares = (fishers + args.eps) * torch.tensor(weights, dtype=fishers.dtype).reshape(-1, *[1] * stack.base.ndim)
+    return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
+
+
+@method("regmean", RegmeanArgs, anchor="–", data=("gram",))
+def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
+    """The weights whose outputs are nearest to every expert's on its own inputs.
+
+    W = (Σ w_t W_t Ĝ_t) (Σ w_t Ĝ_t)⁻¹ for a weight W [out, in] with inputs' Gram G_t [in, in];
+    Ĝ_t = G_t with its off-diagonal entries × off_diagonal
+
+    Tensors without Grams are averaged. Stored as θ0 + scale · (θ − θ0).
+
+    Property:
+        Equal Grams give the average; with off_diagonal 1 no other weights have a smaller squared error.
+
+    Source:
+        Jin et al., Dataless knowledge fusion by merging weights (ICLR 2023), equation 2 and section 3.2.
+    """
+    total = sum(stack.model.weights)
+    grams = [stack.datum("gram", name) for name in stack.model.experts]
+    if all(gram is None for gram in grams):
+        return stack.base, stack.weighted.sum(0) / total
+    columns = stack.base.shape[-1]
+    whole = torch.zeros(columns, columns, dtype=torch.float64, device=stack.base.device)
+    pulled = torch.zeros(stack.base.shape, dtype=torch.float64, device=stack.base.device)
+    for name, weight, tau in zip(stack.model.experts, stack.model.weights, stack.taus, strict=True):
+        gram = _datum(stack, "gram", name, torch.Size((columns, columns))).double() * weight
+        gram = args.off_diagonal * gram + (1 - args.off_diagonal) * torch.diag(gram.diagonal())
+        whole += gram
+        pulled += tau.double() @ gram
+    # Inputs that never fire leave empty rows: the pseudo-inverse keeps θ0 there in place of failing.
+    merged = pulled @ torch.linalg.pinv(whole, hermitian=True)
+    return stack.base, merged.to(stack.base.dtype)
+
+
+def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, list[Tensor]]:
+    """Return the anchor and one direction per expert that the coefficients multiply."""
+    if args.on == "task_vectors":
+        return stack.base, list(stack.weighted)
+    mean = stack.taus.mean(0)
+    centred = (stack.taus - mean) * stack.weight_column
+    if not is_matrix(stack.name, stack.base.shape, args.matrices):
+        return stack.base + mean, [torch.zeros_like(mean) for _ in centred]
+    cache = stack.model.cache
+    return stack.base + mean, [
+        torch.cat(
+            [
+                truncate(part, rank_of(part.shape, args.rank_ratio, "ceil"), cache)
+                for part in parts(stack.name, delta, args.split_qkv)
+            ]
+        )
+        for delta in centred
+    ]
+
+
+@method("adamerging", AdamergingArgs, anchor="θ0 or mean θ_t")
+def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
+    """Sum of directions with coefficients learned by entropy minimisation.
+
+    θ = anchor + scale · Σ λ_t^l d_t^l;  d_t = τ_t on θ0 (`task_vectors`), or SVD_k(θ_t − θ̄) on the mean (`cart`)
+
+    The λ are given as data (`coefficients`, by expert and tensor, or one number per expert; see
+    `mergeflow.merging.adamerging.learn`); without them every λ is `init`, the static start.
+
+    Property:
+        At its start on task vectors it is task arithmetic with scale `init`.
+
+    Source:
+        Yang et al., AdaMerging (ICLR 2024), equations 3 and 4; Choi et al. (CART), section 5 for `cart`.
+    """
+    anchor, directions = adamerging_directions(stack, args)
+    result = torch.zeros_like(stack.base)
+    given = stack.model.data.get("coefficients", {})
+    for name, direction in zip(stack.model.experts, directions, strict=True):
+        found = given.get(name, args.init)
+        value = float(found) if isinstance(found, int | float) else float(found.get(stack.name, args.init))
+        result += direction * value
+    return anchor, result

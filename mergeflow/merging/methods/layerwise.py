@@ -1,0 +1,127 @@
+"""Layer-wise scaling of another method's direction."""
+
+import re
+from collections.abc import Mapping
+from math import fsum, sqrt
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+
+from mergeflow.merging.method import Args, Method, Parts, Stack, Statistic, method
+
+_BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
+_LAST = re.compile(r"\b(?:ln_post|ln_final|ln_f|proj|head|lm_head|norm|fc|classifier|text_projection|logit_scale)\b")
+
+
+def _pairs(value: Any) -> Any:
+    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+
+
+Frozen = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
+
+
+class LinesArgs(Args):
+    """Arguments of `lines`."""
+
+    of: str = Field("task_arithmetic", description="method whose direction is scaled; one anchored at θ0")
+    of_args: Frozen = Field((), description="arguments of that method")
+    alpha: float | None = Field(None, description="factor of the first block; by default ‖Στ‖ / (T ‖direction‖)")
+    beta: float = Field(0.5, description="what is added to it until the last block")
+
+    @field_validator("of")
+    @classmethod
+    def _anchored_at_base(cls, name: str) -> str:
+        from mergeflow.merging.catalog import get
+
+        found = get(name)
+        if name == "lines" or found.anchor != "θ0" or found.data:
+            raise ValueError(f"LiNeS scales methods anchored at θ0 that need no data, which '{name}' is not")
+        return name
+
+    @model_validator(mode="after")
+    def _valid(self) -> "LinesArgs":
+        self.inner()
+        return self
+
+    def inner(self) -> tuple[Method, Any]:
+        """Return the method that is scaled and its arguments."""
+        from mergeflow.merging.catalog import configure
+
+        call = configure(self.of, dict(self.of_args))
+        return call.method, call.typed
+
+
+def depth(name: str, shapes: Mapping[str, Any]) -> float:
+    """Return l/(L−1) of a tensor: its block's index among its tower's blocks; 0 before the blocks, 1 after them.
+
+    Example:
+        >>> shapes = {f"visual.resblocks.{i}.w": () for i in range(5)}
+        >>> depth("visual.resblocks.1.w", shapes), depth("visual.ln_post.bias", shapes), depth("visual.conv1.w", shapes)
+        (0.25, 1.0, 0.0)
+    """
+    found = _BLOCK.match(name)
+    if not found:
+        return 1.0 if _LAST.search(name) else 0.0
+    tower = found.group(1)
+    blocks = [int(match.group(2)) for other in shapes if (match := _BLOCK.match(other)) and match.group(1) == tower]
+    return int(found.group(2)) / max(max(blocks), 1)
+
+
+def _length_statistic() -> Statistic:
+    """‖Στ‖ / (T ‖direction‖) over the whole model, from sums per unit that are added in order of name."""
+
+    def observe(found: dict[Any, tuple[float, float]], stack: Stack, args: LinesArgs) -> Any:
+        inner, inner_args = args.inner()
+        _, direction = inner(stack, inner_args)
+        lengths = (float(part.double().square().sum()) for part in (stack.weighted.sum(0), direction))
+        found[stack.name, stack.start] = (next(lengths), next(lengths))
+        return found
+
+    def finish(found: dict[Any, tuple[float, float]], model: Any, args: LinesArgs) -> float:
+        summed, directed = (fsum(pair[side] for pair in found.values()) for side in (0, 1))
+        return sqrt(summed / directed) / len(model.experts) if directed else 0.0
+
+    return Statistic("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)
+
+
+def _passes_of_inner(statistic: Statistic) -> Statistic:
+    """The same first pass, given the inner method's arguments."""
+    return Statistic(
+        statistic.name,
+        lambda model, args: statistic.start(model, args.inner()[1]),
+        lambda total, stack, args: statistic.observe(total, stack, args.inner()[1]),
+        statistic.merge,
+        lambda total, model, args: statistic.finish(total, model, args.inner()[1]),
+    )
+
+
+def _statistics(args: LinesArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
+    inner, inner_args = args.inner()
+    passes = tuple(_passes_of_inner(statistic) for statistic in inner.statistics(inner_args, dtype))
+    return passes if args.alpha is not None else (*passes, _length_statistic())
+
+
+def _elementwise(args: LinesArgs) -> bool:
+    inner, inner_args = args.inner()
+    return inner.elementwise(inner_args)
+
+
+@method("lines", LinesArgs, elementwise=_elementwise, statistics=_statistics)
+def lines(stack: Stack, args: LinesArgs) -> Parts:
+    """Another method's direction, scaled up with depth.
+
+    θ = θ0 + scale · λ_l · direction,  λ_l = α + β · l/(L−1) by block index
+
+    Tensors before the first block take l = 0, those after the last l = L−1.
+
+    Property:
+        With β = 0 every block is scaled by α alone; with β > 0 shallow blocks stay nearer to the base.
+
+    Source:
+        Wang et al., LiNeS (ICLR 2025), equation 4, and section 5.2 for the default of α.
+    """
+    inner, inner_args = args.inner()
+    anchor, direction = inner(stack, inner_args)
+    alpha = args.alpha if args.alpha is not None else stack.model.known["lines.alpha"]
+    return anchor, direction * (alpha + args.beta * depth(stack.name, stack.model.shapes))

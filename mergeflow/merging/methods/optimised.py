@@ -1,0 +1,67 @@
+"""Directions found by optimisation without data."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.matrices import Selection, is_matrix, parts
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+
+
+class WudiArgs(Args):
+    """Arguments of `wudi`."""
+
+    steps: int = Field(300, ge=0, description="Adam steps per matrix, ≥ 0")
+    lr: float = Field(1e-5, gt=0, description="Adam's learning rate, > 0")
+    matrices: Selection = Field("attn_mlp", description="which matrices are treated: attn_mlp, all, or glob patterns")
+    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+
+
+def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
+    """Return the τ that Adam finds from Στ_i for Σ ‖(τ − τ_i) τ_iᵀ‖² / ‖τ_i‖².
+
+    The gradient is 2 (τ H − B) with H = Σ τ_iᵀτ_i/‖τ_i‖² and B = Σ τ_i τ_iᵀτ_i/‖τ_i‖², both formed once, so that a step
+    costs one product of matrices however many experts there are.
+    """
+    moved = [tau for tau in taus if bool(tau.any())]
+    result = taus.sum(0)
+    if not moved or not steps:
+        return result
+    columns = taus.shape[2]
+    curvature, pull = taus.new_zeros(columns, columns), torch.zeros_like(result)
+    for tau in moved:
+        share = tau.T @ (tau / tau.square().sum())
+        curvature += share
+        pull += tau @ share
+    mean, square = torch.zeros_like(result), torch.zeros_like(result)
+    for step in range(1, steps + 1):
+        gradient = (result @ curvature).sub_(pull).mul_(2)
+        mean.mul_(_BETA1).add_(gradient, alpha=1 - _BETA1)
+        square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+        size = lr / (1 - _BETA1**step)
+        result.addcdiv_(mean, (square / (1 - _BETA2**step)).sqrt_().add_(_EPSILON), value=-size)
+    return result
+
+
+@method("wudi", WudiArgs)
+def wudi(stack: Stack, args: WudiArgs) -> Parts:
+    """The task vector that interferes least with the inputs of each expert, found without data.
+
+    τ = argmin Σ_t ‖(τ − w_t τ_t) (w_t τ_t)ᵀ‖² / ‖w_t τ_t‖² by Adam from Σ w_t τ_t;  θ = θ0 + scale · τ
+
+    What is not treated as a matrix is averaged.
+
+    Property:
+        The objective never ends above where it began; experts with orthogonal row spaces are summed.
+
+    Source:
+        Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
+    """
+    if not is_matrix(stack.name, stack.base.shape, args.matrices) or not bool(stack.taus.any()):
+        return stack.base, stack.weighted.sum(0) / len(stack.taus)
+    pieces = [
+        minimise_interference(part, args.steps, args.lr) for part in parts(stack.name, stack.weighted, args.split_qkv)
+    ]
+    return stack.base, torch.cat(pieces)

@@ -1,0 +1,166 @@
+"""Sparse methods: which entries of the task vectors are summed."""
+
+from math import floor
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
+from mergeflow.merging.select import order_statistics
+
+# Share of the smallest and largest magnitudes that PCB clips, as in its authors' implementation.
+_PCB_CLIP = 1e-4
+
+
+class BreadcrumbsArgs(Args):
+    """Arguments of `breadcrumbs`."""
+
+    beta: float = Field(0.85, ge=0, le=1, description="share of smallest magnitudes dropped per tensor, 0 … 1")
+    gamma: float = Field(0.01, ge=0, le=1, description="share of largest magnitudes dropped per tensor, 0 … 1")
+
+
+class MagmaxArgs(Args):
+    """Arguments of `magmax`."""
+
+
+class ConsensusArgs(Args):
+    """Arguments of `consensus`."""
+
+    scale: float = Field(0.3, description="factor of the direction; any real number")
+    threshold: float = Field(0.4, ge=0, description="λ of the TALL masks, ≥ 0")
+    min_agree: int = Field(2, ge=0, description="masks that must hold an entry, ≥ 0")
+
+
+class PcbArgs(Args):
+    """Arguments of `pcb`."""
+
+    scale: float = Field(1.2, description="factor of the direction; any real number")
+    keep: float = Field(0.1, gt=0, le=1, description="share of entries kept by competition score, (0, 1]")
+
+
+@method("breadcrumbs", BreadcrumbsArgs)
+def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
+    """Sum of the task vectors without their smallest and largest entries.
+
+    m_t = 0 for the ⌊β·n⌋ smallest and the ⌊γ·n⌋ largest magnitudes of each tensor, else 1
+    θ = θ0 + scale · Σ w_t m_t ⊙ τ_t
+
+    Magnitudes equal to one that is kept are kept; a tensor too small for a cut keeps what that cut would take.
+
+    Property:
+        With β = γ = 0 it is task arithmetic; outliers have no influence.
+
+    Source:
+        Davari and Belilovsky, Model breadcrumbs (ECCV 2024), section 3.
+    """
+    magnitudes = stack.taus.abs().reshape(len(stack.taus), stack.base.numel())
+    n = magnitudes.shape[1]
+    low, high = floor(args.beta * n + 1e-9), floor(args.gamma * n + 1e-9)
+    if n == 0 or low + high == 0:
+        return stack.base, stack.weighted.sum(0)
+    if low + high >= n:
+        return stack.base, torch.zeros_like(stack.base)
+    keep = torch.ones_like(magnitudes, dtype=torch.bool)
+    if low:
+        keep &= magnitudes >= magnitudes.kthvalue(low + 1, dim=1, keepdim=True).values
+    if high:
+        keep &= magnitudes <= magnitudes.kthvalue(n - high, dim=1, keepdim=True).values
+    return stack.base, (stack.weighted * keep.reshape(stack.taus.shape)).sum(0)
+
+
+@method("magmax", MagmaxArgs, elementwise=True, weighted=False)
+def magmax(stack: Stack, args: MagmaxArgs) -> Parts:
+    """Entry of largest magnitude among the task vectors.
+
+    θ = θ0 + scale · τ_{t*},  t* = argmax_t abs(τ_t) per entry (the first name where magnitudes are equal)
+
+    Property:
+        Where only one expert moved, its task vector survives whole.
+
+    Source:
+        Marczak et al., MagMax (ECCV 2024), equation 2.
+    """
+    chosen = stack.taus.abs().argmax(0, keepdim=True)
+    return stack.base, stack.taus.gather(0, chosen)[0]
+
+
+def tall_masks(taus: Tensor, total: Tensor, threshold: float) -> Tensor:
+    """Return abs(τ_t) > threshold · abs(Στ − τ_t), [T, …] of bools."""
+    return taus.abs() > threshold * (total - taus).abs()
+
+
+@method("consensus", ConsensusArgs, elementwise=True)
+def consensus(stack: Stack, args: ConsensusArgs) -> Parts:
+    """Sum of the task vectors where enough TALL masks agree.
+
+    m_t = abs(τ_t) > threshold · abs(Στ − τ_t)
+    θ = θ0 + scale · [Σ_t m_t ≥ min_agree] ⊙ Σ w_t τ_t
+
+    Property:
+        Entries that matter to fewer than min_agree experts ("selfish" and "catastrophic" weights) stay at the base.
+
+    Source:
+        Wang et al., Localizing task information (ICML 2024), equations 3 and 7.
+    """
+    taus = stack.weighted
+    total = taus.sum(0)
+    agreeing = tall_masks(taus, total, args.threshold).sum(0) >= args.min_agree
+    return stack.base, torch.where(agreeing, total, 0)
+
+
+def _competition(stack: Stack, args: PcbArgs) -> Tensor:
+    """Scores β_t = exp(T · norm(abs τ_t)²) ⊙ tanh(τ_t ⊙ Στ), [T, …]."""
+    low, high = (_column(stack, f"pcb.{edge}") for edge in ("low", "high"))
+    spread = torch.where(high > low, high - low, 1)
+    intra = ((_clipped(stack).abs() - low) / spread).square()
+    return torch.exp(len(stack.taus) * intra) * torch.tanh(stack.weighted * stack.weighted.sum(0))
+
+
+def _clipped(stack: Stack) -> Tensor:
+    low, high = (_column(stack, f"pcb.{edge}") for edge in ("low", "high"))
+    return stack.weighted.sign() * stack.weighted.abs().clamp(low, high)
+
+
+def _column(stack: Stack, name: str) -> Tensor:
+    values: Tensor = stack.model.known[name]
+    return values.to(stack.taus.device, stack.taus.dtype).reshape(-1, *[1] * (stack.taus.ndim - 1))
+
+
+def _pcb_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+    def magnitudes(stack: Stack, args: Any) -> Tensor:
+        return stack.weighted.abs()
+
+    def clip(n: int) -> int:
+        return floor(_PCB_CLIP * n)
+
+    return (
+        *order_statistics(magnitudes, lambda args, n: clip(n) + 1, dtype, "pcb.high"),
+        *order_statistics(magnitudes, lambda args, n: n - clip(n), dtype, "pcb.low"),
+        *order_statistics(_competition, lambda args, n: max(1, floor(args.keep * n + 1e-9)), dtype, "pcb.cut"),
+        *order_statistics(_competition, lambda args, n: 1, dtype, "pcb.top"),
+    )
+
+
+@method("pcb", PcbArgs, elementwise=True, statistics=_pcb_statistics)
+def pcb(stack: Stack, args: PcbArgs) -> Parts:
+    """Sum of the task vectors balanced by competition within and between them.
+
+    β_t = exp(T · norm(abs τ_t)²) ⊙ tanh(τ_t ⊙ Στ)
+    s_t = β_t rescaled to 0 at its ⌊keep·n⌋-th largest entry and 1 at its largest, 0 below
+    θ = θ0 + scale · Σ s_t ⊙ τ_t / Σ s_t
+
+    norm maps the magnitudes of an expert's whole vector, clipped at their 1e-4 and 1 − 1e-4 quantiles, to 0 … 1.
+
+    Property:
+        Entries without any score among the best stay at the base; where one expert alone scores, its entry survives.
+
+    Source:
+        Du et al., Parameter competition balancing for model merging (NeurIPS 2024), section 3, with the activations of
+        the authors' implementation.
+    """
+    cut, top = _column(stack, "pcb.cut"), _column(stack, "pcb.top")
+    spread = torch.where(top > cut, top - cut, 1)
+    scores = ((_competition(stack, args) - cut).clamp_(min=0)) / spread
+    return stack.base, (_clipped(stack) * scores).sum(0) / scores.sum(0).clamp_(min=1e-12)

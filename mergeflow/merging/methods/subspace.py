@@ -1,0 +1,181 @@
+"""Subspace methods: singular directions of all experts, orthogonalised, flattened or aligned."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.linalg import polar, svd
+from mergeflow.merging.matrices import Selection, is_matrix, parts
+from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
+
+
+class MatrixArgs(Args):
+    """Arguments of methods that treat matrices."""
+
+    matrices: Selection = Field("all", description="which matrices are treated: attn_mlp, all, or glob patterns")
+    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+
+
+class TsvArgs(MatrixArgs):
+    """Arguments of `tsv`."""
+
+
+class IsoCArgs(MatrixArgs):
+    """Arguments of `iso_c`."""
+
+
+class IsoCtsArgs(MatrixArgs):
+    """Arguments of `iso_cts`."""
+
+    common: float = Field(0.8, ge=0, le=1, description="share of the rank taken from the common space, 0 … 1")
+
+
+class KnotsArgs(MatrixArgs):
+    """Arguments of `knots`."""
+
+    then: Literal["task_arithmetic", "ties"] = Field("ties", description="how the aligned blocks are merged")
+    keep: float = Field(0.2, ge=0, le=1, description="share of a block's entries that TIES keeps, 0 … 1")
+
+
+def _treated(stack: Stack, args: MatrixArgs) -> bool:
+    return is_matrix(stack.name, stack.base.shape, args.matrices) and bool(stack.taus.any())
+
+
+def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    """Merge a matrix, or each of its q/k/v thirds, by [T, m, n] → [m, n]; average what is not treated as one."""
+    if not _treated(stack, args):
+        return stack.weighted.sum(0) / len(stack.taus)
+    pieces = [merge(part, args) for part in parts(stack.name, stack.weighted, args.split_qkv)]
+    return torch.cat(pieces).to(stack.taus.dtype)
+
+
+def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
+    """TSV-M of a stack of matrices."""
+    rank = max(1, min(taus.shape[1:]) // len(taus))
+    factors = [svd(tau, rank) for tau in taus if bool(tau.any())]
+    if not factors:
+        return torch.zeros_like(taus[0])
+    left, sigma, right = (torch.cat(side, dim=-1) for side in zip(*factors, strict=True))
+    return (polar(left) * sigma) @ polar(right).T
+
+
+def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
+    """Iso-C of a stack of matrices."""
+    total = taus.sum(0)
+    if not bool(total.any()):
+        return torch.zeros_like(total)
+    left, sigma, right = svd(total)
+    return (sigma.sum() / min(total.shape)) * (left @ right.T)
+
+
+def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
+    """Iso-CTS of a stack of matrices."""
+    total = taus.sum(0)
+    side = min(total.shape)
+    own = round((side - int(side * args.common)) / len(taus))
+    rank = side - own * len(taus)
+    factors = [svd(total, rank)] if rank > 0 and bool(total.any()) else []
+    for tau in taus if own else ():
+        outside = tau.double()
+        if factors:
+            common = factors[0][0]
+            outside = outside - common @ (common.T @ outside)
+        if bool(outside.any()):
+            factors.append(svd(outside, own))
+    if not factors:
+        return torch.zeros_like(total)
+    left, sigma, right = (torch.cat(side_, dim=-1) for side_ in zip(*factors, strict=True))
+    return sigma.mean() * (polar(left) @ polar(right).T)
+
+
+def _ties(blocks: Tensor, keep: float) -> Tensor:
+    trimmed = trim_to(blocks, tensor_thresholds(blocks, keep))
+    majority = -1.0 if float(trimmed.sum(0).sign().sum()) < 0 else 1.0
+    return disjoint_merge(trimmed, majority, "mean")
+
+
+def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
+    """KnOTS of a stack of matrices."""
+    count, rows, columns = taus.shape
+    joined = taus.transpose(0, 1).reshape(rows, count * columns)
+    left, sigma, right = svd(joined)
+    blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1)
+    merged = blocks.sum(0) if args.then == "task_arithmetic" else _ties(blocks, args.keep)
+    return (left * sigma) @ merged
+
+
+@method("tsv", TsvArgs)
+def tsv(stack: Stack, args: TsvArgs) -> Parts:
+    """Task singular vectors of all experts, made orthogonal to each other (TSV-M).
+
+    w_t τ_t ≈ U_t Σ_t V_tᵀ at rank ⌊min side / T⌋;  U = [U_1 … U_T], V, Σ alike;  θ = θ0 + scale · polar(U) Σ polar(V)ᵀ
+
+    What is not treated as a matrix is averaged.
+
+    Property:
+        Experts with orthogonal row and column spaces of low rank are summed without loss.
+
+    Source:
+        Gargiulo et al., Task singular vectors (CVPR 2025), algorithm 1.
+    """
+    return stack.base, _merged(stack, args, merge_tsv)
+
+
+@method("iso_c", IsoCArgs)
+def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
+    """Sum of the task vectors with all singular values replaced by their mean.
+
+    Σ w_t τ_t = U Σ Vᵀ,  θ = θ0 + scale · σ̄ U Vᵀ
+
+    What is not treated as a matrix is averaged; directions without any singular value stay zero.
+
+    Property:
+        The spectrum is flat and its sum is that of Σ τ_t.
+
+    Source:
+        Marczak et al., No task left behind (ICML 2025), algorithm 1.
+    """
+    return stack.base, _merged(stack, args, merge_iso_c)
+
+
+@method("iso_cts", IsoCtsArgs)
+def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
+    """A flat spectrum over the common space and each expert's own directions outside it.
+
+    common: the leading k singular directions of Σ w_t τ_t; own: the leading s = round((r − ⌊common·r⌋)/T) of each
+    w_t τ_t projected outside the common space, k = r − s·T;  θ = θ0 + scale · σ̄ polar(U) polar(V)ᵀ
+
+    What is not treated as a matrix is averaged.
+
+    Property:
+        With common = 1 it is Iso-C; the spectrum is flat.
+
+    Source:
+        Marczak et al., No task left behind (ICML 2025), algorithm 2.
+    """
+    return stack.base, _merged(stack, args, merge_iso_cts)
+
+
+@method("knots", KnotsArgs)
+def knots(stack: Stack, args: KnotsArgs) -> Parts:
+    """Task vectors aligned in one joint SVD, then merged by TIES or summed.
+
+    [w_1 τ_1 … w_T τ_T] = U Σ [V_1ᵀ … V_Tᵀ],  θ = θ0 + scale · U Σ merge(V_1 … V_T)ᵀ
+
+    TIES trims each expert's block of a matrix on its own. What is not treated as a matrix is merged without alignment.
+
+    Property:
+        Followed by task arithmetic it is task arithmetic.
+
+    Source:
+        Stoica et al., Model merging with SVD to tie the KnOTS (ICLR 2025), section 4.
+    """
+    if _treated(stack, args):
+        return stack.base, _merged(stack, args, merge_knots)
+    if args.then == "task_arithmetic":
+        return stack.base, stack.weighted.sum(0)
+    return stack.base, _ties(stack.weighted, args.keep)
