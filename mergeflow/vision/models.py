@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.vision.tokenizer import WordTokenizer, vocabulary_digest
+
+if TYPE_CHECKING:
+    from open_clip import CLIP
 
 POCKET = "pocket-clip"
 ASSETS = Path(__file__).with_name("assets")
@@ -38,7 +41,7 @@ class ClipModel:
         std: per-channel standard deviation of pixels in 0..1.
     """
 
-    model: nn.Module
+    model: "CLIP"
     tokenizer: Callable[[list[str]], Tensor]
     image_size: int
     mean: Triple

@@ -151,7 +151,8 @@ class _Loss:
 
 
 def _optimizer(model: nn.Module, settings: PretrainSettings) -> torch.optim.AdamW:
-    decayed, free = [], []
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (free if parameter.ndim < 2 or "embedding" in name else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": free, "weight_decay": 0.0}]

@@ -196,11 +196,27 @@ def stage(v: View) -> None:
     v.pen.polygon([(x, -1.2), (x - 0.3, 0.6), (x + 0.3, 0.6)], (245, 235, 180))
 
 
-KINDS: dict[str, Callable[[View], None]] = {
-    kind.__name__.replace("_", " "): kind
-    for kind in (beach, desert, mountain, skyline, night_city, forest_path, snowfield, corridor, bedroom)
-    + (sea_sunset, country_road, barn, cave, garden, bridge_view, library, waterfall, stage)
-}
+_DRAWN: tuple[Callable[[View], None], ...] = (
+    beach,
+    desert,
+    mountain,
+    skyline,
+    night_city,
+    forest_path,
+    snowfield,
+    corridor,
+    bedroom,
+    sea_sunset,
+    country_road,
+    barn,
+    cave,
+    garden,
+    bridge_view,
+    library,
+    waterfall,
+    stage,
+)
+KINDS = {kind.__name__.replace("_", " "): kind for kind in _DRAWN}
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:

@@ -26,14 +26,19 @@ COLOURS: dict[str, Colour] = {
     "yellow": (240, 200, 20),
     "green": (20, 140, 60),
 }
+_QUARTER = [(0.4, -1.0), (0.4, -0.4), (1.0, -0.4)]  # a cross, turned by quarters below
+_CROSS: Points = [
+    point
+    for x, y in ((1, 1), (1, -1), (-1, -1), (-1, 1))
+    for point in [(x * a, y * b) for a, b in (_QUARTER if x == y else _QUARTER[::-1])]
+]
 SHAPES: dict[str, Points] = {
     "round": regular(24),
     "triangular": regular(3, 1.15),
     "square": regular(4, 1.2, math.pi / 4),
     "diamond": regular(4, 1.1),
     "inverted": regular(3, 1.15, math.pi),
-    "cross": [(-0.4, -1), (0.4, -1), (0.4, -0.4), (1, -0.4), (1, 0.4), (0.4, 0.4)]
-    + [(0.4, 1), (-0.4, 1), (-0.4, 0.4), (-1, 0.4), (-1, -0.4), (-0.4, -0.4)],
+    "cross": _CROSS,
 }
 CLASSES = tuple(f"{colour} {shape} sign" for shape in SHAPES for colour in COLOURS)
 

@@ -172,11 +172,27 @@ def bubbly(f: Field) -> np.ndarray:
     return value
 
 
-PATTERNS: dict[str, Callable[[Field], np.ndarray]] = {
-    p.__name__: p
-    for p in (striped, chequered, dotted, grid, zigzag, wavy, ringed, speckled, cloudy)
-    + (marbled, bricked, woven, crosshatched, scaly, honeycombed, cracked, radial, bubbly)
-}
+_DRAWN: tuple[Callable[[Field], np.ndarray], ...] = (
+    striped,
+    chequered,
+    dotted,
+    grid,
+    zigzag,
+    wavy,
+    ringed,
+    speckled,
+    cloudy,
+    marbled,
+    bricked,
+    woven,
+    crosshatched,
+    scaly,
+    honeycombed,
+    cracked,
+    radial,
+    bubbly,
+)
+PATTERNS = {p.__name__: p for p in _DRAWN}
 _CENTRED = {"ringed", "radial"}
 _UPRIGHT = {"bricked", "scaly"}
 

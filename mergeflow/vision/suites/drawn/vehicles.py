@@ -151,11 +151,25 @@ def bicycle(pen: Pen, body: Colour) -> None:
     pen.line([(-0.02, 0.25), (-0.22, -0.42)], 0.07, body)
 
 
-KINDS: dict[str, Callable[[Pen, Colour], None]] = {
-    kind.__name__.replace("_", " "): kind
-    for kind in (sedan, hatchback, minivan, pickup, convertible, limousine, bus, box_truck)
-    + (tanker, tractor, motorbike, racing_car, jeep, fire_engine, crane_truck, bicycle)
-}
+_DRAWN: tuple[Callable[[Pen, Colour], None], ...] = (
+    sedan,
+    hatchback,
+    minivan,
+    pickup,
+    convertible,
+    limousine,
+    bus,
+    box_truck,
+    tanker,
+    tractor,
+    motorbike,
+    racing_car,
+    jeep,
+    fire_engine,
+    crane_truck,
+    bicycle,
+)
+KINDS = {kind.__name__.replace("_", " "): kind for kind in _DRAWN}
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:

@@ -1,0 +1,88 @@
+"""Zero-shot heads against the plain formula, their files and their errors."""
+
+import math
+
+import pytest
+import torch
+
+from mergeflow.errors import MergeflowError
+from mergeflow.vision.heads import Head, build_head, load_head, save_head
+from mergeflow.vision.models import ImageEncoder, load_clip
+
+NAMES, TEMPLATES = ["beach", "red round sign", "river"], ["a photo of {}", "{}"]
+
+
+@pytest.fixture(scope="module")
+def clip():
+    return load_clip("pocket-clip", seed=3)
+
+
+@pytest.fixture(scope="module")
+def head(clip):
+    return build_head(clip, NAMES, TEMPLATES)
+
+
+def test_head_is_the_normalised_mean_of_normalised_prompts(clip, head):
+    with torch.no_grad():
+        for row, name in zip(head.weight, NAMES, strict=True):
+            features = [clip.model.encode_text(clip.tokenizer([t.replace("{}", name)]))[0] for t in TEMPLATES]
+            mean = sum(f / f.norm() for f in features) / len(features)
+            torch.testing.assert_close(row, mean / mean.norm())
+    assert head.logit_scale == pytest.approx(1 / 0.07, rel=1e-4)
+    assert not head.weight.requires_grad
+
+
+def test_logits_are_scaled_cosines(clip, head):
+    images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        features = ImageEncoder(clip)(images)
+    expected = head.logit_scale * torch.einsum("bd,cd->bc", features, head.weight)
+    torch.testing.assert_close(head.logits(features), expected)
+    assert head.logits(features).abs().max() <= head.logit_scale * (1 + 1e-6)
+
+
+def test_building_is_deterministic_and_per_class(clip, head):
+    again = build_head(clip, NAMES[::-1], TEMPLATES)
+    assert torch.equal(again.weight.flip(0), head.weight)
+
+
+def test_file_keeps_everything(head, tmp_path):
+    path = tmp_path / "head.safetensors"
+    save_head(head, path)
+    read = load_head(path)
+    assert torch.equal(read.weight, head.weight)
+    assert (read.logit_scale, read.class_names) == (head.logit_scale, head.class_names)
+
+
+@pytest.mark.parametrize(
+    ("names", "templates", "message"),
+    [
+        ([], TEMPLATES, "at least one class"),
+        (NAMES, [], "at least one class and one template"),
+        (["river", "river"], TEMPLATES, "more than once: river"),
+        (NAMES, ["a photo"], "without a place for the class name"),
+    ],
+)
+def test_bad_prompts_are_refused(clip, names, templates, message):
+    with pytest.raises(MergeflowError, match=message):
+        build_head(clip, names, templates)
+
+
+def test_missing_truncated_and_foreign_files_are_refused(head, tmp_path):
+    path = tmp_path / "head.safetensors"
+    with pytest.raises(MergeflowError, match="cannot read the head"):
+        load_head(path)
+    save_head(head, path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(MergeflowError, match="cannot read the head"):
+        load_head(path)
+    from mergeflow.checkpoints import write_checkpoint
+
+    write_checkpoint(path, {"weight": torch.eye(2)})
+    with pytest.raises(MergeflowError, match="is no head"):
+        load_head(path)
+
+
+def test_logits_follow_the_features_dtype():
+    head = Head(torch.eye(3), math.e, ["a", "b", "c"])
+    assert head.logits(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16

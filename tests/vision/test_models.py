@@ -1,0 +1,175 @@
+"""Loading CLIP models, the image encoder, the tokenizer, and what goes wrong."""
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from mergeflow.errors import MergeflowError
+from mergeflow.vision.models import ASSETS, ImageEncoder, load_clip
+from mergeflow.vision.tokenizer import END, FIRST_BUCKET, WordTokenizer, vocabulary_digest
+
+
+@pytest.fixture(scope="module")
+def clip():
+    return load_clip("pocket-clip", "pocket8")
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randint(0, 256, (6, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def test_encoder_is_open_clips_image_tower_on_normalised_pixels(clip, images):
+    pixels = images.permute(0, 3, 1, 2) / 255
+    pixels = (pixels - 110 / 255) / (65 / 255)
+    with torch.no_grad():
+        expected = clip.model.encode_image(pixels, normalize=True)
+        torch.testing.assert_close(ImageEncoder(clip)(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_shipped_base_carries_its_recipe():
+    from mergeflow.checkpoints import open_checkpoint
+
+    with open_checkpoint(ASSETS / "pocket8-base.safetensors") as base:
+        recipe = json.loads(base.metadata["recipe"])
+        assert recipe["suite"] == "pocket8"
+        assert base.metadata["vocabulary"] == vocabulary_digest()
+        assert all(info.dtype == torch.float32 for info in base.infos.values())
+
+
+def test_a_thread_computes_the_same_bits(clip, images):
+    encoder = ImageEncoder(clip)
+    with torch.inference_mode(), ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(torch.inference_mode()(encoder), images).result(), encoder(images))
+
+
+def test_state_names_are_open_clips_and_swapping_works_in_place(images):
+    clip, other = load_clip("pocket-clip", seed=1), load_clip("pocket-clip", seed=2)
+    encoder, target = ImageEncoder(clip), ImageEncoder(other)
+    pointers = [parameter.data_ptr() for parameter in encoder.parameters()]
+    encoder.load_encoder_state(target.encoder_state())
+    assert [parameter.data_ptr() for parameter in encoder.parameters()] == pointers
+    with torch.no_grad():
+        assert torch.equal(encoder(images), target(images))
+    names = set(clip.model.state_dict())
+    assert encoder.encoder_state().keys() == {name for name in names if name.startswith("visual.")}
+
+
+def test_random_weights_follow_the_seed_and_leave_the_generator_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one, two, three = (load_clip("pocket-clip", seed=seed).model.state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["visual.proj"], three["visual.proj"])
+
+
+def test_loading_says_nothing(capfd):
+    handlers = logging.getLogger().handlers[:]
+    load_clip("pocket-clip")
+    assert logging.getLogger().handlers == handlers
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_local_files_load(tmp_path, suffix, prefix):
+    source = load_clip("pocket-clip", seed=7).model.state_dict()
+    state = {prefix + name: value for name, value in source.items()}
+    path = tmp_path / f"clip{suffix}"
+    if suffix == ".pt":
+        torch.save({"state_dict": state, "epoch": 3}, path)
+    else:
+        save_file(state, path)
+    loaded = load_clip("pocket-clip", str(path)).model.state_dict()
+    assert all(torch.equal(loaded[name], source[name]) for name in source)
+
+
+def test_a_real_architecture_loads_a_local_file(tmp_path):
+    """ViT-B-32's configuration takes another's weights only with all differences listed."""
+    path = tmp_path / "small.safetensors"
+    save_file(load_clip("pocket-clip").model.state_dict(), path)
+    with pytest.raises(MergeflowError, match=r"does not fit the model") as caught:
+        load_clip("ViT-B-32", str(path))
+    message = str(caught.value)
+    assert "visual.proj: shape (128, 128), expected (768, 512)" in message
+    assert "visual.transformer.resblocks.11.mlp.c_fc.weight: missing" in message
+
+
+def test_names_are_checked():
+    with pytest.raises(MergeflowError, match="did you mean 'pocket-clip'"):
+        load_clip("pocket-clap")
+    with pytest.raises(MergeflowError, match="did you mean 'pocket8'"):
+        load_clip("pocket-clip", "pocket9")
+    with pytest.raises(MergeflowError, match="did you mean 'openai'"):
+        load_clip("ViT-B-32", "openia")
+    with pytest.raises(MergeflowError, match="does not exist"):
+        load_clip("pocket-clip", "missing/base.safetensors")
+
+
+class _Malice:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+def test_damaged_files_and_pickles_are_refused(tmp_path, capfd):
+    state = load_clip("pocket-clip").model.state_dict()
+    short = tmp_path / "short.safetensors"
+    save_file(state, short)
+    short.write_bytes(short.read_bytes()[:-1000])
+    with pytest.raises(MergeflowError, match=r"short\.safetensors"):
+        load_clip("pocket-clip", str(short))
+    cut = tmp_path / "cut.pt"
+    torch.save(state, cut)
+    cut.write_bytes(cut.read_bytes()[:-1000])
+    with pytest.raises(MergeflowError, match=r"cut\.pt"):
+        load_clip("pocket-clip", str(cut))
+    evil = tmp_path / "evil.pt"
+    torch.save({"state_dict": _Malice()}, evil)
+    with pytest.raises(MergeflowError, match=r"evil\.pt"):
+        load_clip("pocket-clip", str(evil))
+    assert "never run" not in capfd.readouterr().out
+    empty = tmp_path / "empty.pt"
+    torch.save({"epoch": 3}, empty)
+    with pytest.raises(MergeflowError, match="no state dict"):
+        load_clip("pocket-clip", str(empty))
+
+
+def test_another_vocabulary_is_refused(tmp_path):
+    path = tmp_path / "base.safetensors"
+    save_file(load_clip("pocket-clip").model.state_dict(), path, {"vocabulary": "0" * 64})
+    with pytest.raises(MergeflowError, match="another vocabulary"):
+        load_clip("pocket-clip", str(path))
+
+
+def test_an_encoder_state_that_does_not_fit_is_refused(clip):
+    encoder = ImageEncoder(clip)
+    state = encoder.encoder_state()
+    state["visual.proj"] = state["visual.proj"][:5]
+    del state["visual.ln_pre.bias"]
+    with pytest.raises(MergeflowError, match=r"2 differences") as caught:
+        encoder.load_encoder_state(state)
+    assert "visual.ln_pre.bias: missing" in str(caught.value)
+
+
+def test_tokens_pad_with_zero_and_end_with_the_highest_id():
+    ids = WordTokenizer()(["a photo of beach", "beach zebra", "a " * 20])
+    assert ids.shape == (3, 8)
+    assert ids[0, 4] == END
+    assert (ids[0, 5:] == 0).all()
+    assert ids[0, 3] == ids[1, 0] < FIRST_BUCKET <= ids[1, 1] < END
+    assert ids[2, -1] == END
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
+def test_any_text_has_exactly_one_end(texts):
+    ids = WordTokenizer()(texts)
+    assert ((ids == END).sum(dim=1) == 1).all()
+    assert (ids.argmax(dim=1) == (ids != 0).sum(dim=1) - 1).all()
+    assert torch.equal(ids, torch.cat([WordTokenizer()(text) for text in texts]))

@@ -1,0 +1,126 @@
+"""The embedded suites: deterministic drawings, disjoint classes, splits that share no image."""
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergeflow.errors import MergeflowError
+from mergeflow.vision.suites import SPLITS, get_suite, suite_names
+from mergeflow.vision.suites.canvas import CLIP_ART, PHOTO, Style, vary
+from mergeflow.vision.suites.core import generator
+from mergeflow.vision.tokenizer import VOCABULARY, words
+
+POCKET8 = get_suite("pocket8")
+TASKS = tuple(POCKET8.tasks.values())
+
+# SHA-256 of the pixels of test images 0 to 11, first 16 hex digits. A change here changes the data of every result.
+GOLDEN = {
+    "digits": "02766d3e9a62f87e",
+    "street": "bfa5c7fde20f130d",
+    "signs": "052b01b22a0ccac8",
+    "textures": "37d0a1fe438d7af1",
+    "land": "b4ee93ce2dbd7049",
+    "aerial": "d9ed7be2c7a87fd6",
+    "scenes": "bd1e2dfdc69888ac",
+    "vehicles": "82bb40d3cfb74e24",
+}
+
+
+def _digest(task, indices=range(12)) -> str:
+    pixels = b"".join(task.sample("test", index)[0].tobytes() for index in indices)
+    return hashlib.sha256(pixels).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_drawings_are_the_recorded_ones(task):
+    assert _digest(task) == GOLDEN[task.name]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_an_image_depends_on_nothing_but_its_split_and_index(task):
+    forward = [task.sample("train", index)[0] for index in (3, 50, 7)]
+    backward = [task.sample("train", index)[0] for index in (7, 50, 3)][::-1]
+    for one, two in zip(forward, backward, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_images_and_labels_have_the_promised_form(task):
+    labels = set()
+    for index in range(60):
+        image, label = task.sample("validation", index)
+        assert image.shape == (32, 32, 3)
+        assert image.dtype == np.uint8
+        assert image.std() > 2, "a blank image"
+        labels.add(label)
+    assert labels == set(range(len(task.class_names)))
+    assert set(task.counts) == set(SPLITS)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_no_image_is_in_two_splits(task):
+    count = {split: task.counts[split] if task.name == "digits" else 60 for split in SPLITS}
+    seen = {split: {task.sample(split, index)[0].tobytes() for index in range(n)} for split, n in count.items()}
+    assert [len(images) for images in seen.values()] == list(count.values())
+    for one, two in pairwise([*SPLITS, SPLITS[0]]):
+        assert not seen[one] & seen[two]
+
+
+def test_classes_are_disjoint_and_named_once():
+    names = [name for task in TASKS for name in task.class_names]
+    assert len(names) == len(set(names)) == 124
+
+
+def test_digits_are_the_scans_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    scans = {image.astype(np.uint8).tobytes() for image in np.round(load_digits().images * (255 / 16))}
+    image, _ = POCKET8.tasks["digits"].sample("train", 5)
+    assert (image[:, :, 0] == image[:, :, 2]).all()
+    assert sum(POCKET8.tasks["digits"].counts.values()) == len(scans) == 1797
+
+
+def test_every_word_of_the_suites_is_in_the_vocabulary():
+    known = set(VOCABULARY.read_text(encoding="utf-8").split())
+    for name in suite_names():
+        for task in get_suite(name).tasks.values():
+            assert {word for text in (*task.class_names, *task.templates) for word in words(text)} <= known
+
+
+def test_draw_yields_the_samples_as_examples():
+    task = POCKET8.tasks["signs"]
+    for index, example in zip(range(3), task.draw("test"), strict=False):
+        image, label = task.sample("test", index)
+        np.testing.assert_array_equal(np.asarray(example.image), image)
+        assert (example.label, example.path) == (label, f"signs/test/{index:05d}.png")
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(MergeflowError, match="did you mean 'pocket8'"):
+        get_suite("pocket9")
+    with pytest.raises(MergeflowError, match="did you mean 'validation'"):
+        TASKS[1].sample("valid", 0)
+    with pytest.raises(IndexError, match="no index 500"):
+        TASKS[1].sample("test", 500)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(TASKS),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([PHOTO, CLIP_ART, Style(False, 0.0, 0.0, 1.0)]),
+)
+def test_every_label_can_be_painted_in_every_style(task, seed, style):
+    label = seed % len(task.class_names)
+    image = task.paint(generator("any", seed), label, style)
+    assert image.shape == (32, 32, 3)
+    np.testing.assert_array_equal(image, task.paint(generator("any", seed), label, style))
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 300))
+def test_colours_stay_bytes(seed, spread):
+    assert all(0 <= channel <= 255 for channel in vary(generator(seed), (0, 128, 255), spread))
