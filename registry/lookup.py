@@ -45,17 +45,16 @@ def current(store: Store, name: str) -> Current:
 
     A name that nobody has registered gives None three times.
     """
-    model = find_model(store, name)
-    if model is None:
+    if find_model(store, name) is None:
         return Current(name, None, None, None)
-    versions = all_versions(store, name)
-    state = resolve(snapshot(store, name))
+    found = snapshot(store, name)
+    state, versions = resolve(found), all_versions(store, name)  # the versions last: they only grow
 
     def known(number: str | None) -> RegisteredVersion | None:
-        return describe(versions[number], model) if number in versions else None
+        return describe(versions[number], found.aliases) if number in versions else None
 
-    candidate = model.aliases.get(CANDIDATE)
-    waiting = str(candidate) if candidate is not None and str(candidate) != state.champion else None
+    candidate = found.aliases.get(CANDIDATE)
+    waiting = candidate if candidate != state.champion else None
     return Current(name, known(state.champion), known(waiting), known(state.line[-1] if state.line else None))
 
 
@@ -66,7 +65,7 @@ def find_by_fingerprint(store: Store, name: str, fingerprint: str) -> Registered
         return None
     for version in all_versions(store, name).values():
         if version.tags.get(FINGERPRINT) == fingerprint:
-            return describe(version, model)
+            return describe(version, model.aliases)
     return None
 
 
@@ -85,7 +84,7 @@ def list_models(store: Store) -> list[Current]:
 def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
     """Return all versions of a model, oldest first."""
     model = require_model(store, name)
-    return [describe(version, model) for version in all_versions(store, name).values()]
+    return [describe(version, model.aliases) for version in all_versions(store, name).values()]
 
 
 def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion:
@@ -104,7 +103,7 @@ def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion
     number = str(model.aliases.get(word, word))
     if number not in versions:
         raise unknown_name(f"version or alias of '{name}'", word, [*versions, *model.aliases])
-    return describe(versions[number], model)
+    return describe(versions[number], model.aliases)
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:

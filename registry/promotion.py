@@ -89,7 +89,7 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
         number, new = ensure_version(store, name, candidate)
         if number != state.champion:
             store.client.set_registered_model_alias(name, CANDIDATE, number)
-        return describe(all_versions(store, name)[number], require_model(store, name), new=new)
+        return describe(all_versions(store, name)[number], require_model(store, name).aliases, new=new)
 
 
 def promote(
@@ -164,7 +164,7 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
         versions = all_versions(store, name)
         read_evidence(store, versions[target])  # its files must be there
         _commit(store, name, _event(state, "rollback", target, state.line[:-1], who or _me(), why))
-        return describe(all_versions(store, name)[target], require_model(store, name))
+        return describe(all_versions(store, name)[target], require_model(store, name).aliases)
 
 
 def repair(store: Store, name: str) -> State:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from mlflow.entities import LoggedModel, Metric
@@ -115,18 +116,18 @@ def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
 
 def snapshot(store: Store, name: str) -> Snapshot:
     """Return what the registry says of the model now: aliases, versions, events."""
-    model = require_model(store, name)
+    model = require_model(store, name)  # before the versions: an alias read here is of one that is listed there
     aliases = {alias: str(number) for alias, number in model.aliases.items()}
     return Snapshot(aliases, set(all_versions(store, name)), read_events(model.tags), int(model.tags.get(LAST, 0)))
 
 
-def describe(version: ModelVersion, model: RegisteredModel, *, new: bool = False) -> RegisteredVersion:
-    """Return MLflow's version as a plain value; aliases are those of `model`."""
-    aliases = sorted(alias for alias, number in model.aliases.items() if str(number) == str(version.version))
+def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:
+    """Return MLflow's version as a plain value; `aliases` are its model's, alias to number."""
+    own = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
     return RegisteredVersion(
         name=str(version.name),
         version=str(version.version),
-        aliases=tuple(aliases),
+        aliases=tuple(own),
         fingerprint=version.tags.get(FINGERPRINT),
         run_id=version.run_id or None,
         metrics=json.loads(version.tags.get(METRICS, "{}")),

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,40 +117,36 @@ def make_evidence(accuracy: float, tasks: tuple[str, ...] = tuple(CLASSES), coun
     return Evidence(shares, dict.fromkeys(tasks, 0.95), correct, dict.fromkeys(tasks, "digest"))
 
 
-@pytest.fixture(scope="session")
-def forked() -> Callable[[Callable[[], None]], int]:
-    """A function that runs its argument in a child process and returns the child's wait status."""
+class Forker:
+    """Runs work in child processes that share nothing with this one but the open registry's address."""
 
-    def run(work: Callable[[], None]) -> int:
-        child = start(work)
-        return os.waitpid(child, 0)[1]
-
-    def start(work: Callable[[], None]) -> int:
+    def start(self, store: Store, work: Callable[[], object]) -> int:
+        """Start a child; return its process id."""
         child = os.fork()
         if child:
             return child
         try:
-            _forget_connections()
+            _forget_connections(store)
             work()
             os._exit(0)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
 
-    run.start = start  # type: ignore[attr-defined]
-    return run
+    def run(self, store: Store, work: Callable[[], object]) -> int:
+        """Run a child to its end; return its wait status."""
+        return os.waitpid(self.start(store, work), 0)[1]
 
 
-def _forget_connections() -> None:
+@pytest.fixture(scope="session")
+def forker() -> Forker:
+    return Forker()
+
+
+def _forget_connections(store: Store) -> None:
     """What SQLAlchemy asks of a forked child: leave the parent's connections alone and open its own."""
-    import gc
-
-    import sqlalchemy
-
-    for engine in [one for one in gc.get_objects() if isinstance(one, sqlalchemy.engine.Engine)]:
-        engine.dispose(close=False)
+    for half in (store.client._tracking_client, store.client._get_registry_client()):
+        half.store.engine.dispose(close=False)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,16 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from registry.gates import GateSettings
-from registry.lookup import current, load
-from registry.promotion import promote, register
-from registry.pyfunc_model import ModelFiles
-from registry.quiet import mlflow
-from registry.versions import Candidate
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.vision.heads import Head, save_head
 from mergeflow.vision.models import ImageEncoder, load_clip
+from registry.gates import GateSettings
+from registry.lookup import current
+from registry.promotion import promote, register
+from registry.pyfunc_model import ModelFiles
+from registry.quiet import mlflow
+from registry.versions import Candidate
 
 from .conftest import make_evidence
 
@@ -35,7 +34,9 @@ def real(tmp_path: Path) -> Candidate:
         weight = torch.nn.functional.normalize(torch.randn(len(names), 128, generator=torch.Generator().manual_seed(1)))
         heads[task] = tmp_path / f"{task}.safetensors"
         save_head(Head(weight, 20.0, names), heads[task])
-    files = ModelFiles(tmp_path / "merged.safetensors", heads, "pocket-clip", 32, documents={"recipe": {"name": "ties"}})
+    files = ModelFiles(
+        tmp_path / "merged.safetensors", heads, "pocket-clip", 32, documents={"recipe": {"name": "ties"}}
+    )
     return Candidate(files, make_evidence(0.8), "real", {"normalised": 0.8})
 
 

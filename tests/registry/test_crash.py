@@ -1,0 +1,116 @@
+"""Two promoters at once, and kill -9 before every write of the protocol, on SQLite and on PostgreSQL."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.gates import Evidence
+from registry.pyfunc_model import ModelFiles
+from registry.store import Store, connect
+from registry.versions import Candidate
+
+from . import protocol
+from .conftest import make_evidence
+
+POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Candidate]:
+    """A function (fingerprint, accuracy) -> Candidate; the protocol does not look into the model's folder."""
+
+    def save(folder: Path, *_: Any) -> None:
+        folder.mkdir()
+        (folder / "MLmodel").write_text("none")
+
+    monkeypatch.setattr("registry.versions.save_pyfunc", save)
+    monkeypatch.setattr("registry.versions.check_pyfunc", lambda folder: None)
+    weights = tmp_path / "weights.safetensors"
+    weights.touch()
+    files = ModelFiles(weights, {"digits": weights}, "none", 8)
+    evidence: dict[float, Evidence] = {share: make_evidence(share) for share in (0.6, 0.7, 0.8, 0.9)}
+    return lambda fingerprint, accuracy: Candidate(files, evidence[accuracy], fingerprint, {"normalised": accuracy})
+
+
+def test_kill_at_every_write_of_a_promotion(store, forker, make):
+    # three writes of the upload, three of the version, two of the decision, intent, commit, three derived
+    assert protocol.survives_kills_while_promoting(store, forker, make, "promote") >= 11
+
+
+def test_kill_at_every_write_of_a_rollback(store, forker, make):
+    assert protocol.survives_kills_while_rolling_back(store, forker, make, "rollback") >= 4
+
+
+@pytest.mark.parametrize("kill_after", [None, 0.05, 0.2, 0.4])
+def test_two_promoters_at_once(store, forker, make, kill_after):
+    protocol.best_of_two_promoters_wins(store, forker, make, "both", kill_after)
+
+
+def test_a_kill_in_the_middle_of_the_upload(store, forker, make, monkeypatch):
+
+    def half(self: Any, model_id: str, folder: str) -> None:
+        os.unlink(Path(folder) / "evidence" / "evidence.json")
+        os.unlink(Path(folder) / "MLmodel")
+        type(store.client).log_model_artifacts(store.client, model_id, folder)
+        os.kill(os.getpid(), 9)
+
+    def work() -> None:
+        monkeypatch.setattr(store.client, "log_model_artifacts", half.__get__(store.client))
+        protocol.register(store, "merged", make("one", 0.8))
+
+    assert protocol.died(forker.run(store, work))
+    protocol.promote(store, "merged", protocol.register(store, "merged", make("one", 0.8)).version, protocol.GATES)
+    protocol.assert_settled(store, "merged", "1", ["promote"], 1)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL of our own on a socket in a scratch folder, as an unprivileged user; its SQLAlchemy address."""
+    pytest.importorskip("psycopg2", reason="psycopg2, MLflow's driver for PostgreSQL, is not installed")
+    if not POSTGRES:
+        pytest.skip("Debian's package postgresql is not installed")
+    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/mergeflow-pg-XXXXXX"], text=True).strip())
+    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+    if user is not None:
+        shutil.chown(folder, user)
+    env = {"PATH": f"{POSTGRES[0]}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, user=user, env=env, cwd=folder, stdout=subprocess.DEVNULL)
+
+    run("initdb", "-D", f"{folder}/data", "-U", "mergeflow", "--auth=trust", "--no-sync", "--locale=C.UTF-8")
+    options = f"-c listen_addresses='' -k {folder} -c fsync=off"
+    run("pg_ctl", "-D", f"{folder}/data", "-l", f"{folder}/log", "-w", "-o", options, "start")
+    try:
+        yield f"postgresql://mergeflow@/postgres?host={folder}"
+    finally:
+        run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def on_postgres(postgres: str, tmp_path: Path) -> Store:
+    return connect(postgres, tmp_path)
+
+
+@pytest.mark.slow
+def test_postgres_kill_at_every_write_of_a_promotion(on_postgres, forker, make):
+    assert on_postgres.lock_uri is not None
+    assert protocol.survives_kills_while_promoting(on_postgres, forker, make, "promote") >= 11
+
+
+@pytest.mark.slow
+def test_postgres_kill_at_every_write_of_a_rollback(on_postgres, forker, make):
+    assert protocol.survives_kills_while_rolling_back(on_postgres, forker, make, "rollback") >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(6))
+def test_postgres_two_promoters_at_once(on_postgres, forker, make, number):
+    kill_after = None if number < 2 else 0.1 * (number - 1)
+    protocol.best_of_two_promoters_wins(on_postgres, forker, make, f"both-{number}", kill_after)
