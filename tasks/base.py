@@ -2,7 +2,7 @@
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data.store import read_manifest
+from mergeflow.vision.data import load_manifest
 from mergeflow.vision.heads import build_head, save_head
 from mergeflow.vision.models import ImageEncoder, load_clip
 from tasks.runner import StageIO
@@ -14,15 +14,17 @@ def run(io: StageIO) -> None:
     clip = load_clip(model.architecture, _pretrained(io))
     wanted, found = clip.image_size, io.section("data").image_size
     if wanted != found:
-        raise MergeflowError(f"data.image_size is {found}, but {model.architecture} takes {wanted}: set it to {wanted}.")
+        raise MergeflowError(
+            f"data.image_size is {found}, but {model.architecture} takes {wanted}: set it to {wanted}."
+        )
     folder = io.out("outputs/base")
     (folder / "heads").mkdir(parents=True)
     record = {"architecture": model.architecture, "pretrained": model.pretrained, "role": "base"}
     write_checkpoint(folder / "image_encoder.safetensors", ImageEncoder(clip).encoder_state(), record)
     for done, task in enumerate(io.section("tasks"), start=1):
-        manifest = read_manifest(io.dep(f"outputs/data/manifests/{task}.json"))
+        manifest = load_manifest(io.dep(f"outputs/data/manifests/{task}"))
         head = build_head(clip, manifest["class_names"], manifest["templates"])
-        save_head(folder / "heads" / f"{task}.safetensors", head)
+        save_head(head, folder / "heads" / f"{task}.safetensors")
         io.report("heads", done, len(io.section("tasks")))
 
 

@@ -40,12 +40,14 @@ class RegistrySection(Section):
     """The registered model's name and the gates a candidate has to pass to become champion.
 
     margin: least gain in mean normalised validation accuracy over the champion. tolerance: largest loss of one
-    task's validation accuracy, as a fraction.
+    task's validation accuracy, as a fraction. confidence: level of the paired bootstrap interval of the gain, which
+    must lie above 0; null asks for none.
     """
 
     model: str = Field(min_length=1)
     margin: float = Field(0.0, ge=0.0, le=1.0)
     tolerance: float = Field(0.05, ge=0.0, le=1.0)
+    confidence: float | None = Field(0.95, gt=0.0, lt=1.0)
 
 
 class RunSection(Section):

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from mergeflow.vision.data import SPLITS, open_source, prepare_task
+from mergeflow.vision.data import SPLITS, Progress, open_source, prepare_task
 from mergeflow.vision.data.store import MANIFEST
 from tasks.runner import StageIO
 
@@ -24,7 +24,9 @@ def run(io: StageIO) -> None:
         for path in work.glob(f"{split}.*"):
             path.rename(folder / path.name)
         shutil.copy(work / MANIFEST, folder / MANIFEST)
-    (work / MANIFEST).rename(io.out(f"outputs/data/manifests/{io.item}.json"))
+    manifests = io.out(f"outputs/data/manifests/{io.item}")
+    manifests.mkdir()
+    (work / MANIFEST).rename(manifests / MANIFEST)
 
 
 def _from_root(source: str, io: StageIO) -> str:
@@ -35,7 +37,7 @@ def _from_root(source: str, io: StageIO) -> str:
     return source
 
 
-def _progress(io: StageIO):  # type: ignore[no-untyped-def]
+def _progress(io: StageIO) -> Progress:
     def report(split: str, done: int, total: int | None) -> None:
         io.report(split, done, total or done)
 

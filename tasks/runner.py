@@ -13,7 +13,8 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tasks.graph import Stage, covers
 from tasks.parameters import Params, load_params
 
 STATE = ".mergeflow"
+PROGRESS_SECONDS = 0.2
 Progress = Callable[[str, int, int], None]
 
 
@@ -63,19 +65,22 @@ class StageIO:
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
+    def cost(self, address: str) -> dict[str, Any]:
+        """Return the cost record of another stage; empty if it has none."""
+        return read_record(self.root, address)
+
     def section(self, key: str) -> Any:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
         assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
         return self.params.lookup(key)
 
 
-def run_stage(root: Path, stage: Stage, report: Progress | None = None, force: bool = False) -> bool:
+def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
     """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
 
     Args:
         root: the project folder.
         stage: which stage.
-        report: progress callback `(what, done, total)`.
         force: run even if inputs, parameters and outputs are unchanged.
 
     Raises:
@@ -93,11 +98,36 @@ def run_stage(root: Path, stage: Stage, report: Progress | None = None, force: b
         _forget_other_runs(scratch)
         done = scratch / "complete"
         if force or not done.exists():
-            _build(StageIO(stage, root, scratch, params, report or (lambda what, d, t: None)), done)
+            with progress_file(state, stage) as report:
+                _build(StageIO(stage, root, scratch, params, report), done)
         _publish(root, stage, scratch)
         _write_json(manifest, {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}})
         shutil.rmtree(scratch.parent)
     return True
+
+
+@contextmanager
+def progress_file(state: Path, stage: Stage) -> Iterator[Progress]:
+    """Give a callback that leaves word of the stage's progress in a file while it runs.
+
+    A file, because whoever shows the progress may be another process, whatever runner placed the stage.
+    """
+    path = _ready(state / "progress" / f"{stage.folder_name}.json")
+    last = 0.0
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > PROGRESS_SECONDS:
+            last = time.monotonic()
+            temporary = path.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps({"what": what, "done": done, "total": total}))
+            temporary.rename(path)
+
+    report("starting", 0, 1)
+    try:
+        yield report
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages
 from mergeflow.vision.data import load_split
 from mergeflow.vision.heads import Head, load_head
-from mergeflow.vision.models import ImageEncoder, new_image_encoder
+from mergeflow.vision.models import ImageEncoder, load_clip
 from tasks.runner import StageIO
 
 BASE = "outputs/base/image_encoder.safetensors"
@@ -36,7 +36,7 @@ def choose_device(io: StageIO) -> torch.device:
 
 def load_encoder(io: StageIO, checkpoint: str, device: torch.device) -> ImageEncoder:
     """Return the image encoder of the configured architecture with the weights of an output file."""
-    encoder = new_image_encoder(io.section("model").architecture)
+    encoder = ImageEncoder(load_clip(io.section("model").architecture))
     with open_checkpoint(io.dep(checkpoint)) as state:
         encoder.load_encoder_state(state)
     return encoder.to(device)
@@ -75,7 +75,9 @@ def expert_summary(io: StageIO, task: str) -> dict[str, Any]:
     return summary
 
 
-def load_states(io: StageIO, tasks: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+def load_states(
+    io: StageIO, tasks: Iterable[str]
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Return the base's and the experts' tensors, by task."""
     return _tensors(io.dep(BASE)), {task: _tensors(io.dep(expert_path(task))) for task in tasks}
 

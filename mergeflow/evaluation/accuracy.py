@@ -36,8 +36,6 @@ def correct_predictions(encoder: ImageEncoder, data: LabelledImages, batch_size:
     return torch.cat(hits).cpu().numpy()
 
 
-def accuracies(
-    encoder: ImageEncoder, tasks: Mapping[str, LabelledImages], batch_size: int = 256
-) -> dict[str, float]:
+def accuracies(encoder: ImageEncoder, tasks: Mapping[str, LabelledImages], batch_size: int = 256) -> dict[str, float]:
     """Return each task's accuracy, a fraction in [0, 1]."""
     return {task: float(correct_predictions(encoder, data, batch_size).mean()) for task, data in tasks.items()}

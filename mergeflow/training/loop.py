@@ -147,9 +147,7 @@ def _steps_per_epoch(data: TrainingSet, settings: FineTuneSettings) -> int:
     return -(-len(data.labels) // settings.batch_size)
 
 
-def _save(
-    saved: Path, step: int, encoder: nn.Module, optimiser: torch.optim.Optimizer, trajectory: Trajectory
-) -> None:
+def _save(saved: Path, step: int, encoder: nn.Module, optimiser: torch.optim.Optimizer, trajectory: Trajectory) -> None:
     state = {
         "step": step,
         "encoder": encoder.state_dict(),

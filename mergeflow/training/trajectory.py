@@ -60,5 +60,5 @@ class Trajectory:
 
 def distance_between(parameters: dict[str, torch.Tensor], origin: dict[str, torch.Tensor]) -> float:
     """Return ‖θ − θ0‖₂ over all parameters, in float64."""
-    squares = sum(float((parameters[name].double() - origin[name].double()).square().sum()) for name in origin)
+    squares = sum(float((parameters[name].detach().double() - origin[name].double()).square().sum()) for name in origin)
     return float(squares**0.5)

@@ -1,0 +1,74 @@
+"""The project's commands, which `mergeflow` offers inside a project folder."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+# Nothing this project starts reports home. The word "true": Prefect does not take "1".
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def add_commands(app: typer.Typer, root: Path) -> None:
+    """Add the project's commands for the project folder `root`."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
+    app.add_typer(stages, name="stage")
+
+    @app.command("run")
+    def run(
+        push: Annotated[bool, typer.Option(help="Send the outputs to DVC's remote at the end.")] = False,
+    ) -> None:
+        """Run the pipeline: every stage that is stale, through Prefect; then print the result."""
+        from flows.local import run_pipeline
+
+        run_pipeline(root, Console(), push)
+
+    @app.command("results")
+    def results() -> None:
+        """Print the result table, the registered model and the path of the report."""
+        from flows.summary import print_summary
+
+        print_summary(root, Console())
+
+    @app.command("report")
+    def report() -> None:
+        """Write the HTML report again from the pipeline's results."""
+        from tasks.report import write_report
+
+        typer.echo(write_report(root, root / "outputs" / "report.html"))
+
+    @stages.command("run")
+    def stage_run(
+        name: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")],
+        item: Annotated[str | None, typer.Option(help="The item of a stage that is repeated.")] = None,
+        force: Annotated[bool, typer.Option(help="Run even if nothing changed.")] = False,
+    ) -> None:
+        """Run one stage; it is skipped when its inputs, parameters and outputs are unchanged."""
+        from flows.watch import progress_bars
+        from tasks.graph import find_stage, load_graph
+        from tasks.runner import run_stage
+
+        stage = find_stage(load_graph(root), name, item)
+        console = Console()
+        with progress_bars(root, [stage.address], console):
+            ran = run_stage(root, stage, force)
+        if not ran:
+            console.print(f"  [dim]= {stage.address} is up to date[/]", highlight=False)
+
+    @stages.command("list")
+    def stage_list() -> None:
+        """List the stages in running order."""
+        from tasks.graph import load_graph
+
+        for address, stage in load_graph(root).items():
+            typer.echo(f"{address}{'  (frozen)' if stage.frozen else ''}")

@@ -1,0 +1,34 @@
+"""DVC's answers, asked as a command: what is stale, and recording what a run made."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from mergeflow.errors import MergeflowError
+from tasks.graph import Stage
+
+
+def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
+    """Return the addresses that DVC finds changed, missing or never run."""
+    status = json.loads(_dvc(root, "status", "--json") or "{}")
+    return {address for address in status if address in stages and not stages[address].frozen}
+
+
+def record_outputs(root: Path, addresses: list[str]) -> None:
+    """Put the outputs of the finished stages into DVC's cache and dvc.lock."""
+    if addresses:
+        _dvc(root, "commit", "--force", "--quiet", *addresses)
+
+
+def push_outputs(root: Path) -> None:
+    """Send the outputs to DVC's remote."""
+    _dvc(root, "push", "--quiet")
+
+
+def _dvc(root: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MergeflowError(f"`dvc {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

@@ -1,0 +1,71 @@
+"""The end of a run on the terminal: the result table, the registered model, the report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mergeflow.errors import MergeflowError
+from tasks.parameters import load_params
+
+
+def print_summary(root: Path, console: Console) -> None:
+    """Print what the pipeline found.
+
+    Raises:
+        MergeflowError: the pipeline has not run yet.
+    """
+    path = root / "outputs/results/test.json"
+    if not path.exists():
+        raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
+    test = json.loads(path.read_text())
+    console.print(result_table(test))
+    sources = load_params(root / "params.yaml").tasks
+    if any(source.startswith("suite:") for source in sources.values()):
+        console.print(
+            "[dim]Embedded suite: images drawn by this project. It shows mechanisms; do not compare these numbers "
+            "with tables of papers.[/]"
+        )
+    registration = root / "outputs/registration.json"
+    if registration.exists():
+        _print_registration(json.loads(registration.read_text()), console)
+    report = root / "outputs/report.html"
+    if report.exists():
+        console.print(f"[bold]Report[/]      {report.relative_to(root)}", highlight=False, soft_wrap=True)
+
+
+def result_table(test: dict[str, Any]) -> Table:
+    """Return the table task × method on the locked test set: accuracy in percent, and the normalised mean."""
+    rows = test["rows"]
+    table = Table(title="Test accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("task")
+    for row in rows:
+        style = "bold green" if row["name"] == test["winner"] else None
+        table.add_column(row["name"].replace("_", " "), justify="right", style=style)
+    for task in test["tasks"]:
+        table.add_row(task, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
+    table.add_section()
+    table.add_row("mean", *(f"{100 * row['mean']:.1f}" for row in rows), style="bold")
+    table.add_row("normalised", *(f"{100 * row['normalised']:.1f}" for row in rows), style="bold")
+    table.add_row("chosen", *(_arguments(row["args"]) for row in rows), style="dim")
+    return table
+
+
+def _arguments(args: dict[str, Any]) -> str:
+    return "\n".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in args.items()
+    )
+
+
+def _print_registration(found: dict[str, Any], console: Console) -> None:
+    aliases = ", ".join(f"@{alias}" for alias in found["aliases"]) or "no alias"
+    text = f"[bold]Registered[/]  {found['model']} version {found['version']} ({aliases}), method {found['method']}"
+    console.print(text, highlight=False, soft_wrap=True)
+    decision = found["decision"]
+    if decision and not decision["promote"]:
+        console.print(f"[bold]Not promoted[/] over version {found['champion']}:", highlight=False)
+        for reason in decision["reasons"]:
+            console.print(f"  · {reason}", highlight=False, soft_wrap=True)

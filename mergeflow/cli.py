@@ -1,0 +1,55 @@
+"""The command line. Library commands work anywhere; inside a project folder the project adds its own.
+
+Heavy imports happen inside the commands, so that `mergeflow --help` answers at once.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from mergeflow.errors import MergeflowError
+
+app = typer.Typer(
+    name="mergeflow",
+    help="A model-merging factory: one base, many experts, every merge method, one registry.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def find_project(start: Path) -> Path | None:
+    """Return the project folder that holds `start`: the nearest one with dvc.yaml, params.yaml and flows/commands.py."""
+    for folder in [start, *start.parents]:
+        if all((folder / name).is_file() for name in ("dvc.yaml", "params.yaml", "flows/commands.py")):
+            return folder
+    return None
+
+
+def main() -> None:
+    """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
+    project = find_project(Path.cwd())
+    if project is not None:
+        sys.path.insert(0, str(project))
+        importlib.import_module("flows.commands").add_commands(app, project)
+    try:
+        app()
+    except MergeflowError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(error))}")
+        sys.exit(2)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+@app.callback()
+def _root() -> None:
+    """A model-merging factory: one base, many experts, every merge method, one registry."""
+
+
+if __name__ == "__main__":
+    main()
