@@ -290,3 +290,10 @@ def test_a_suite_task_is_prepared(tmp_path: Path) -> None:
     manifest = prepare_task(raw, tmp_path, 32)
     assert {split: record["count"] for split, record in manifest["splits"].items()} == dict(raw.counts)
     assert not any(record["duplicates_removed"] for record in manifest["splits"].values())
+
+
+def test_relative_paths_start_from_the_root_and_stay_relative_in_the_manifest(tmp_path: Path) -> None:
+    write_folder(tmp_path / "raw" / "pets")
+    manifest = prepare_task(open_source("pets", "folder:raw/pets", root=tmp_path), tmp_path / "out", 8)
+    assert manifest["source"] == "folder:raw/pets"
+    assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()

@@ -1,11 +1,8 @@
-"""The real eight in the formats they come in, made small; and what `datasets` reads and writes."""
+"""The real eight in the formats they come in, made small."""
 
 import gzip
-import os
 import struct
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -230,110 +227,3 @@ def test_a_snapshot_of_a_real_task_gets_its_prompts(tmp_path: Path) -> None:
     raw = open_source("EuroSAT", f"folder:{tmp_path / 'eurosat/2750'}")
     assert raw.class_names == ["annual crop land", "forest", "lake or sea"]
     assert raw.templates == REAL_TASKS["EuroSAT"].templates
-
-
-# --- Hugging Face's `datasets` ---
-
-
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path
-
-
-def prepared_dtd(folder: Path) -> Path:
-    make_dtd(folder / "raw")
-    prepare_task(open_source("dtd", f"torchvision:DTD@{folder / 'raw'}"), folder / "dtd", 8)
-    return folder / "dtd"
-
-
-def test_datasets_reads_our_parquet_with_class_labels(own_cache: Path) -> None:
-    import datasets
-
-    folder = prepared_dtd(own_cache)
-    files = {split: str(folder / f"{split}.parquet") for split in ("train", "validation", "test")}
-    loaded = datasets.load_dataset("parquet", data_files=files)
-    assert loaded["train"].features["label"] == datasets.ClassLabel(names=["banded", "polka-dotted"])
-    assert isinstance(loaded["train"].features["image"], datasets.Image)
-    arrays = load_split(folder, "test")
-    assert loaded["test"]["label"][:] == arrays.labels.tolist()
-    assert loaded["test"][0]["image"].size == (10, 10)
-    assert {split: len(part) for split, part in loaded.items()} == {"train": 6, "validation": 6, "test": 6}
-
-
-def test_we_read_what_datasets_writes(own_cache: Path) -> None:
-    import datasets
-
-    images = [Image.fromarray(np.full((5, 5, 3), 10 * row, np.uint8)) for row in range(24)]
-    features = datasets.Features({"img": datasets.Image(), "fine": datasets.ClassLabel(names=["odd", "even"])})
-    for split, rows in (("train", range(20)), ("test", range(20, 24))):
-        part = datasets.Dataset.from_dict(
-            {"img": [images[r] for r in rows], "fine": [r % 2 for r in rows]}, features=features
-        )
-        part.to_parquet(own_cache / "data" / f"{split}-00000-of-00001.parquet")
-    splits = prepare_task(open_source("parity", f"parquet:{own_cache}"), own_cache / "out", 5)["splits"]
-    assert [splits[s]["per_class"] for s in ("train", "validation", "test")] == [[9, 9], [1, 1], [2, 2]]
-
-
-@pytest.mark.parametrize("layout", ["parquet", "imagefolder"])
-def test_hf_opens_a_local_data_set(layout: str, own_cache: Path) -> None:
-    if layout == "parquet":
-        folder = own_cache / "set"
-        folder.mkdir()
-        for path in prepared_dtd(own_cache).glob("*.parquet"):
-            path.rename(folder / path.name)
-    else:
-        folder = own_cache / "set"
-        for split, rows in (("train", range(10)), ("test", range(10, 14))):
-            for label, name in enumerate(("banded", "polka-dotted")):
-                for row in rows:
-                    save(folder / split / name / f"{row}.png", 100 * label + row)
-    raw = open_source("mine", f"hf:{folder}")
-    manifest = prepare_task(raw, own_cache / "out", 8)
-    assert manifest["class_names"] == ["banded", "polka-dotted"]
-    counts = {split: record["count"] for split, record in manifest["splits"].items()}
-    assert counts == (
-        {"train": 6, "validation": 6, "test": 6} if layout == "parquet" else {"train": 18, "validation": 2, "test": 8}
-    )
-
-
-def test_splits_that_are_not_used_are_listed(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["only"])})
-    pictures = iter(range(100))
-
-    def load(*_: object, **__: object) -> object:
-        images = [Image.fromarray(np.full((5, 5, 3), next(pictures), np.uint8)) for _ in range(6)]
-        return datasets.Dataset.from_dict({"image": images, "label": [0] * 6}, features=features)
-
-    asked: list[Sequence[object]] = []
-    monkeypatch.setattr(
-        datasets, "get_dataset_split_names", lambda *a, **k: asked.append((*a, k)) or ["train", "test", "contrast"]
-    )
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    raw = open_source("svhn", "hf:SVHN@abc")
-    assert asked == [("ufldl-stanford/svhn", "cropped_digits", {"revision": "abc"})]
-    assert prepare_task(raw, own_cache / "out", 5)["ignored_splits"] == ["contrast"]
-    assert raw.templates == REAL_TASKS["SVHN"].templates
-
-
-def test_an_offline_hub_is_one_clear_error(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    code = (
-        "from mergeflow.vision.data import open_source\n"
-        "from mergeflow.errors import MergeflowError\n"
-        "try: open_source('dtd', 'hf:DTD')\n"
-        "except MergeflowError as error: print(error)\n"
-    )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.startswith("hf:tanganke/dtd cannot be loaded (")
-    assert "HF_HUB_OFFLINE" in done.stdout
-
-
-def test_without_datasets_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MergeflowError, match=r"needs the package 'datasets'.*pip install 'mergeflow\[hub\]'"):
-        open_source("mnist", "hf:MNIST")

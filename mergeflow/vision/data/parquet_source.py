@@ -14,7 +14,7 @@ from mergeflow.vision.data.locations import Location, split_of
 from mergeflow.vision.data.parquet_format import find_columns
 from mergeflow.vision.data.task import Example, RawTask
 
-_BATCH_ROWS = 64
+_BATCH_ROWS = 16
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")
 _LAYOUT = (
     "train-*.parquet, validation-*.parquet and test-*.parquet, or train.parquet ..., or train/*.parquet ..., "

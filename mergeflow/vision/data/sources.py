@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.vision.data.folder_source import open_folder
@@ -10,7 +11,7 @@ from mergeflow.vision.data.hub_source import open_hub
 from mergeflow.vision.data.parquet_source import open_parquet
 from mergeflow.vision.data.real_tasks import clip_class_names, find_real_task
 from mergeflow.vision.data.task import DEFAULT_TEMPLATES, RawTask
-from mergeflow.vision.data.torchvision_source import open_torchvision
+from mergeflow.vision.data.torchvision_source import DEFAULT_ROOT, open_torchvision
 
 _Opener = Callable[[str, str, int], RawTask]
 
@@ -21,6 +22,7 @@ def open_source(
     seed: int = 0,
     class_names: Sequence[str] | None = None,
     templates: Sequence[str] | None = None,
+    root: str | Path | None = None,
 ) -> RawTask:
     """Open the data of one task.
 
@@ -33,6 +35,8 @@ def open_source(
         class_names: names that replace the source's own, in the order of the labels.
         templates: prompts with `{}` that replace the source's own. A Parquet or folder source has none: it gets CLIP's
             templates and class names when `task_name` is one of the real eight, else "a photo of a {}.".
+        root: folder that relative paths in `source` start from; default the working folder. The manifest records
+            `source` as it was given, so that it does not depend on where a project lies.
 
     Returns:
         The task; nothing is decoded yet.
@@ -52,7 +56,7 @@ def open_source(
         raise unknown_name("kind of data source", kind, openers)
     if not separator or not address:
         raise MergeflowError(f"task '{task_name}': source '{source}' has no address; expected '{kind}:ADDRESS'.")
-    raw = replace(openers[kind](task_name, address, seed), source=source)
+    raw = replace(openers[kind](task_name, _below(kind, address, root), seed), source=source)
     if templates is not None:
         raw = replace(raw, templates=tuple(templates))
     if class_names is not None:
@@ -73,6 +77,18 @@ def _openers() -> dict[str, _Opener]:
         "torchvision": open_torchvision,
         "hf": open_hub,
     }
+
+
+def _below(kind: str, address: str, root: str | Path | None) -> str:
+    """Return the address with a relative path in it taken from `root`."""
+    if root is None or kind == "suite" or "://" in address:
+        return address
+    if kind == "torchvision":
+        name, _, path = address.partition("@")
+        return f"{name}@{Path(root) / (path or DEFAULT_ROOT)}"
+    path = str(Path(root) / address)
+    # An address of the hub is a path only when there is such a folder.
+    return path if kind != "hf" or Path(path).is_dir() else address
 
 
 def _open_files(
