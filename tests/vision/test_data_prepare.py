@@ -293,8 +293,17 @@ def test_load_split_names_what_is_wrong(prepared: Path) -> None:
         load_split(prepared, "train")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"format": "mergeflow-task", "format_version": 99})])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"format": "mergeflow-task", "format_version": 99}),
+        '{"format": "mergeflow-task", "format_version": 1}',
+    ],
+)
 def test_a_strange_manifest_is_refused(text: str, prepared: Path) -> None:
     (prepared / "manifest.json").write_text(text)
-    with pytest.raises(MergeflowError, match=r"manifest\.json: (not valid JSON|found format)"):
+    with pytest.raises(MergeflowError, match=r"manifest\.json: (not valid JSON|found format|no task, image_size)"):
         load_manifest(prepared)

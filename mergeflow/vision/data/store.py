@@ -15,6 +15,7 @@ from mergeflow.vision.data.task import SPLITS
 FORMAT = "mergeflow-task"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+_FIELDS = ("task", "image_size", "class_names", "templates", "splits")
 _AGAIN = "Prepare the task again."
 
 
@@ -64,6 +65,9 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     found = (manifest.get("format"), manifest.get("format_version")) if isinstance(manifest, dict) else (None, None)
     if found != (FORMAT, FORMAT_VERSION):
         raise MergeflowError(f"{path}: found format {found}, expected {(FORMAT, FORMAT_VERSION)}. {_AGAIN}")
+    lacking = [name for name in _FIELDS if name not in manifest] or [s for s in SPLITS if s not in manifest["splits"]]
+    if lacking:
+        raise MergeflowError(f"{path}: no {', '.join(lacking)}. {_AGAIN}")
     return manifest
 
 
