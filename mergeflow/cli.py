@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 def find_project(start: Path) -> Path | None:
-    """Return the project folder that holds `start`: the nearest one with dvc.yaml, params.yaml and flows/commands.py."""
+    """Return the project folder that holds `start`: the nearest with dvc.yaml, params.yaml and flows/commands.py."""
     for folder in [start, *start.parents]:
         if all((folder / name).is_file() for name in ("dvc.yaml", "params.yaml", "flows/commands.py")):
             return folder

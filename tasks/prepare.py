@@ -1,6 +1,5 @@
 """Stage `prepare`: one task's images, read or drawn, split, and decoded once."""
 
-import os
 import shutil
 
 from mergeflow.vision.data import SPLITS, Progress, open_source, prepare_task
@@ -13,8 +12,7 @@ def run(io: StageIO) -> None:
 
     The splits lie in folders of their own so that the graph shows who reads which: test is read by `evaluate` alone.
     """
-    source = io.params.tasks[io.item]
-    raw = open_source(io.item, _from_root(source, io), io.params.seed)
+    raw = open_source(io.item, io.params.tasks[io.item], io.params.seed, root=io.root)
     work = io.scratch / "prepared"
     shutil.rmtree(work, ignore_errors=True)
     prepare_task(raw, work, io.section("data").image_size, io.params.seed, _progress(io))
@@ -27,14 +25,6 @@ def run(io: StageIO) -> None:
     manifests = io.out(f"outputs/data/manifests/{io.item}")
     manifests.mkdir()
     (work / MANIFEST).rename(manifests / MANIFEST)
-
-
-def _from_root(source: str, io: StageIO) -> str:
-    """Make the relative path of a file source one below the project folder, wherever the stage was started."""
-    kind, _, address = source.partition(":")
-    if kind in ("parquet", "folder") and "://" not in address and not os.path.isabs(address):
-        return f"{kind}:{io.root / address}"
-    return source
 
 
 def _progress(io: StageIO) -> Progress:

@@ -1,0 +1,47 @@
+# make demo    install what is needed, run the pipeline on the embedded suite, print the result
+# make test    install what is needed, check and test everything
+# make clean   remove everything that git does not track
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+export DO_NOT_TRACK := true
+export DVC_NO_ANALYTICS := 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test lint install lock clean
+
+demo: $(INSTALLED)
+	@mergeflow run
+
+test: lint
+	@pytest -n 2 --dist loadfile
+
+lint: $(INSTALLED)
+	@ruff check
+	@ruff format --check --quiet
+	@mypy
+
+install: $(INSTALLED)
+
+# Bytecode is compiled here once: importing torch then takes 3 s instead of 8 s, on every start.
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "mergeflow needs Python 3.11 or newer; found `$(PYTHON) --version`. Name another: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "Installing into .venv (about a minute, 6 GB) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>/dev/null || \
+	  $(BIN)/python -m pip install uv==$(UV_VERSION)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+# The lock file holds names and versions only.
+lock:
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --upgrade -o requirements.lock pyproject.toml
+
+clean:
+	@git clean -xdff --quiet

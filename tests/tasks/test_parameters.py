@@ -1,0 +1,95 @@
+"""params.yaml is validated whole, and every mistake is explained."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mergeflow.errors import MergeflowError
+from tasks.parameters import candidates, load_params
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    return loaded
+
+
+def load(values: dict[str, Any], folder: Path) -> Any:
+    path = folder / "params.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return load_params(path)
+
+
+def test_the_projects_own_file_is_valid() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert params.lookup("finetune.steps") == params.finetune.steps
+    assert params.lookup_json("tasks.digits") == "suite:pocket8"
+
+
+def test_all_mistakes_are_listed_at_once(values: dict[str, Any], tmp_path: Path) -> None:
+    values["finetune"]["learning_rte"] = 1.0
+    values["finetune"]["steps"] = "many"
+    values["run"]["runner"] = "thread"
+    del values["model"]["architecture"]
+    with pytest.raises(MergeflowError) as caught:
+        load(values, tmp_path)
+    message = str(caught.value)
+    assert "4 error(s)" in message
+    assert "did you mean 'learning_rate'" in message
+    assert "finetune.steps" in message
+    assert "'many'" in message
+    assert "run.runner" in message
+    assert "model.architecture" in message
+
+
+@pytest.mark.parametrize(
+    ("section", "grid", "expected"),
+    [
+        ("teis", {"scale": [1.0]}, "did you mean 'ties'"),
+        ("ties", {"keeep": [0.2]}, "keep"),
+        ("ties", {"keep": [1.5]}, "keep"),
+        ("cart", {"rank_ratio": []}, "is empty"),
+    ],
+)
+def test_the_sweep_is_checked_against_the_catalog(
+    values: dict[str, Any], tmp_path: Path, section: str, grid: dict[str, Any], expected: str
+) -> None:
+    values["sweep"] = {section: grid}
+    with pytest.raises(MergeflowError, match=expected):
+        load(values, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Bad", "a b", "a.b", ""])
+def test_task_names_are_plain(values: dict[str, Any], tmp_path: Path, name: str) -> None:
+    values["tasks"][name] = "suite:pocket8"
+    with pytest.raises(MergeflowError, match="task name"):
+        load(values, tmp_path)
+
+
+def test_no_tasks_and_no_mapping(values: dict[str, Any], tmp_path: Path) -> None:
+    values["tasks"] = {}
+    with pytest.raises(MergeflowError, match="tasks"):
+        load(values, tmp_path)
+    (tmp_path / "params.yaml").write_text("- a list")
+    with pytest.raises(MergeflowError, match="mapping"):
+        load_params(tmp_path / "params.yaml")
+
+
+@given(st.dictionaries(st.sampled_from(["scale", "keep", "trim"]), st.lists(st.integers(), min_size=1, max_size=4)))
+def test_candidates_are_every_combination_once_with_scale_innermost(grid: dict[str, list[int]]) -> None:
+    found = candidates("ties", grid)
+    sizes = [len(values) for values in grid.values()]
+    expected = 1
+    for size in sizes:
+        expected *= size
+    assert len(found) == expected
+    directions = [tuple((k, v) for k, v in args.items() if k != "scale") for args in found]
+    changes = sum(a != b for a, b in pairwise(directions))
+    assert changes <= max(0, expected // max(1, len(grid.get("scale", [0]))) - 1)

@@ -1,0 +1,170 @@
+"""One stage: skipped when nothing changed, whole or absent when killed, resumed from its scratch folder."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mergeflow.errors import MergeflowError
+from tasks.graph import load_graph
+from tasks.runner import run_stage
+
+ROOT = Path(__file__).parents[2]
+
+# Adds one line at a time to a file in scratch, as training adds steps; then writes two outputs.
+WORK = """
+import time
+def run(io):
+    saved = io.scratch / "saved.txt"
+    lines = saved.read_text().splitlines() if saved.exists() else []
+    with (io.root / "starts.txt").open("a") as file:
+        file.write(f"{len(lines)}\\n")
+    for number in range(len(lines), 30):
+        time.sleep(io.section("tasks")["pause"] == "long" and 0.02 or 0)
+        with saved.open("a") as file:
+            file.write(f"{number} {io.dep('input.txt').read_text()}\\n")
+        io.report("lines", number + 1, 30)
+    io.out("made/one.txt").write_text(saved.read_text())
+    folder = io.out("made/two")
+    folder.mkdir()
+    for index in range(20):
+        (folder / f"{index}.txt").write_text(saved.read_text())
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values["tasks"] = {"pause": "none"}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "input.txt").write_text("hello")
+    (tmp_path / "stage_work.py").write_text(WORK)
+    graph = {
+        "stages": {
+            "work": {
+                "cmd": "work",
+                "meta": {"run": "stage_work"},
+                "params": ["tasks"],
+                "deps": ["input.txt", "stage_work.py"],
+                "outs": ["made/one.txt", "made/two"],
+            }
+        }
+    }
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(graph))
+    return tmp_path
+
+
+@pytest.fixture
+def run(project: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(project))
+    monkeypatch.delitem(sys.modules, "stage_work", raising=False)
+    return lambda force=False: run_stage(project, load_graph(project)["work"], force)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_runs_once_then_skips(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    assert run() is True
+    assert run() is False
+    assert run(force=True) is True
+    assert len(tree(project / "made")) == 21
+    assert not (project / ".mergeflow/scratch/work").exists()
+    record = json.loads((project / ".mergeflow/records/work.json").read_text())
+    assert record["seconds"] >= 0
+
+
+@pytest.mark.parametrize("change", ["input", "params", "lost output", "altered output", "code"])
+def test_any_change_runs_it_again(project: Path, run, change: str) -> None:  # type: ignore[no-untyped-def]
+    run()
+    before = tree(project / "made")
+    if change == "input":
+        (project / "input.txt").write_text("other")
+    elif change == "params":
+        text = (project / "params.yaml").read_text().replace("pause: none", "pause: still none")
+        (project / "params.yaml").write_text(text)
+    elif change == "lost output":
+        shutil.rmtree(project / "made/two")
+    elif change == "altered output":
+        (project / "made/two/3.txt").write_text("scribble")
+    else:
+        (project / "stage_work.py").write_text(WORK + "# changed\n")
+    assert run() is True
+    assert (tree(project / "made") == before) == (change != "input")
+
+
+def test_an_unrelated_parameter_changes_nothing(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    run()
+    text = (project / "params.yaml").read_text().replace("steps: 300", "steps: 301")
+    (project / "params.yaml").write_text(text)
+    assert run() is False
+
+
+def test_a_missing_input_is_named(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    (project / "input.txt").unlink()
+    with pytest.raises(MergeflowError, match=r"stage work needs input.txt, which is missing"):
+        run()
+
+
+def test_a_failed_run_leaves_old_outputs_alone(project: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    run()
+    before = tree(project / "made")
+    (project / "input.txt").write_text("other")
+    original = Path.write_text
+
+    def full_disk(self: Path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if self.name == "7.txt":
+            raise OSError(28, "No space left on device", str(self))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(MergeflowError, match="the disk is full"):
+        run()
+    assert tree(project / "made") == before
+    monkeypatch.undo()
+    sys.path.insert(0, str(project))
+    assert run() is True
+    sys.path.remove(str(project))
+    assert tree(project / "made") != before
+
+
+def test_undeclared_paths_are_an_error_of_the_project(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    (project / "stage_work.py").write_text("def run(io):\n    io.dep('secret.txt')\n")
+    with pytest.raises(AssertionError, match=r"does not declare secret.txt"):
+        run()
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.45, 0.75, 0.9, 1.0])
+def test_killed_at_any_moment_it_resumes(project: Path, run, delay: float) -> None:  # type: ignore[no-untyped-def]
+    text = (project / "params.yaml").read_text().replace("pause: none", "pause: long")
+    (project / "params.yaml").write_text(text)
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = ['.', sys.argv[1]]\n"
+        "from tasks.graph import load_graph; from tasks.runner import run_stage\n"
+        "import mergeflow.merging; print('ready', flush=True)\n"
+        "run_stage(Path('.'), load_graph(Path('.'))['work'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(ROOT)], cwd=project, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    made = tree(project / "made") if (project / "made").exists() else {}
+    assert set(made) <= {"one.txt", *(f"two/{index}.txt" for index in range(20))}
+    whole = "".join(f"{number} hello\n" for number in range(30)).encode()
+    assert all(content == whole for content in made.values())
+    run()
+    assert tree(project / "made") == dict.fromkeys(["one.txt", *(f"two/{i}.txt" for i in range(20))], whole)
+    starts = [int(line) for line in (project / "starts.txt").read_text().split()]
+    assert starts == sorted(starts)
+    assert run() is False

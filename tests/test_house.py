@@ -1,0 +1,87 @@
+"""The house: imports go downhill, and MLflow, Prefect and DVC each have one home."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# package: what of this project it may import, besides itself
+ALLOWED = {
+    "mergeflow.errors": set(),
+    "mergeflow.checkpoints": {"mergeflow.errors"},
+    "mergeflow.merging": {"mergeflow.errors", "mergeflow.checkpoints"},
+    "mergeflow.vision": {"mergeflow.errors", "mergeflow.checkpoints"},
+    "mergeflow.training": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
+    "mergeflow.evaluation": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
+    "mergeflow.analysis": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
+    "tasks": {"mergeflow"},
+    "registry": {"mergeflow"},
+    "flows": {"mergeflow", "tasks", "registry"},
+}
+OWNERS = {"prefect": "flows", "prefect_dask": "flows", "prefect_ray": "flows", "mlflow": "registry"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            raise AssertionError(f"{path}: relative import")
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_go_downhill(package: str) -> None:
+    folder = ROOT / package.replace(".", "/")
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    assert files
+    for path in files:
+        for module in imports(path):
+            if module.split(".")[0] in {"mergeflow", "tasks", "registry", "flows"}:
+                allowed = ALLOWED[package] | {package}
+                assert any(within(module, one) for one in allowed), f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize("tool", OWNERS)
+def test_each_tool_has_one_home(tool: str) -> None:
+    for package in ("mergeflow", "tasks", "registry", "flows"):
+        for path in (ROOT / package).rglob("*.py"):
+            if package != OWNERS[tool]:
+                assert not any(within(module, tool) for module in imports(path)), f"{path.relative_to(ROOT)}: {tool}"
+
+
+def test_the_library_alone_imports_none_of_the_orchestra() -> None:
+    code = (
+        "import sys, mergeflow, mergeflow.cli, mergeflow.merging, mergeflow.checkpoints, mergeflow.vision.data\n"
+        "import mergeflow.training, mergeflow.evaluation\n"
+        "heavy = ('prefect', 'mlflow', 'dvc', 'matplotlib', 'sklearn', 'datasets')\n"
+        "print([module for module in heavy if module in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_mergeflow_imports_no_torch() -> None:
+    code = "import sys, mergeflow, mergeflow.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "False"
+
+
+def test_no_file_is_long() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for package in ("mergeflow", "tasks", "registry", "flows")
+        for path in (ROOT / package).rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 330
+    }
+    assert not long
