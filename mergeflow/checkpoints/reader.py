@@ -32,7 +32,7 @@ class Entry(Protocol):
 
 
 @dataclass
-class _File:
+class OpenFile:
     """An open file that several entries share."""
 
     path: str
@@ -48,7 +48,7 @@ class _File:
 class FileEntry:
     """A tensor stored in a safetensors file."""
 
-    file: _File
+    file: OpenFile
     offset: int
     info: TensorInfo
 
@@ -87,6 +87,7 @@ class LazyStateDict(Mapping[str, Tensor]):
     """A read-only state dict over files; use it as a context manager or call `close`.
 
     Attributes:
+        entries: Where the data of each tensor comes from.
         infos: Shape and dtype per tensor, known without reading data.
         metadata: The text metadata of the file(s).
         path: What was opened.
@@ -102,7 +103,7 @@ class LazyStateDict(Mapping[str, Tensor]):
         entries: Mapping[str, Entry],
         infos: Mapping[str, TensorInfo],
         metadata: Mapping[str, str],
-        files: tuple[_File, ...] = (),
+        files: tuple[OpenFile, ...] = (),
         is_task_vector: bool = False,
         tied: Mapping[str, str] | None = None,
         absolute: frozenset[str] = frozenset(),
@@ -113,12 +114,12 @@ class LazyStateDict(Mapping[str, Tensor]):
         self.is_task_vector = is_task_vector
         self.tied = dict(tied or {})
         self.absolute = absolute
-        self._entries = dict(entries)
+        self.entries = dict(entries)
         self._files = files
 
     def __getitem__(self, name: str) -> Tensor:
         info = self.infos[name]
-        return self._entries[name].read(0, info.numel).reshape(info.shape)
+        return self.entries[name].read(0, info.numel).reshape(info.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.infos)
@@ -131,15 +132,20 @@ class LazyStateDict(Mapping[str, Tensor]):
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened tensor `name`, in its storage type."""
-        return self._entries[name].read(start, stop)
+        return self.entries[name].read(start, stop)
 
     def read_into(self, name: str, out: Tensor, start: int) -> None:
         """Fill the flat `out` from element `start` of tensor `name`, converting the type where it differs."""
-        entry = self._entries[name]
+        entry = self.entries[name]
         if isinstance(entry, FileEntry) and out.dtype == self.infos[name].dtype and out.device.type == "cpu":
             entry.read_into(out, start)
         else:
             out.copy_(entry.read(start, start + out.numel()))
+
+    def detach_files(self) -> tuple["OpenFile", ...]:
+        """Hand the open files over to another state dict that shares the entries."""
+        files, self._files = self._files, ()
+        return files
 
     def close(self) -> None:
         """Close the files; reading afterwards fails."""
@@ -169,7 +175,7 @@ def open_safetensors(path: str | Path) -> LazyStateDict:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
         raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
-    file = _File(str(path), descriptor)
+    file = OpenFile(str(path), descriptor)
     try:
         with os.fdopen(os.dup(descriptor), "rb") as stream:
             header = read_header(stream, str(path))

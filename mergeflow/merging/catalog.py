@@ -100,8 +100,9 @@ def explain(error: ValidationError) -> str:
     """Return one line per fault of a validation error: where, what was found, what was expected."""
     faults = []
     for fault in error.errors():
-        place = ".".join(str(part) for part in fault["loc"]) or "arguments"
-        message = fault["msg"].removeprefix("Value error, ")
-        found = "" if fault["type"] == "missing" else f", found {fault['input']!r:.80}"
-        faults.append(f"{place}: {message[:1].lower()}{message[1:]}{found}")
+        place = ".".join(str(part) for part in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ").removesuffix(".")
+        message = message.replace("Input should", "must").replace("Field required", "is missing")
+        told = not place or fault["type"] == "missing"
+        faults.append(f"{place}: " * bool(place) + message + ("" if told else f", found {fault['input']!r:.80}"))
     return "; ".join(faults) + "."

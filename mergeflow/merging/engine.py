@@ -58,6 +58,7 @@ class Engine:
         buffer: Bytes that may be in flight beyond the stack of the largest tensor.
         device: Where arithmetic happens.
         watch: Sees every piece that `run` reads: owner, tensor, first element, flat values as stored.
+        seen: Told the number of bytes after each read, in every pass.
     """
 
     call: MethodCall
@@ -70,6 +71,7 @@ class Engine:
     buffer: int = BUFFER
     device: str = "cpu"
     watch: Watch | None = None
+    seen: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         self.infos: dict[str, TensorInfo] = infos_of(self.base)
@@ -172,6 +174,8 @@ class Engine:
             raise not_finite(owner, unit.name)
         if watch is not None:
             watch(owner, unit.name, unit.start, stored)
+        if self.seen is not None:
+            self.seen(stored.nbytes)
 
     def _copied(self, unit: Unit) -> Tensor:
         """Read a unit of an integer tensor: the base's counts, the experts' are only watched."""

@@ -1,0 +1,64 @@
+"""Pickled state dicts, loaded by torch's weights-only reader: a file that holds code is refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry, tied_names
+from mergeflow.errors import MergeflowError
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+_NESTED = ("state_dict", "model_state_dict", "model")
+_PREFIX = "module."
+
+
+def open_pickle(path: Path) -> LazyStateDict:
+    """Open a pickled state dict; its data stays in the file where the format allows it.
+
+    Raises:
+        MergeflowError: The file holds code or objects, is damaged, or has no state dict.
+    """
+    tensors = _unwrap(_load(path), path)
+    infos = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    entries = {name: TensorEntry(tensor.detach()) for name, tensor in tensors.items()}
+    return LazyStateDict(str(path), entries, infos, {}, tied=tied_names(tensors))
+
+
+def _load(path: Path) -> Any:
+    try:
+        # Only files in the zip format can be mapped; older ones are read whole.
+        with path.open("rb") as file:
+            zipped = file.read(4) == b"PK\x03\x04"
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except OSError as error:
+        raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
+    except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise MergeflowError(
+            f"'{path}' is not a plain state dict: {reason} It is damaged, or it holds code, which is never run. "
+            "Save the state dict alone, best as safetensors."
+        ) from None
+
+
+def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
+    for key in _NESTED:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+            break
+    if not isinstance(loaded, Mapping) or not loaded:
+        raise MergeflowError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of named tensors.")
+    odd = [str(name) for name, value in loaded.items() if not isinstance(value, Tensor) or not isinstance(name, str)]
+    if odd:
+        raise MergeflowError(
+            f"'{path}' has entries that are not named tensors: {', '.join(odd[:5])}. "
+            f"Save the state dict alone, or under one of the keys {', '.join(_NESTED)}."
+        )
+    if any(value.layout != torch.strided or value.is_quantized for value in loaded.values()):
+        raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
+    if all(name.startswith(_PREFIX) for name in loaded):
+        return {name.removeprefix(_PREFIX): value for name, value in loaded.items()}
+    return dict(loaded)

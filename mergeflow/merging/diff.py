@@ -1,0 +1,105 @@
+"""What differs between two checkpoints, tensor by tensor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
+from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.reader import LazyStateDict
+
+
+@dataclass(frozen=True)
+class TensorDiff:
+    """One tensor in two checkpoints.
+
+    Attributes:
+        name: Its name.
+        shapes: Shape in a and in b; None where it is missing.
+        norm_a: ‖a‖.
+        norm_b: ‖b‖.
+        norm_difference: ‖a − b‖, NaN where shapes differ.
+        cosine: Cosine of the angle between a and b, NaN where one is zero or shapes differ.
+        equal: Whether types, shapes and bytes are the same.
+        digests: Digest of each, "" where missing.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    norm_a: float
+    norm_b: float
+    norm_difference: float
+    cosine: float
+    equal: bool
+    digests: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The difference of two checkpoints: their fingerprints and every tensor, in order of name."""
+
+    fingerprints: tuple[str, str]
+    tensors: tuple[TensorDiff, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both hold the same tensors."""
+        return self.fingerprints[0] == self.fingerprints[1]
+
+
+def diff(a: str | Path, b: str | Path) -> Diff:
+    """Compare two checkpoints block by block.
+
+    Args:
+        a: Path of one checkpoint.
+        b: Path of the other.
+
+    Returns:
+        Norms, cosine and digests per tensor, in float64, whatever the types.
+    """
+    with open_checkpoint(a) as left, open_checkpoint(b) as right:
+        rows = [_compare(name, left, right) for name in sorted({*left, *right})]
+        return Diff((_fingerprint(left, rows, 0), _fingerprint(right, rows, 1)), tuple(rows))
+
+
+def _fingerprint(state: LazyStateDict, rows: list[TensorDiff], side: int) -> str:
+    digests = {row.name: row.digests[side] for row in rows}
+    return combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(state.infos.items()))
+
+
+def _compare(name: str, a: LazyStateDict, b: LazyStateDict) -> TensorDiff:
+    infos = tuple(state.infos.get(name) for state in (a, b))
+    shapes = tuple(info.shape if info else None for info in infos)
+    comparable = shapes[0] == shapes[1]
+    sums = torch.zeros(4, dtype=torch.float64)
+    digests: tuple[list[bytes], list[bytes]] = ([], [])
+    for start in range(0, max(info.numel for info in infos if info), BLOCK):
+        pieces: Mapping[int, Tensor] = {
+            side: state.read(name, start, min(start + BLOCK, info.numel))
+            for side, (state, info) in enumerate(zip((a, b), infos, strict=True))
+            if info and start < info.numel
+        }
+        for side, piece in pieces.items():
+            digests[side].append(block_digest(piece))
+            sums[side] += piece.double().square().sum()
+        if comparable and len(pieces) == 2:
+            first, second = pieces[0].double(), pieces[1].double()
+            sums[2] += (first - second).square().sum()
+            sums[3] += (first * second).sum()
+    found = tuple(tensor_digest(blocks) if info else "" for blocks, info in zip(digests, infos, strict=True))
+    norms = [sqrt(float(value)) for value in sums[:3]]
+    both = norms[0] * norms[1]
+    return TensorDiff(
+        name,
+        (shapes[0], shapes[1]),
+        norms[0],
+        norms[1],
+        norms[2] if comparable else float("nan"),
+        float(sums[3]) / both if comparable and both else float("nan"),
+        infos[0] == infos[1] and found[0] == found[1],
+        (found[0], found[1]),
+    )

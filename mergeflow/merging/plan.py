@@ -1,0 +1,243 @@
+"""What a recipe will do, found from headers alone."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mergeflow.checkpoints.checks import check_compatible
+from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.engine import BUFFER
+from mergeflow.merging.recipe import Recipe
+
+# What Python with torch holds before any tensor is read, measured on CPU.
+_PROCESS_BYTES = 300 * 2**20
+
+# Metadata of a task vector: the fingerprint of the base it was taken from.
+BASE = "mergeflow.base"
+
+Resolve = Callable[[str], str]
+"""Turns a reference such as models:/name@alias into a local path; the project half supplies it."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The opened inputs of a merge."""
+
+    base: LazyStateDict
+    experts: dict[str, LazyStateDict]
+    data: dict[str, dict[str, LazyStateDict]]
+    paths: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a merge will do.
+
+    Attributes:
+        call: The method with all its arguments.
+        experts: Names of the experts.
+        tensors: Number of tensors of the result, of which `matrices` are 2-D weights.
+        parameters: Number of floating-point elements.
+        bytes_read: Bytes read from all inputs, over all passes.
+        bytes_written: Bytes of the result.
+        passes: Times the inputs are read.
+        peak_memory: Estimated bytes of memory at most.
+        shards: Names of the tensors of each output file.
+    """
+
+    call: MethodCall
+    experts: tuple[str, ...]
+    tensors: int
+    matrices: int
+    parameters: int
+    bytes_read: int
+    bytes_written: int
+    passes: int
+    peak_memory: int
+    shards: tuple[tuple[str, ...], ...]
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines for people."""
+        args = ", ".join(f"{key} {value}" for key, value in self.call.args.items())
+        return [
+            f"method        {self.call.name} ({args})",
+            f"experts       {len(self.experts)}: {', '.join(self.experts)}",
+            f"tensors       {self.tensors}, of which {self.matrices} matrices; {self.parameters:,} parameters",
+            f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
+            f"writes        {_size(self.bytes_written)} in {len(self.shards)} file{'s' * (len(self.shards) > 1)}",
+            f"peak memory   about {_size(self.peak_memory)}",
+        ]
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+@contextmanager
+def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inputs]:
+    """Open every input of a recipe and check that they fit each other, from headers alone.
+
+    Raises:
+        MergeflowError: A path that cannot be opened, or tensors that do not fit, all at once.
+    """
+    with ExitStack() as opened:
+
+        def enter(path: str) -> LazyStateDict:
+            return opened.enter_context(open_checkpoint(local_path(path, resolve)))
+
+        base = enter(recipe.base)
+        experts = {name: enter(path) for name, path in recipe.experts}
+        for name, path in recipe.task_vectors:
+            experts[name] = enter(path)
+            experts[name].is_task_vector = True
+        check_compatible(base, experts, dtypes=recipe.dtype is None)
+        _check_types(base)
+        _check_origin(base, experts)
+        data = {kind: {name: enter(path) for name, path in paths} for kind, paths in recipe.data}
+        yield Inputs(base, experts, data, {"base": base.path, **{name: state.path for name, state in experts.items()}})
+
+
+def local_path(path: str, resolve: Resolve | None) -> str:
+    """Return the local path a recipe's path stands for."""
+    found = resolve(path) if resolve is not None else path
+    if "://" in found or found.startswith("models:/"):
+        raise MergeflowError(
+            f"'{path}' is not a local path. References to the registry are resolved in a project folder only: "
+            "run the command there, or give a file."
+        )
+    return found
+
+
+def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> None:
+    """Refuse task vectors that say they were taken from another base, where the base's file says which it is."""
+    known = base.metadata.get("mergeflow.fingerprint")
+    for name, state in experts.items():
+        taken = state.metadata.get(BASE)
+        if known and taken and state.is_task_vector and taken != known:
+            raise another_base(name, taken, known)
+
+
+def another_base(name: str, taken: str, found: str) -> MergeflowError:
+    """Return the error for a task vector of another base."""
+    return MergeflowError(
+        f"task vector '{name}' was taken from the base {taken[:12]}…, but this base is {found[:12]}…: "
+        "a difference means nothing on another base. Extract it again from this one."
+    )
+
+
+def _check_types(base: LazyStateDict) -> None:
+    odd = [name for name, info in base.infos.items() if info.dtype.is_complex]
+    if odd:
+        raise MergeflowError(f"tensor '{odd[0]}' is complex; only real tensors can be merged.")
+
+
+def check_recipe(recipe: Recipe, resolve: Resolve | None = None, buffer: int = BUFFER) -> Plan:
+    """Validate a recipe against its files and return what the merge will do; reads headers only.
+
+    Args:
+        recipe: The recipe.
+        resolve: Turns references into local paths.
+        buffer: Bytes the merge may hold beyond its largest stack.
+
+    Raises:
+        MergeflowError: Anything that would stop the merge.
+    """
+    with open_inputs(recipe, resolve) as inputs:
+        return make_plan(recipe, inputs, buffer)
+
+
+def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
+    """Return what a merge of opened inputs will do."""
+    call = recipe.call()
+    infos = inputs.base.infos
+    out_infos = output_infos(infos, recipe.dtype)
+    wide = any(
+        info.dtype == torch.float64
+        for state in (inputs.base, *inputs.experts.values())
+        for info in state.infos.values()
+    )
+    arithmetic = torch.float64 if wide else torch.float32
+    passes = 1 + len(call.method.statistics(call.typed, arithmetic))
+    read = sum(info.nbytes for state in (inputs.base, *inputs.experts.values()) for info in state.infos.values())
+    largest = max((info.numel for info in infos.values()), default=0) * arithmetic.itemsize
+    total = sum(info.numel for info in infos.values()) * arithmetic.itemsize
+    held = min(buffer + (len(inputs.experts) + 3) * largest, (len(inputs.experts) + 3) * total)
+    return Plan(
+        call=call,
+        experts=tuple(inputs.experts),
+        tensors=len(infos),
+        matrices=sum(len(info.shape) == 2 and min(info.shape) > 1 for info in infos.values()),
+        parameters=sum(info.numel for info in infos.values() if info.dtype.is_floating_point),
+        bytes_read=read * passes,
+        bytes_written=sum(info.nbytes for info in out_infos.values()),
+        passes=passes,
+        peak_memory=_PROCESS_BYTES + held,
+        shards=tuple(shard_names(out_infos, recipe.shard_size)),
+    )
+
+
+def output_infos(infos: Mapping[str, TensorInfo], dtype: str | None) -> dict[str, TensorInfo]:
+    """Return shape and type of every tensor of the result."""
+    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
+    return {
+        name: TensorInfo(info.shape, wanted if wanted and info.dtype.is_floating_point else info.dtype)
+        for name, info in infos.items()
+    }
+
+
+def shard_names(infos: Mapping[str, TensorInfo], size: int | None) -> list[tuple[str, ...]]:
+    """Split the tensors, in order of name, into files of at most `size` bytes (one tensor at least)."""
+    if size is None:
+        return [tuple(sorted(infos))]
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name in sorted(infos):
+        if shards[-1] and held + infos[name].nbytes > size:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += infos[name].nbytes
+    return [tuple(shard) for shard in shards]
+
+
+def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
+    """Return the output path, checked against the inputs.
+
+    Raises:
+        MergeflowError: No output, one that is an input or lies in one, someone else's folder, or shards in a file.
+    """
+    if not out:
+        raise MergeflowError("no output: give `out` in the recipe or --out.")
+    target = Path(out)
+    single = target.suffix == ".safetensors"
+    if single and shard_size is not None:
+        raise MergeflowError(f"`shard_size` makes a folder, but out is the file '{out}': name a folder, or remove it.")
+    if not single and target.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise MergeflowError(f"out '{out}': results are safetensors. End it in .safetensors, or name a folder.")
+    real = target.resolve()
+    for name, path in inputs.items():
+        source = Path(path).resolve()
+        inside = source.is_dir() and (real == source or source in real.parents)
+        if real == source or inside or real in source.parents or _same_file(real, source):
+            raise MergeflowError(f"out '{out}' would overwrite the input '{name}' ({path}): choose another place.")
+    if single and target.is_dir():
+        raise MergeflowError(f"out '{out}' is a folder: give another name.")
+    if not single and target.exists() and not (target / "mergeflow.json").exists() and any_file(target):
+        raise MergeflowError(f"out '{out}' exists and was not made by a merge: choose another place or remove it.")
+    return target
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return a.exists() and b.exists() and a.samefile(b)
+
+
+def any_file(path: Path) -> bool:
+    """Whether a path is a file or a folder that holds something."""
+    return not path.is_dir() or any(path.iterdir())

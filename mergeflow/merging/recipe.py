@@ -1,0 +1,218 @@
+"""Recipes: what a merge is made of, validated whole before any weight is read, frozen and replayable."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging.catalog import MethodCall, configure, explain, get
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_LIFTED = ("matrices", "split_qkv")
+
+
+def parse_size(value: Any) -> Any:
+    """Turn a text such as 5GB into bytes; numbers pass.
+
+    Example:
+        >>> parse_size("5GB"), parse_size("64 MiB")
+        (5000000000, 67108864)
+    """
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
+    if not found:
+        raise ValueError("expected a size such as 5GB or 512MiB")
+    return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
+
+
+def _stem(path: Path) -> str:
+    return path.stem if path.suffix in (*PICKLES, ".safetensors") else path.name
+
+
+def _named_paths(value: Any) -> Any:
+    """Name the paths of a list by their stems; where stems are equal, by their folders too."""
+    if isinstance(value, Mapping):
+        return tuple((str(name), str(path)) for name, path in value.items())
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(item, str | Path) for item in value)
+    ):
+        paths = [Path(item) for item in value]
+        for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+            names = ["/".join((*path.parts[-depth:-1], _stem(path))) for path in paths]
+            if len(set(names)) == len(names):
+                return tuple((name, str(item)) for name, item in zip(names, value, strict=True))
+        raise ValueError("the same path stands twice in the list; give names (name: path) to merge it twice")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(tuple(item) for item in value)
+    raise ValueError("expected a list of paths, or a mapping of names to paths")
+
+
+Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(key), _frozen(item)) for key, item in value.items()))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _thawed(value: Any) -> Any:
+    pairs = isinstance(value, tuple) and all(isinstance(item, tuple) and len(item) == 2 for item in value)
+    return {key: _thawed(item) for key, item in value} if pairs else value
+
+
+Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_frozen), PlainSerializer(_thawed)]
+Weights = tuple[float, ...] | Annotated[tuple[tuple[str, float], ...], BeforeValidator(_frozen), PlainSerializer(dict)]
+
+
+class Recipe(BaseModel):
+    """A merge, as a frozen record.
+
+    Attributes:
+        method: A name of the catalog.
+        args: Its arguments; those missing take their defaults.
+        base: Path of the base.
+        experts: Paths of the experts, named.
+        task_vectors: Paths of task vectors that stand where experts stand, named.
+        weights: One per expert, in order or by name; all 1 by default.
+        matrices: Which matrices the spectral methods treat (moved into `args`).
+        split_qkv: Whether a fused q/k/v weight is three matrices (moved into `args`).
+        data: Statistics of data that a method needs: kind → expert → path.
+        dtype: Type of the result; the base's by default.
+        device: Where arithmetic happens: cpu, cuda, cuda:1 …
+        out: A `.safetensors` file or a folder to make.
+        shard_size: Largest shard of a folder, in bytes or as 5GB.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    method: str
+    args: Arguments = ()
+    base: str
+    experts: Paths = ()
+    task_vectors: Paths = ()
+    weights: Weights | None = None
+    data: Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_frozen), PlainSerializer(dict)] = ()
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    out: str | None = None
+    shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lift(cls, values: Any) -> Any:
+        """Move `matrices` and `split_qkv` into the arguments, where the method has them."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        args = dict(values.get("args") or {})
+        for key in _LIFTED:
+            if key not in values:
+                continue
+            if key in args:
+                raise ValueError(f"'{key}' stands both in the recipe and in its args; keep one")
+            if isinstance(values.get("method"), str) and key not in get(values["method"]).args.model_fields:
+                raise ValueError(f"method '{values['method']}' treats no matrices apart: remove '{key}'")
+            args[key] = values.pop(key)
+        return {**values, "args": args}
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        call = self.call()
+        object.__setattr__(self, "args", _frozen(call.args))
+        names = [name for name, _ in (*self.experts, *self.task_vectors)]
+        if not names:
+            raise ValueError("no experts: give `experts` or `task_vectors`")
+        if len(set(names)) != len(names):
+            raise ValueError(f"two experts share a name: {sorted(name for name in names if names.count(name) > 1)}")
+        if "base" in names:
+            raise ValueError("an expert cannot be named 'base'; give it another name (name: path)")
+        from mergeflow.merging.direction import check_inputs, weights_by_name
+
+        given = {kind: dict(paths) for kind, paths in self.data}
+        check_inputs(call, dict.fromkeys(names), given)
+        weights_by_name(self.weights_given(), dict.fromkeys(names), call)
+        return self
+
+    def call(self) -> MethodCall:
+        """Return the configured method."""
+        return configure(self.method, _thawed(self.args))
+
+    def weights_given(self) -> Mapping[str, float] | Sequence[float] | None:
+        """Return the weights as a list or a mapping."""
+        if self.weights and isinstance(self.weights[0], tuple):
+            return dict(self.weights)  # type: ignore[arg-type]
+        return self.weights  # type: ignore[return-value]
+
+    def record(self) -> str:
+        """Return the recipe as JSON, complete with every default, to be stored with its result."""
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), ensure_ascii=False, sort_keys=True)
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read and validate a recipe.
+
+    Args:
+        path: A YAML or JSON file. Paths inside it are relative to the current folder, like any path on a command line.
+        overrides: Changes such as "args.scale=0.5" or "out=merged.safetensors"; values are read as YAML.
+
+    Raises:
+        MergeflowError: The file is missing, is no mapping, or has unknown keys or values out of range (all at once).
+    """
+    place = Path(path)
+    try:
+        values = yaml.safe_load(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MergeflowError(f"cannot read recipe '{place}': {error.strerror}. Check the path.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise MergeflowError(f"recipe '{place}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+    if not isinstance(values, dict):
+        raise MergeflowError(
+            f"recipe '{place}' holds a {type(values).__name__}, expected keys such as method and base."
+        )
+    for change in overrides:
+        _override(values, change)
+    return make_recipe(values, str(place))
+
+
+def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+    """Validate a mapping as a recipe.
+
+    Raises:
+        MergeflowError: As `load_recipe`.
+    """
+    known = (*Recipe.model_fields, *_LIFTED)
+    for key in values:
+        if key not in known:
+            raise unknown_name("key of a recipe", str(key), known)
+    try:
+        return Recipe(**dict(values))
+    except ValidationError as error:
+        raise MergeflowError(f"{origin}: {explain(error)}") from None
+
+
+def _override(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise MergeflowError(f"override '{change}' is not of the form key=value, such as args.scale=0.5.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise MergeflowError(f"override '{change}' has a value that is not valid YAML.") from None
+    *path, last = key.split(".")
+    place = values
+    for step in path:
+        inner = place.setdefault(step, {})
+        if not isinstance(inner, dict):
+            raise MergeflowError(f"override '{change}': '{step}' is a {type(inner).__name__}, not a mapping.")
+        place = inner
+    place[last] = value
