@@ -1,0 +1,93 @@
+"""What a finished run left on disk, as the report needs it: two files must be there, everything else may."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from tasks.graph import load_graph, read_yaml
+from tasks.runner import STATE
+
+Json = Mapping[str, Any]
+RESULTS = "outputs/results"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, read.
+
+    Attributes:
+        params: params.yaml.
+        selection, test: the choices on validation and the look at test.
+        sweeps, experts, manifests: method or task to its record; what is missing is not in the mapping.
+        geometry, registration: None where the file is missing.
+        costs: a record per stage that has one, in the order in which they started.
+        figures: name to SVG.
+    """
+
+    params: Json
+    selection: Json
+    test: Json
+    sweeps: Mapping[str, Json]
+    experts: Mapping[str, Json]
+    manifests: Mapping[str, Json]
+    geometry: Json | None
+    registration: Json | None
+    costs: list[Json]
+    figures: Mapping[str, str]
+
+
+def read_run(root: Path) -> RunFiles:
+    """Read the run in the project folder `root`.
+
+    Raises:
+        MergeflowError: there are no results yet, or a file is not JSON.
+    """
+    selection, test = _required(root, f"{RESULTS}/selection.json"), _required(root, f"{RESULTS}/test.json")
+    tasks = selection["tasks"]
+    figures = sorted((root / RESULTS / "figures").glob("*.svg"))
+    return RunFiles(
+        params=read_yaml(root / "params.yaml"),
+        selection=selection,
+        test=test,
+        sweeps=_each(root, "outputs/sweeps/{}.json", selection["methods"]),
+        experts=_each(root, "outputs/experts/{}/training.json", tasks),
+        manifests=_each(root, "outputs/data/manifests/{}/manifest.json", tasks),
+        geometry=_optional(root / RESULTS / "geometry.json"),
+        registration=_optional(root / "outputs/registration.json"),
+        costs=_costs(root),
+        figures={path.stem: path.read_text(encoding="utf-8") for path in figures},
+    )
+
+
+def _costs(root: Path) -> list[Json]:
+    """Return the stages' cost records; records of stages that the graph no longer has are of another run."""
+    known = {stage.folder_name for stage in load_graph(root).values()} if (root / "dvc.yaml").exists() else None
+    paths = [path for path in (root / STATE / "records").glob("*.json") if known is None or path.stem in known]
+    return sorted((record for path in paths if (record := _optional(path))), key=lambda record: record["started"])
+
+
+def _each(root: Path, pattern: str, names: Any) -> dict[str, Json]:
+    found = {name: _optional(root / pattern.format(name)) for name in names}
+    return {name: record for name, record in found.items() if record is not None}
+
+
+def _required(root: Path, path: str) -> Json:
+    found = _optional(root / path)
+    if found is None:
+        raise MergeflowError(
+            f"{path} is missing, so there is nothing to report: run the pipeline first (`mergeflow run`)."
+        )
+    return found
+
+
+def _optional(path: Path) -> Json | None:
+    try:
+        found: Json = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise MergeflowError(f"{path.name} is not valid JSON ({error}): run the stage that writes it again.") from None
+    return found

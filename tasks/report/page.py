@@ -1,0 +1,166 @@
+"""The page: results into words, words into the template, the whole onto disk in one move."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tasks.plotting.palette import DARK, LIGHT
+from tasks.report.drawings import drawings
+from tasks.report.files import RunFiles, read_run
+from tasks.report.tables import (
+    arguments_text,
+    candidates_table,
+    cost_table,
+    gates_table,
+    lineage_table,
+    results_table,
+)
+
+_PARTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure of the page's head: what it is, its value, and a remark."""
+
+    title: str
+    value: str
+    remark: str = ""
+
+
+def write_report(root: Path, target: Path) -> Path:
+    """Write the report of the run in `root` as one HTML file that needs no network.
+
+    The page is a view: it is made from what the stages wrote and from nothing else, so the same files give the same
+    bytes. Figures, cost records and the registration are shown where they exist.
+
+    Args:
+        root: the project folder.
+        target: the file to write; it appears whole or not at all.
+
+    Returns:
+        `target`.
+
+    Raises:
+        MergeflowError: the pipeline has no results yet, or a file of it cannot be read.
+    """
+    page = render(read_run(root))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def render(run: RunFiles) -> str:
+    """Return the page of a run."""
+    environment = Environment(
+        loader=FileSystemLoader(_PARTS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    winner, registration = run.selection["winner"], run.registration
+    decision = registration.get("decision") if registration else None
+    return environment.get_template("page.html.jinja").render(
+        run=run,
+        winner=winner,
+        facts=_facts(run),
+        source=_about(run),
+        embedded=_embedded(run),
+        error=_standard_error(run),
+        edges=[(name, choice) for name, choice in run.selection["methods"].items() if choice.get("at_grid_edge")],
+        results=results_table(run),
+        candidates={method: candidates_table(run, method) for method in run.sweeps},
+        lineage=lineage_table(run),
+        costs=cost_table(run) if run.costs else None,
+        started=_started(run),
+        registration=registration,
+        decision=decision,
+        gates=gates_table(decision) if decision and decision.get("gates") else None,
+        drawings=drawings(run.figures),
+        recipe=yaml.safe_dump(dict(run.selection["methods"][winner]["recipe"]), sort_keys=False, allow_unicode=True),
+        theme=Markup("").join(_theme()),
+        style=Markup((_PARTS / "page.css").read_text(encoding="utf-8")),
+        script=Markup((_PARTS / "page.js").read_text(encoding="utf-8")),
+    )
+
+
+def _facts(run: RunFiles) -> list[Fact]:
+    rows = {row["name"]: row for row in run.test["rows"]}
+    winner = rows[run.selection["winner"]]
+    experts, base = rows["individual"], rows["zero_shot"]
+    facts = [
+        Fact("Best merge, by validation", winner["name"], arguments_text(winner["args"])),
+        Fact(
+            "Mean test accuracy",
+            f"{100 * winner['mean']:.1f} %",
+            f"from {100 * base['mean']:.1f} % (zero-shot); the experts have {100 * experts['mean']:.1f} %",
+        ),
+        Fact("Normalised", f"{100 * winner['normalised']:.1f} %", "of the experts' accuracy, mean over the tasks"),
+    ]
+    if "average" in rows and winner["name"] != "average":
+        gain = 100 * (winner["mean"] - rows["average"]["mean"])
+        facts.append(Fact("Over averaging", f"{gain:+.1f} points".replace("-", "−"), "of mean test accuracy"))
+    return facts
+
+
+def _about(run: RunFiles) -> list[tuple[str, str]]:
+    """Return what was run, in pairs of word and value."""
+    model, tasks = run.params.get("model", {}), run.selection["tasks"]
+    sources = sorted({str(source) for source in run.params.get("tasks", {}).values()})
+    found = [
+        ("Tasks", f"{len(tasks)}: {', '.join(tasks)}"),
+        ("Sources", ", ".join(sources)),
+        ("Base", f"{model.get('architecture', '?')}, {model.get('pretrained', '?')}"),
+        ("Seed", str(run.params.get("seed", 0))),
+    ]
+    if run.costs:
+        found.append(("Stages ran", _started(run)))
+    return found
+
+
+def _embedded(run: RunFiles) -> list[str]:
+    """Return the embedded suites that the tasks come from."""
+    sources = (str(source).partition(":") for source in run.params.get("tasks", {}).values())
+    return sorted({name for kind, _, name in sources if kind == "suite"})
+
+
+def _standard_error(run: RunFiles) -> float:
+    """Return the standard error of the winner's mean test accuracy in points: √(Σ p(1−p)/n) / T."""
+    winner: Mapping[str, Any] = next(row for row in run.test["rows"] if row["name"] == run.selection["winner"])
+    accuracy, images = winner["accuracy"], run.test["images"]
+    return 100 * math.sqrt(sum(p * (1 - p) / images[task] for task, p in accuracy.items())) / len(accuracy)
+
+
+def _started(run: RunFiles) -> str:
+    if not run.costs:
+        return ""
+    first, last = run.costs[0]["started"], max(record["started"] + record["seconds"] for record in run.costs)
+    begin, end = (datetime.fromtimestamp(moment, UTC) for moment in (first, last))
+    day = "" if begin.date() == end.date() else f"{end:%Y-%m-%d} "
+    return f"{begin:%Y-%m-%d %H:%M} to {day}{end:%H:%M} UTC"
+
+
+def _theme() -> list[Markup]:
+    """Return the colours as CSS variables, for a light and a dark page."""
+
+    def block(colours: Mapping[str, str]) -> str:
+        return ":root{" + "".join(f"--{role}:{colour};" for role, colour in colours.items()) + "}"
+
+    return [Markup(block(LIGHT)), Markup("@media (prefers-color-scheme:dark){" + block(DARK) + "}")]

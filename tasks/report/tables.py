@@ -1,0 +1,229 @@
+"""The report's tables as plain values: the template prints them all in one way, the script sorts them all."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.report.files import Json, RunFiles
+
+MODEL_NAMES = {"zero_shot": "zero-shot", "individual": "individual experts"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's heading; `note` is shown on hover."""
+
+    title: str
+    numeric: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: as shown.
+        order: what sorting compares: a number, or a text.
+        strong: shown in bold.
+        depth: strength of the background, 0 to 1.
+        note: shown on hover.
+        badge: a short remark beside the text.
+    """
+
+    text: str
+    order: float | str
+    strong: bool = False
+    depth: float = 0.0
+    note: str = ""
+    badge: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; `marked` rows stand out, `apart` rows are quiet (what is compared with, not what competes)."""
+
+    cells: list[Cell]
+    marked: bool = False
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption; `foot` stays at the bottom whatever the order."""
+
+    caption: str
+    columns: list[Column]
+    rows: list[Row]
+    foot: list[str] | None = None
+
+
+def results_table(run: RunFiles) -> Table:
+    """Return test accuracy per model and task; the best merge of each column in bold, the winner's row marked."""
+    tasks, rows = run.test["tasks"], run.test["rows"]
+    merged = [row for row in rows if row["name"] in run.selection["methods"]]
+    ends = {row["name"]: row["accuracy"] for row in rows}
+    best = {task: max(row["accuracy"][task] for row in merged) for task in tasks}
+    summary = {key: max(row[key] for row in merged) for key in ("mean", "normalised")}
+    images = run.test["images"]
+    columns = [
+        Column("model", numeric=False),
+        Column("chosen on validation", numeric=False),
+        *(Column(task, note=f"{images[task]} test images") for task in tasks),
+        Column("mean", note="mean of the tasks"),
+        Column("normalised", note="mean over the tasks of accuracy divided by the expert's accuracy"),
+    ]
+    made = []
+    for row in rows:
+        competes = row in merged
+        cells = [_model_cell(run, row["name"]), Cell(arguments_text(row["args"]), arguments_text(row["args"]))]
+        for task in tasks:
+            value = row["accuracy"][task]
+            share = _share(value, ends["zero_shot"][task], ends["individual"][task])
+            note = f"{_percent(value / ends['individual'][task])} % of the expert" if ends["individual"][task] else ""
+            cells.append(_accuracy(value, competes and value == best[task], share if competes else 0.0, note))
+        cells += [_accuracy(row[key], competes and row[key] == summary[key]) for key in summary]
+        made.append(Row(cells, marked=row["name"] == run.test["winner"], apart=not competes))
+    return Table("Test accuracy in %", columns, made)
+
+
+def candidates_table(run: RunFiles, method: str) -> Table:
+    """Return every candidate of a method with its accuracies on validation; the chosen one marked."""
+    rows, tasks = run.sweeps[method]["candidates"], run.selection["tasks"]
+    chosen = run.selection["methods"][method]["args"]
+    names = list(rows[0]["args"])
+    best = max(row["normalised"] for row in rows)
+    columns = [Column(name, numeric=_numeric(row["args"][name] for row in rows)) for name in names]
+    columns += [Column(task) for task in tasks] + [Column("mean"), Column("normalised")]
+    made = [
+        Row(
+            [_argument_cell(row["args"][name]) for name in names]
+            + [_accuracy(row["accuracy"][task]) for task in tasks]
+            + [_accuracy(row["mean"]), _accuracy(row["normalised"], row["normalised"] == best)],
+            marked=row["args"] == chosen,
+        )
+        for row in rows
+    ]
+    return Table(f"{method}: validation accuracy in %", columns, made)
+
+
+def lineage_table(run: RunFiles) -> Table:
+    """Return where the winner comes from: per task its images, its expert, and how far that went from the base."""
+    columns = [
+        Column("task", numeric=False),
+        Column("source", numeric=False),
+        Column("train", note="images"),
+        Column("validation", note="images"),
+        Column("test", note="images"),
+        Column("steps", note="optimiser steps of the expert"),
+        Column("expert, validation %"),
+        Column("distance %", note="norm of the task vector over the norm of the base's weights"),
+        Column("expert's fingerprint", numeric=False, note="SHA-256 over the tensors"),
+    ]
+    return Table("The experts that were merged", columns, [_lineage_row(run, task) for task in run.selection["tasks"]])
+
+
+def cost_table(run: RunFiles) -> Table:
+    """Return what each stage cost when it last ran, in the order in which they started."""
+    total = sum(record["seconds"] for record in run.costs)
+    longest = max(record["seconds"] for record in run.costs) or 1.0
+    rows = [
+        Row(
+            [
+                Cell(record["stage"], number),
+                Cell(f"{record['seconds']:.1f}", record["seconds"], depth=record["seconds"] / longest),
+                Cell(f"{record['peak_memory_mib']}", record["peak_memory_mib"]),
+            ]
+        )
+        for number, record in enumerate(run.costs)
+    ]
+    columns = [
+        Column("stage", note="sorts in the order in which they started"),
+        Column("seconds"),
+        Column("peak memory, MiB", note="largest resident size so far of the process that ran the stage"),
+    ]
+    peak = max(record["peak_memory_mib"] for record in run.costs)
+    return Table("Cost of each stage", columns, rows, ["all stages", f"{total:.1f}", f"{peak}"])
+
+
+def gates_table(decision: Json) -> Table:
+    """Return the gates of a decision with their answers."""
+    columns = [Column("gate", numeric=False), Column("answer", numeric=False), Column("reason", numeric=False)]
+    rows = []
+    for gate in decision.get("gates", ()):
+        answer = "passed" if gate["passed"] else "failed"
+        texts = (gate["name"], answer, gate["reason"])
+        rows.append(Row([Cell(text, text, strong=text == "failed") for text in texts]))
+    return Table("The gates and their answers", columns, rows)
+
+
+def arguments_text(args: Mapping[str, Any]) -> str:
+    """Return arguments as a reader writes them.
+
+    Example:
+        >>> arguments_text({"rank_ratio": 0.08, "scale": 1.5})
+        'rank_ratio 0.08, scale 1.5'
+    """
+    return ", ".join(f"{name} {_value_text(value)}" for name, value in args.items())
+
+
+def _model_cell(run: RunFiles, name: str) -> Cell:
+    edges = run.selection["methods"].get(name, {}).get("at_grid_edge", [])
+    note = f"{' and '.join(edges)} at the edge of the values tried: a better one may lie outside" if edges else ""
+    return Cell(MODEL_NAMES.get(name, name), name, note=note, badge="grid edge" if edges else "")
+
+
+def _lineage_row(run: RunFiles, task: str) -> Row:
+    expert, splits = run.experts.get(task, {}), run.manifests.get(task, {}).get("splits", {})
+    source = str(run.params.get("tasks", {}).get(task, ""))
+    images = [splits.get(split, {}).get("count") for split in ("train", "validation", "test")]
+    images = [images[0] or expert.get("images"), images[1], images[2] or run.test["images"].get(task)]
+    distance = (run.geometry or {}).get("relative_norm", {}).get(task)
+    fingerprint = str(expert.get("fingerprint", ""))
+    return Row(
+        [
+            Cell(task, task),
+            Cell(source, source),
+            *(_count(count) for count in [*images, expert.get("steps")]),
+            _accuracy(run.selection["individual"][task]),
+            _absent() if distance is None else Cell(f"{100 * distance:.2f}", distance),
+            Cell(fingerprint[:12], fingerprint, note=fingerprint) if fingerprint else _absent(),
+        ]
+    )
+
+
+def _accuracy(value: float, strong: bool = False, depth: float = 0.0, note: str = "") -> Cell:
+    return Cell(_percent(value), value, strong, round(depth, 3), note)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """Return how far from the base to the expert a value lies, in [0, 1]."""
+    return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.0
+
+
+def _count(value: int | None) -> Cell:
+    return _absent() if value is None else Cell(f"{value}", value)
+
+
+def _absent() -> Cell:
+    return Cell("–", -1)
+
+
+def _argument_cell(value: Any) -> Cell:
+    return Cell(_value_text(value), value if _is_number(value) else str(value))
+
+
+def _value_text(value: Any) -> str:
+    return f"{value:g}" if _is_number(value) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _numeric(values: Iterable[Any]) -> bool:
+    return all(_is_number(value) for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,194 @@
+"""The page: what it says, what it leaves out when a file is missing, and that nobody's name becomes markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from mergeflow.errors import MergeflowError
+from tasks.report import write_report
+from tasks.report.drawings import inline
+
+HOSTILE = "<script>alert('x')</script>\"&"
+
+
+@pytest.fixture
+def finished(make_run, draw_figures, tmp_path):
+    """A run with its figures in place."""
+    root = make_run()
+    folder = root / "outputs/results/figures"
+    folder.mkdir()
+    for name, svg in draw_figures(root, tmp_path / "scratch").items():
+        (folder / name).write_bytes(svg)
+    return root
+
+
+def written(root, name="report.html"):
+    return write_report(root, root / "outputs" / name).read_text(encoding="utf-8")
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page, and complains about what closes out of order."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_no_network(finished):
+    page = written(finished)
+    tags = Tags(page).found
+    addresses = [value for _, attributes in tags for key, value in attributes.items() if key in ("href", "src")]
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert sum(tag == "svg" for tag, _ in tags) == 6
+    for words in ("Results", "The choice on validation", "Where it comes from", "Registry", "Cost", "Make it again"):
+        assert words in page
+    assert "rank_ratio 0.08, scale 1.5" in page
+    assert "method: cart" in page
+    assert "there is no champion yet" in page
+
+
+def test_identifiers_are_unique_and_every_reference_finds_its_own(finished):
+    page = written(finished)
+    names = [attributes["id"] for _, attributes in Tags(page).found if "id" in attributes]
+    assert len(names) == len(set(names))
+    references = re.findall(r'(?:href="#|url\(#)([^")]+)', page)
+    assert references
+    assert set(references) <= set(names)
+
+
+def test_figures_on_the_page_have_only_colours_that_follow_the_theme(finished):
+    for svg in re.findall("<svg.*?</svg>", written(finished), re.DOTALL):
+        assert "var(--ink)" in svg
+        assert not re.findall(r"#[0-9a-f]{6}\b", svg)
+
+
+def test_the_same_files_give_the_same_bytes(finished):
+    assert written(finished, "a.html") == written(finished, "b.html")
+
+
+def test_the_embedded_suite_is_named_as_such(make_run):
+    assert "must never be compared with the papers’ tables" in written(make_run())
+
+
+def test_other_data_get_no_such_notice(make_run):
+    assert "embedded suite" not in written(make_run(source="folder:inputs/photos"))
+
+
+def test_everything_optional_may_be_missing(make_run):
+    root = make_run(optional=False)
+    (root / "outputs/results/geometry.json").unlink()
+    for path in [*root.glob("outputs/experts/*/training.json"), *root.glob("outputs/sweeps/*.json")]:
+        path.unlink()
+    page = written(root)
+    Tags(page)
+    for words in ('id="registry"', 'id="cost"', "<svg", "<details"):
+        assert words not in page
+
+
+def test_one_task_and_one_method(make_run):
+    page = written(make_run(["digits"], {"average": {"scale": [1.0]}}))
+    Tags(page)
+    assert "merged from 1 expert<" in page
+    assert "Over averaging" not in page
+
+
+def test_a_choice_at_the_edge_of_the_grid_is_said(make_run):
+    page = written(make_run(["a", "b"], {"task_arithmetic": {"scale": [0.1, 0.2]}}))
+    assert "grid edge" in page
+    assert "A better value may lie outside" in page
+
+
+def test_a_refused_candidate_shows_the_reasons(make_run):
+    root = make_run()
+    path = root / "outputs/registration.json"
+    found = json.loads(path.read_text())
+    found |= {"champion": "7", "aliases": ["candidate"]}
+    found["decision"] |= {"promote": False, "gates": [{"name": "margin", "passed": False, "reason": "no gain"}]}
+    path.write_text(json.dumps(found))
+    page = written(root)
+    assert "The gates refused it; the champion is version 7." in page
+    assert "<strong>failed</strong>" in page
+    assert "no gain" in page
+
+
+def test_a_registration_without_a_decision_is_shown(make_run):
+    root = make_run()
+    path = root / "outputs/registration.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decision": None}))
+    assert "It was champion already" in written(root)
+
+
+def test_hostile_names_stay_text(make_run, draw_figures, tmp_path):
+    grids = {"cart": {"matrices": [HOSTILE], "scale": [0.5, 1.0, 2.0]}}
+    root = make_run(["<b>bold</b>", "b"], grids, source=f"folder:{HOSTILE}")
+    folder = root / "outputs/results/figures"
+    folder.mkdir()
+    for name, svg in draw_figures(root, tmp_path / "scratch").items():
+        (folder / name).write_bytes(svg)
+    found = json.loads((root / "outputs/registration.json").read_text())
+    found["decision"]["gates"][0]["reason"] = found["model"] = HOSTILE
+    (root / "outputs/registration.json").write_text(json.dumps(found))
+    page = written(root)
+    assert sum(tag == "script" for tag, _ in Tags(page).found) == 1
+    assert "<b>" not in page
+    assert "alert('x')</script>" not in page
+
+
+def test_without_results_it_says_what_to_do_and_writes_nothing(tmp_path):
+    with pytest.raises(MergeflowError, match=r"selection\.json is missing: run the pipeline first"):
+        write_report(tmp_path, tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_truncated_file_is_named(make_run):
+    root = make_run()
+    (root / "outputs/results/geometry.json").write_text('{"tasks": [')
+    with pytest.raises(MergeflowError, match=r"geometry\.json is not valid JSON"):
+        written(root)
+
+
+def test_a_failed_write_leaves_the_old_page(make_run, monkeypatch):
+    root = make_run()
+    before = written(root)
+    (root / "outputs/registration.json").unlink()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        written(root)
+    assert (root / "outputs/report.html").read_text(encoding="utf-8") == before
+    assert [path.name for path in root.glob("outputs/*.html*")] == ["report.html"]
+
+
+def test_inlining_keeps_text_and_separates_identifiers():
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="9pt" '
+        'viewBox="0 0 9 9">'
+        '<metadata>x</metadata><defs><style>*{fill:red}</style><path id="m1" style="stroke: #1B1F27"/></defs>'
+        '<g clip-path="url(#m1)"><use xlink:href="#m1"/><text>a &lt; b</text></g></svg>'
+    )
+    assert inline("one", svg) == (
+        '<svg viewBox="0 0 9 9"><defs><path id="one-m1" style="stroke: var(--ink)" /></defs>'
+        '<g clip-path="url(#one-m1)"><use href="#one-m1" /><text>a &lt; b</text></g></svg>'
+    )
