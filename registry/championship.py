@@ -104,12 +104,13 @@ def resolve(snapshot: Snapshot) -> State:
     alias = snapshot.aliases.get("champion")
     last, following = snapshot.events.get(snapshot.last), snapshot.events.get(snapshot.last + 1)
     if alias is not None and last is not None and last.version == alias:
-        return State(alias, _existing(last.line, snapshot), snapshot.last)
+        return State(alias, _line(last.line, alias, snapshot), snapshot.last)
     if alias is not None and following is not None and following.version == alias:
-        return State(alias, _existing(following.line, snapshot), snapshot.last + 1)
-    past = _existing((*last.line, last.version), snapshot) if last is not None else ()
+        return State(alias, _line(following.line, alias, snapshot), snapshot.last + 1)
+    past = (*last.line, last.version) if last is not None else ()
     if alias is not None:
-        return State(alias, past, snapshot.last, outside=True)
+        return State(alias, _line(past, alias, snapshot), snapshot.last, outside=True)
+    past = _line(past, None, snapshot)
     if last is None or not past:
         return State(None, (), snapshot.last)
     return State(past[-1], past[:-1], snapshot.last, outside=past[-1] != last.version)
@@ -132,5 +133,10 @@ def withdrawn(events: Mapping[int, Event], version: str) -> bool:
     return answer
 
 
-def _existing(line: tuple[str, ...], snapshot: Snapshot) -> tuple[str, ...]:
-    return tuple(one for one in line if one in snapshot.versions)
+def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the past without versions that no longer exist, so that each step back is to another version."""
+    line: list[str] = []
+    for one in past:
+        if one in snapshot.versions and (not line or line[-1] != one):
+            line.append(one)
+    return tuple(line[:-1] if line and line[-1] == champion else line)

@@ -140,9 +140,40 @@ def best_of_two_promoters_wins(
     for child in children:
         died(os.waitpid(child, 0)[1])
         assert_sound(store, name)
+    if kill_after is None:
+        assert current(store, name).champion.fingerprint == f"{name}-best"
     work(rivals[1])
     work(rivals[0])
     now = current(store, name)
     assert now.champion.fingerprint == f"{name}-best"
     assert len(list_versions(store, name)) == 3
     assert [event.sequence for event in history(store, name)] == list(range(1, len(history(store, name)) + 1))
+
+
+class HesitantClient:
+    """MLflow's client, whose process is slow just before the commit: it has decided and not yet written."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
+        if alias == "champion":
+            time.sleep(1.0)
+        self._client.set_registered_model_alias(name, alias, version)
+
+
+def a_hesitant_promoter_does_not_win(store: Store, forker: Any, make: Callable[..., Any], name: str) -> None:
+    """The better model is promoted while the worse one's promoter stands between decision and commit."""
+    for number, accuracy in enumerate((0.7, 0.8, 0.9), start=1):
+        register(store, name, make(f"{name}-{number}", accuracy))
+    promote(store, name, 1, GATES)
+    slow = replace(store, client=HesitantClient(store.client))  # type: ignore[arg-type]
+    first = forker.start(store, lambda: promote(slow, name, 2, GATES))
+    time.sleep(0.4)
+    second = forker.start(store, lambda: promote(store, name, 3, GATES))
+    for child in (first, second):
+        assert not died(os.waitpid(child, 0)[1])
+    assert_settled(store, name, "3", ["promote"] * 3, 3)

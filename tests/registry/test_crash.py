@@ -1,9 +1,7 @@
 """Two promoters at once, and kill -9 before every write of the protocol, on SQLite and on PostgreSQL."""
 
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from registry.versions import Candidate
 
 from . import protocol
 from .conftest import make_evidence
-
-POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 
 
 @pytest.fixture
@@ -51,6 +47,10 @@ def test_two_promoters_at_once(store, forker, make, kill_after):
     protocol.best_of_two_promoters_wins(store, forker, make, "both", kill_after)
 
 
+def test_a_hesitant_promoter_does_not_win(store, forker, make):
+    protocol.a_hesitant_promoter_does_not_win(store, forker, make, "hesitant")
+
+
 def test_a_kill_in_the_middle_of_the_upload(store, forker, make, monkeypatch):
 
     def half(self: Any, model_id: str, folder: str) -> None:
@@ -66,31 +66,6 @@ def test_a_kill_in_the_middle_of_the_upload(store, forker, make, monkeypatch):
     assert protocol.died(forker.run(store, work))
     protocol.promote(store, "merged", protocol.register(store, "merged", make("one", 0.8)).version, protocol.GATES)
     protocol.assert_settled(store, "merged", "1", ["promote"], 1)
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL of our own on a socket in a scratch folder, as an unprivileged user; its SQLAlchemy address."""
-    pytest.importorskip("psycopg2", reason="psycopg2, MLflow's driver for PostgreSQL, is not installed")
-    if not POSTGRES:
-        pytest.skip("Debian's package postgresql is not installed")
-    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/mergeflow-pg-XXXXXX"], text=True).strip())
-    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
-    if user is not None:
-        shutil.chown(folder, user)
-    env = {"PATH": f"{POSTGRES[0]}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, user=user, env=env, cwd=folder, stdout=subprocess.DEVNULL)
-
-    run("initdb", "-D", f"{folder}/data", "-U", "mergeflow", "--auth=trust", "--no-sync", "--locale=C.UTF-8")
-    options = f"-c listen_addresses='' -k {folder} -c fsync=off"
-    run("pg_ctl", "-D", f"{folder}/data", "-l", f"{folder}/log", "-w", "-o", options, "start")
-    try:
-        yield f"postgresql://mergeflow@/postgres?host={folder}"
-    finally:
-        run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -114,3 +89,8 @@ def test_postgres_kill_at_every_write_of_a_rollback(on_postgres, forker, make):
 def test_postgres_two_promoters_at_once(on_postgres, forker, make, number):
     kill_after = None if number < 2 else 0.1 * (number - 1)
     protocol.best_of_two_promoters_wins(on_postgres, forker, make, f"both-{number}", kill_after)
+
+
+@pytest.mark.slow
+def test_postgres_a_hesitant_promoter_does_not_win(on_postgres, forker, make):
+    protocol.a_hesitant_promoter_does_not_win(on_postgres, forker, make, "hesitant")

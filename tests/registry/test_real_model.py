@@ -2,21 +2,27 @@
 
 import base64
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fastapi.testclient import TestClient
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc import scoring_server
 from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.errors import MergeflowError
 from mergeflow.vision.heads import Head, save_head
 from mergeflow.vision.models import ImageEncoder, load_clip
 from registry.gates import GateSettings
 from registry.lookup import current
 from registry.promotion import promote, register
-from registry.pyfunc_model import ModelFiles
+from registry.pyfunc_model import ModelFiles, _tower, save_pyfunc
 from registry.quiet import mlflow
 from registry.versions import Candidate
 
@@ -66,3 +72,76 @@ def test_load_by_alias_and_classify(store, real, tmp_path):
     assert as_text["probabilities"][0] == pytest.approx(answer["probabilities"][0])
     assert model.metadata.signature.inputs.input_names() == ["image", "task"]
     assert current(store, "merged").champion.aliases == ("champion",)
+
+
+@pytest.fixture
+def model(real: Candidate, tmp_path: Path):
+    save_pyfunc(tmp_path / "saved", real.files)
+    return mlflow.pyfunc.load_model(str(tmp_path / "saved"))
+
+
+def test_nothing_inside_is_a_pickle(real, tmp_path):
+    save_pyfunc(tmp_path / "saved", real.files)
+    files = {path.suffix for path in (tmp_path / "saved").rglob("*") if path.is_file()}
+    assert files <= {".safetensors", ".json", ".py", ".yaml", ".txt", ""}
+    assert json.loads((tmp_path / "saved/artifacts/model/recipe.json").read_text()) == {"name": "ties"}
+
+
+def test_all_bad_rows_are_named_at_once(model):
+    bad = rows((picture(1), "digit"), (picture(1), "signs"), (b"not an image", "signs"), (picture(1)[:100], "digits"))
+    with pytest.raises(MlflowException) as error:
+        model.predict(bad)
+    text = str(error.value)
+    assert "3 of 4 rows cannot be classified" in text
+    assert "row 0: unknown task 'digit': did you mean 'digits'?" in text
+    assert "row 2: the image cannot be decoded" in text
+    assert "row 3: the image cannot be decoded" in text
+    with pytest.raises(MlflowException, match="text but not base64"):
+        model.predict(rows(("%%%", "digits")))
+
+
+def test_more_rows_than_one_batch(model):
+    many = rows(*[(picture(k % 3), "digits") for k in range(300)])
+    answer = model.predict(many)
+    assert len(answer) == 300
+    alone = model.predict(rows((picture(2), "digits")))["probabilities"][0]
+    assert answer["probabilities"][299] == pytest.approx(alone, abs=1e-5)
+
+
+def test_the_tag_of_the_base_decides_activation_and_pixels(real):
+    files = replace(real.files, architecture="ViT-B-32", pretrained="openai")
+    tower = _tower(files)
+    assert tower["architecture"] == "ViT-B-32-quickgelu"
+    assert tower["mean"] == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+    assert _tower(replace(files, pretrained="laion2b_s34b_b79k"))["architecture"] == "ViT-B-32"
+
+
+def test_a_broken_model_is_not_registered(store, real, tmp_path):
+    state = ImageEncoder(load_clip("pocket-clip", seed=3)).encoder_state()
+    name = next(iter(state))
+    write_checkpoint(tmp_path / "nan.safetensors", state | {name: torch.full_like(state[name], float("nan"))})
+    with pytest.raises(MergeflowError, match="not registered"):
+        register(store, "merged", replace(real, files=replace(real.files, encoder=tmp_path / "nan.safetensors")))
+    assert current(store, "merged").candidate is None
+    with pytest.raises(MergeflowError, match="missing"):
+        replace(real.files, encoder=tmp_path / "nowhere.safetensors")
+
+
+def request(image: bytes, task: str) -> dict[str, object]:
+    return {"dataframe_records": [{"image": base64.b64encode(image).decode(), "task": task}]}
+
+
+def test_scoring_over_http_in_process(model):
+    client = TestClient(scoring_server.init(model), raise_server_exceptions=False)
+    answer = client.post("/invocations", json=request(picture(1), "digits"))
+    assert answer.status_code == 200
+    row = answer.json()["predictions"][0]
+    expected = model.predict(rows((picture(1), "digits")))
+    assert row["label"] == expected["label"][0]
+    assert row["probabilities"] == pytest.approx(expected["probabilities"][0])
+    unknown = client.post("/invocations", json=request(picture(1), "digit"))
+    assert unknown.status_code == 400
+    assert "did you mean 'digits'" in unknown.json()["message"]
+    assert client.post("/invocations", json=request(b"junk", "digits")).status_code == 400
+    assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
+    assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400

@@ -1,0 +1,133 @@
+"""The decision: a pure function, each gate alone and the interval against scipy's."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from registry.gates import Evidence, GateSettings, decide, paired_interval
+
+from .conftest import make_evidence
+
+NO_INTERVAL = GateSettings(confidence=None)
+
+
+def failed(candidate, champion, options=NO_INTERVAL, **more):
+    return [gate.name for gate in decide(candidate, champion, options, **more).gates if not gate.passed]
+
+
+def test_extra_or_wild_settings_are_refused():
+    with pytest.raises(ValidationError, match="marginn"):
+        GateSettings(marginn=0.1)
+    with pytest.raises(ValidationError):
+        GateSettings(tolerance=2)
+
+
+@pytest.mark.parametrize(
+    "accuracy",
+    [{}, {"digits": float("nan"), "signs": 0.5}, {"digits": 0.5}, {"digits": 80.0, "signs": 0.5}],
+    ids=["none", "nan", "missing", "percent"],
+)
+def test_incomplete_metrics_never_pass(accuracy):
+    whole = make_evidence(0.8)
+    assert failed(Evidence(accuracy, whole.expert_accuracy), None) == ["metrics"]
+    assert failed(Evidence(accuracy, whole.expert_accuracy), whole) == ["metrics"]
+
+
+def test_the_first_becomes_champion_and_an_equal_one_does_not_replace_it():
+    assert decide(make_evidence(0.1), None, GateSettings()).promote
+    assert failed(make_evidence(0.8), make_evidence(0.8)) == ["margin"]
+
+
+def test_margin():
+    old, new = make_evidence(0.80), make_evidence(0.81)
+    assert not failed(new, old, GateSettings(confidence=None, margin=0.01))  # 0.01 / 0.95 is more than 0.01
+    assert failed(new, old, GateSettings(confidence=None, margin=0.02)) == ["margin"]
+
+
+def test_tolerance_guards_each_task():
+    experts = {"digits": 1.0, "signs": 1.0}
+    old = Evidence({"digits": 0.80, "signs": 0.80}, experts)
+    new = Evidence({"digits": 0.95, "signs": 0.77}, experts)
+    assert failed(new, old) == ["tolerance"]
+    assert not failed(new, old, GateSettings(confidence=None, tolerance=0.03))
+    reasons = decide(new, old, NO_INTERVAL).reasons
+    assert reasons == ["signs: 77.00 % against 80.00 %, more than 2.00 points worse"]
+
+
+def test_interval_asks_for_more_than_luck():
+    assert failed(make_evidence(0.81, count=100), make_evidence(0.80, count=100), GateSettings()) == ["interval"]
+    assert not failed(make_evidence(0.9), make_evidence(0.8), GateSettings())
+
+
+def test_interval_needs_the_same_images():
+    old, new = make_evidence(0.8), make_evidence(0.9)
+    assert failed(new, Evidence(old.accuracy, old.expert_accuracy), GateSettings()) == ["interval"]
+    other = Evidence(old.accuracy, old.expert_accuracy, old.correct, {"digits": "other", "signs": "digest"})
+    answer = decide(new, other, GateSettings())
+    assert not answer.promote
+    assert "digits are missing or of other images" in answer.reasons[0]
+
+
+def test_reproducible_and_withdrawn():
+    strict = GateSettings(confidence=None, require_reproducible=True)
+    assert failed(make_evidence(0.9), None, strict) == ["reproducible"]
+    assert failed(make_evidence(0.9), None, withdrawn=True) == ["in service"]
+    shares = make_evidence(0.9)
+    assert not failed(Evidence(shares.accuracy, shares.expert_accuracy, reproducible=True), None, strict)
+
+
+def test_other_tasks():
+    two, one = make_evidence(0.8), make_evidence(0.8, ("digits",))
+    assert not failed(two, one)  # a task more, none worse
+    assert failed(one, two) == ["tasks"]
+    assert not failed(one, two, removed_tasks=["signs"])
+    assert failed(make_evidence(0.7, ("digits",)), two, removed_tasks=["signs"]) == ["margin", "tolerance"]
+    assert failed(make_evidence(0.9, ("cars",)), two) == ["tasks"]
+
+
+def test_the_same_arguments_give_the_same_decision():
+    assert decide(make_evidence(0.9), make_evidence(0.8), GateSettings()) == decide(
+        make_evidence(0.9), make_evidence(0.8), GateSettings()
+    )
+
+
+def test_interval_agrees_with_scipy():
+    random = np.random.default_rng(1)
+    old = random.random(400) < 0.7
+    new = np.where(random.random(400) < 0.15, ~old, old)
+    options = GateSettings(resamples=20000)
+    low, high = paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options)
+    theirs = scipy.stats.bootstrap(
+        (new.astype(float), old.astype(float)),
+        lambda a, b, axis: (a.mean(axis=axis) - b.mean(axis=axis)) / 0.9,
+        paired=True,
+        method="percentile",
+        n_resamples=20000,
+        rng=np.random.default_rng(2),
+    ).confidence_interval
+    assert low == pytest.approx(theirs.low, abs=0.004)
+    assert high == pytest.approx(theirs.high, abs=0.004)
+
+
+def test_interval_covers_the_truth_as_often_as_it_says():
+    random, hits = np.random.default_rng(3), 0
+    for _ in range(200):
+        sides = [{task: random.random(150) < share for task in "ab"} for share in (0.8, 0.7)]
+        low, high = paired_interval(*sides, {"a": 1.0, "b": 1.0}, GateSettings(resamples=500, confidence=0.9))
+        hits += low <= 0.1 <= high
+    assert 0.83 <= hits / 200 <= 0.97
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4))
+def test_never_worse_beyond_the_tolerance(shares):
+    old = Evidence({"a": shares[0], "b": shares[1]}, {"a": 1.0, "b": 1.0})
+    new = Evidence({"a": shares[2], "b": shares[3]}, {"a": 1.0, "b": 1.0})
+    answer = decide(new, old, NO_INTERVAL)
+    if answer.promote:
+        assert sum(shares[2:]) > sum(shares[:2])
+        assert all(shares[k + 2] >= shares[k] - 0.02 - 1e-9 for k in range(2))
+        assert not decide(old, new, NO_INTERVAL).promote
