@@ -77,9 +77,7 @@ def _each(root: Path, pattern: str, names: Any) -> dict[str, Json]:
 def _required(root: Path, path: str) -> Json:
     found = _optional(root / path)
     if found is None:
-        raise MergeflowError(
-            f"{path} is missing, so there is nothing to report: run the pipeline first (`mergeflow run`)."
-        )
+        raise MergeflowError(f"nothing to report, {path} is missing: run the pipeline first with `mergeflow run`.")
     return found
 
 

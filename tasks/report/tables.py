@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from tasks.report.files import Json, RunFiles
@@ -28,7 +29,7 @@ class Cell:
         strong: shown in bold.
         depth: strength of the background, 0 to 1.
         note: shown on hover.
-        badge: a short remark beside the text.
+        badges: short remarks beside the text.
     """
 
     text: str
@@ -36,7 +37,7 @@ class Cell:
     strong: bool = False
     depth: float = 0.0
     note: str = ""
-    badge: str = ""
+    badges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption; `foot` stays at the bottom whatever the order."""
+    """A table with its caption; `foot` stays at the bottom whatever the order; depth is a bar where `bars`."""
 
     caption: str
     columns: list[Column]
     rows: list[Row]
     foot: list[str] | None = None
+    bars: bool = False
 
 
 def results_table(run: RunFiles) -> Table:
@@ -126,24 +128,26 @@ def lineage_table(run: RunFiles) -> Table:
 def cost_table(run: RunFiles) -> Table:
     """Return what each stage cost when it last ran, in the order in which they started."""
     total = sum(record["seconds"] for record in run.costs)
+    peak = max(record["peak_memory_mib"] for record in run.costs)
     longest = max(record["seconds"] for record in run.costs) or 1.0
-    rows = [
-        Row(
-            [
-                Cell(record["stage"], number),
-                Cell(f"{record['seconds']:.1f}", record["seconds"], depth=record["seconds"] / longest),
-                Cell(f"{record['peak_memory_mib']}", record["peak_memory_mib"]),
-            ]
-        )
-        for number, record in enumerate(run.costs)
-    ]
     columns = [
-        Column("stage", note="sorts in the order in which they started"),
+        Column("stage", numeric=False),
+        Column("started, UTC"),
         Column("seconds"),
         Column("peak memory, MiB", note="largest resident size so far of the process that ran the stage"),
     ]
-    peak = max(record["peak_memory_mib"] for record in run.costs)
-    return Table("Cost of each stage", columns, rows, ["all stages", f"{total:.1f}", f"{peak}"])
+    rows = [
+        Row(
+            [
+                Cell(record["stage"], record["stage"]),
+                Cell(f"{datetime.fromtimestamp(record['started'], UTC):%H:%M:%S}", record["started"]),
+                Cell(f"{record['seconds']:.1f}", record["seconds"], depth=round(record["seconds"] / longest, 3)),
+                Cell(f"{record['peak_memory_mib']}", record["peak_memory_mib"]),
+            ]
+        )
+        for record in run.costs
+    ]
+    return Table("Cost of each stage", columns, rows, ["all stages", "", f"{total:.1f}", f"{peak}"], bars=True)
 
 
 def gates_table(decision: Json) -> Table:
@@ -170,7 +174,8 @@ def arguments_text(args: Mapping[str, Any]) -> str:
 def _model_cell(run: RunFiles, name: str) -> Cell:
     edges = run.selection["methods"].get(name, {}).get("at_grid_edge", [])
     note = f"{' and '.join(edges)} at the edge of the values tried: a better one may lie outside" if edges else ""
-    return Cell(MODEL_NAMES.get(name, name), name, note=note, badge="grid edge" if edges else "")
+    badges = ("winner",) * (name == run.test["winner"]) + ("grid edge",) * bool(edges)
+    return Cell(MODEL_NAMES.get(name, name), name, note=note, badges=badges)
 
 
 def _lineage_row(run: RunFiles, task: str) -> Row:

@@ -112,8 +112,8 @@ def test_one_task_and_one_method(make_run):
 
 
 def test_a_choice_at_the_edge_of_the_grid_is_said(make_run):
-    page = written(make_run(["a", "b"], {"task_arithmetic": {"scale": [0.1, 0.2]}}))
-    assert "grid edge" in page
+    page = written(make_run(["a", "b"], {"task_arithmetic": {"scale": [0.5, 2.0]}}))
+    assert '<span class="badge">grid edge</span>' in page
     assert "A better value may lie outside" in page
 
 
