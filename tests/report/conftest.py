@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +26,73 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Return a function that writes a finished run into `tmp_path` and returns the folder."""
+    """Return a function that writes a finished run, without figures, into `tmp_path` and returns the folder."""
+    return partial(write_run, tmp_path)
 
-    def make(
-        tasks: Sequence[str] = TASKS,
-        grids: Mapping[str, Mapping[str, list[Any]]] = GRIDS,
-        optional: bool = True,
-        source: str = "suite:pocket8",
-    ) -> Path:
-        individual = {task: 0.98 - 0.04 * index for index, task in enumerate(tasks)}
-        sweeps = {method: _candidates(number, grid, individual) for number, (method, grid) in enumerate(grids.items())}
-        selection = _selection(list(tasks), sweeps, grids, individual)
-        _write(tmp_path / "outputs/results/selection.json", selection)
-        _write(tmp_path / "outputs/results/test.json", _test(selection, individual))
-        for method, rows in sweeps.items():
-            found = {"method": method, "split": "validation", "individual": individual, "candidates": rows}
-            _write(tmp_path / f"outputs/sweeps/{method}.json", found)
-        params = yaml.safe_load((PROJECT / "params.yaml").read_text())
-        params |= {"tasks": dict.fromkeys(tasks, source), "sweep": {name: dict(grid) for name, grid in grids.items()}}
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-        _write_parts(tmp_path, list(tasks), individual)
-        if optional:
-            _write_extras(tmp_path, list(tasks), selection["winner"])
-        return tmp_path
 
-    return make
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The figures of the run that `make_run()` writes."""
+    folder = tmp_path_factory.mktemp("drawn")
+    return draw(write_run(folder), folder / "scratch")
+
+
+@pytest.fixture
+def finished(make_run: MakeRun, drawn: dict[str, bytes]) -> Path:
+    """A finished run with its figures in place."""
+    return place(make_run(), drawn)
 
 
 @pytest.fixture
 def draw_figures() -> Callable[[Path, Path], dict[str, bytes]]:
-    """Return a function that runs the stage `figures` on a run and returns its files."""
-
-    def draw(root: Path, scratch: Path) -> dict[str, bytes]:
-        from tasks.figures import FOLDER, run
-
-        stage = load_graph(PROJECT)["figures"]
-        io = StageIO(stage, root, scratch, params=None)  # type: ignore[arg-type]  # the stage reads none
-        run(io)
-        made = scratch / "building" / FOLDER
-        return {path.name: path.read_bytes() for path in sorted(made.iterdir())}
-
+    """Return a function that runs the stage `figures` on a run, with a scratch folder, and returns its files."""
     return draw
+
+
+@pytest.fixture
+def place_figures() -> Callable[[Path, dict[str, bytes]], Path]:
+    """Return a function that puts figures where the stage would."""
+    return place
+
+
+def draw(root: Path, scratch: Path) -> dict[str, bytes]:
+    from tasks.figures import FOLDER, run
+
+    stage = load_graph(PROJECT)["figures"]
+    run(StageIO(stage, root, scratch, params=None))  # type: ignore[arg-type]  # the stage reads none
+    return {path.name: path.read_bytes() for path in sorted((scratch / "building" / FOLDER).iterdir())}
+
+
+def place(root: Path, figures: dict[str, bytes]) -> Path:
+    folder = root / "outputs/results/figures"
+    folder.mkdir()
+    for name, svg in figures.items():
+        (folder / name).write_bytes(svg)
+    return root
+
+
+def write_run(
+    root: Path,
+    tasks: Sequence[str] = TASKS,
+    grids: Mapping[str, Mapping[str, list[Any]]] = GRIDS,
+    optional: bool = True,
+    source: str = "suite:pocket8",
+) -> Path:
+    individual = {task: 0.98 - 0.04 * index for index, task in enumerate(tasks)}
+    sweeps = {method: _candidates(number, grid, individual) for number, (method, grid) in enumerate(grids.items())}
+    selection = _selection(list(tasks), sweeps, grids, individual)
+    _write(root / "outputs/results/selection.json", selection)
+    _write(root / "outputs/results/test.json", _test(selection, individual))
+    for method, rows in sweeps.items():
+        found = {"method": method, "split": "validation", "individual": individual, "candidates": rows}
+        _write(root / f"outputs/sweeps/{method}.json", found)
+    params = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    params |= {"tasks": dict.fromkeys(tasks, source), "sweep": {name: dict(grid) for name, grid in grids.items()}}
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    _write_parts(root, list(tasks), individual)
+    if optional:
+        _write_extras(root, list(tasks), selection["winner"])
+    return root
 
 
 def _candidates(number: int, grid: Mapping[str, list[Any]], individual: Mapping[str, float]) -> list[dict[str, Any]]:

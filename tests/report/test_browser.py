@@ -49,14 +49,9 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debia
 
 
 @pytest.fixture
-def probed(make_run, draw_figures, tmp_path):
+def probed(finished, tmp_path):
     """A finished run's page with the probe in it."""
-    root = make_run()
-    folder = root / "outputs/results/figures"
-    folder.mkdir()
-    for name, svg in draw_figures(root, tmp_path / "scratch").items():
-        (folder / name).write_bytes(svg)
-    page = write_report(root, root / "outputs/report.html").read_text(encoding="utf-8")
+    page = write_report(finished, finished / "outputs/report.html").read_text(encoding="utf-8")
     page = page.replace("<head>", f"<head><script>{LISTEN}</script>").replace(
         "</body>", f"<script>{PROBE}</script></body>"
     )

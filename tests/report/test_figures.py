@@ -8,22 +8,20 @@ import pytest
 FULL = {f"{name}.svg" for name in ("accuracy", "argument_curves", "cosines", "radar", "scale_curves", "training")}
 
 
-def test_all_figures_are_well_formed_and_speak_of_the_run(make_run, draw_figures, tmp_path):
-    made = draw_figures(make_run(), tmp_path / "scratch")
-    assert set(made) == FULL
-    for svg in made.values():
+def test_all_figures_are_well_formed_and_speak_of_the_run(drawn):
+    assert set(drawn) == FULL
+    for svg in drawn.values():
         ElementTree.fromstring(svg)
-    assert b"digits" in made["radar.svg"]
-    assert b"rank_ratio" in made["argument_curves.svg"]
-    assert b"chosen: " in made["scale_curves.svg"]
+    assert b"digits" in drawn["radar.svg"]
+    assert b"rank_ratio" in drawn["argument_curves.svg"]
+    assert b"chosen: " in drawn["scale_curves.svg"]
 
 
-def test_the_same_data_gives_the_same_bytes_in_any_thread(make_run, draw_figures, tmp_path):
+def test_the_same_data_gives_the_same_bytes_in_any_thread(drawn, make_run, draw_figures, tmp_path):
     root = make_run()
-    alone = draw_figures(root, tmp_path / "alone")
-    with ThreadPoolExecutor(3) as threads:
-        together = list(threads.map(lambda number: draw_figures(root, tmp_path / f"s{number}"), range(3)))
-    assert all(made == alone for made in together)
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(lambda number: draw_figures(root, tmp_path / f"s{number}"), range(2)))
+    assert together == [drawn, drawn]
 
 
 def test_no_global_setting_of_matplotlib_is_changed(make_run, draw_figures, tmp_path):

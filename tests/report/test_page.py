@@ -13,17 +13,6 @@ from tasks.report.drawings import inline
 HOSTILE = "<script>alert('x')</script>\"&"
 
 
-@pytest.fixture
-def finished(make_run, draw_figures, tmp_path):
-    """A run with its figures in place."""
-    root = make_run()
-    folder = root / "outputs/results/figures"
-    folder.mkdir()
-    for name, svg in draw_figures(root, tmp_path / "scratch").items():
-        (folder / name).write_bytes(svg)
-    return root
-
-
 def written(root, name="report.html"):
     return write_report(root, root / "outputs" / name).read_text(encoding="utf-8")
 
@@ -137,13 +126,10 @@ def test_a_registration_without_a_decision_is_shown(make_run):
     assert "It was champion already" in written(root)
 
 
-def test_hostile_names_stay_text(make_run, draw_figures, tmp_path):
+def test_hostile_names_stay_text(make_run, draw_figures, place_figures, tmp_path):
     grids = {"cart": {"matrices": [HOSTILE], "scale": [0.5, 1.0, 2.0]}}
     root = make_run(["<b>bold</b>", "b"], grids, source=f"folder:{HOSTILE}")
-    folder = root / "outputs/results/figures"
-    folder.mkdir()
-    for name, svg in draw_figures(root, tmp_path / "scratch").items():
-        (folder / name).write_bytes(svg)
+    place_figures(root, draw_figures(root, tmp_path / "scratch"))
     found = json.loads((root / "outputs/registration.json").read_text())
     found["decision"]["gates"][0]["reason"] = found["model"] = HOSTILE
     (root / "outputs/registration.json").write_text(json.dumps(found))
