@@ -123,7 +123,7 @@ def _step(
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
         loss = cross_entropy(logits(encoder(images)).float(), labels)
     optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     trained = [p for group in optimiser.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(trained, settings.gradient_clip or math.inf)
     for group in optimiser.param_groups:

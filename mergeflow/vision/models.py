@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,28 +111,32 @@ def _weights_path(architecture: str, pretrained: str | None) -> Path | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep open_clip's remarks, such as the one about random weights, off the terminal."""
+    """Keep open_clip's remarks, such as the one about random weights, off the terminal; this thread's alone."""
+    here = threading.get_ident()
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
     root = logging.getLogger()
-    sink, before = logging.NullHandler(), root.handlers[:]
-    root.handlers = [sink]
+    root.addFilter(from_elsewhere)
     try:
         yield
     finally:
-        root.handlers = before
+        root.removeFilter(from_elsewhere)
 
 
 def _create(architecture: str, tag: str | None, seed: int) -> Any:
     """Build the model, with the weights of a tag or random ones; leaves torch's generator as it was."""
     import open_clip
 
-    known = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+    if tag:
+        _check_tag(architecture, tag)
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             return open_clip.create_model(
                 architecture,
                 pretrained=tag,
-                force_quick_gelu=bool(known.get("quick_gelu")),
                 pretrained_text=False,
                 weights_only=True,
             )
@@ -140,6 +145,24 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
                 f"cannot load {architecture} with pretrained '{tag}': {error}. "
                 "Without a network, download the file elsewhere and give its path."
             ) from error
+
+
+def _check_tag(architecture: str, tag: str) -> None:
+    """Refuse a tag that needs more than the architecture's name says: experts are rebuilt from that name alone."""
+    import open_clip
+
+    known = open_clip.get_pretrained_cfg(architecture, tag)
+    if known.get("quick_gelu") and not architecture.endswith("-quickgelu"):
+        raise MergeflowError(
+            f"the weights '{tag}' of {architecture} were trained with QuickGELU: name the architecture "
+            f"'{architecture}-quickgelu'."
+        )
+    for key, default in (("mean", open_clip.OPENAI_DATASET_MEAN), ("std", open_clip.OPENAI_DATASET_STD)):
+        if tuple(known.get(key, default)) != default:
+            raise MergeflowError(
+                f"the weights '{tag}' of {architecture} expect pixels with {key} {known[key]}, not CLIP's {default}; "
+                "only CLIP's own preprocessing is supported: choose another tag."
+            )
 
 
 def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

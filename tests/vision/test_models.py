@@ -173,3 +173,8 @@ def test_any_text_has_exactly_one_end(texts):
     assert ((ids == END).sum(dim=1) == 1).all()
     assert (ids.argmax(dim=1) == (ids != 0).sum(dim=1) - 1).all()
     assert torch.equal(ids, torch.cat([WordTokenizer()(text) for text in texts]))
+
+
+def test_tags_that_need_more_than_the_architectures_name_are_refused() -> None:
+    with pytest.raises(MergeflowError, match="ViT-B-32-quickgelu"):
+        load_clip("ViT-B-32", "openai")

@@ -1,0 +1,70 @@
+"""A small project of its own: two tasks of drawn pictures in folders, the pocket architecture, a few steps."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+QUIET = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
+# What these tests start must not reach a server of whoever runs them.
+FOREIGN = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    return {**kept, **QUIET, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
+
+
+def run_in(folder: Path, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def draw_task(folder: Path, colour: tuple[int, int, int], seed: int) -> None:
+    """Write two classes, a bright square in the middle or in the corner, as an image folder with three splits."""
+    random = np.random.default_rng(seed)
+    for split, count in (("train", 12), ("val", 6), ("test", 6)):
+        for name, place in (("centre", slice(10, 22)), ("corner", slice(0, 12))):
+            target = folder / split / f"{folder.name}_{name}"
+            target.mkdir(parents=True)
+            for index in range(count):
+                pixels = random.integers(0, 90, (32, 32, 3), dtype=np.uint8)
+                pixels[place, place] = colour
+                Image.fromarray(pixels).save(target / f"{index}.png")
+
+
+def small_params() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values["tasks"] = {"red": "folder:inputs/red", "blue": "folder:inputs/blue"}
+    values["finetune"] |= {"steps": 12, "batch_size": 8, "save_every": 2}
+    values["sweep"] = {
+        "average": {"scale": [1.0]},
+        "task_arithmetic": {"scale": [0.3, 0.5]},
+        "cart": {"rank_ratio": [0.1], "scale": [1.0]},
+    }
+    return values
+
+
+def make_project(folder: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("mergeflow", "tasks", "flows", "registry"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "params.yaml").write_text(yaml.safe_dump(small_params(), sort_keys=False))
+    draw_task(folder / "inputs/red", (220, 40, 40), 1)
+    draw_task(folder / "inputs/blue", (40, 40, 220), 2)
+    assert run_in(folder, "git", "init", "-q").returncode == 0
+    assert run_in(folder, "dvc", "init", "-q").returncode == 0
+    return folder

@@ -1,0 +1,193 @@
+"""The whole pipeline on a small project of its own, through both drivers, with everything real."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.flows.small_project import environment, make_project, run_in
+
+pytestmark = pytest.mark.slow
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """Everything that a run makes and whose bits must not depend on how it ran."""
+    made = folder / "outputs"
+    return {
+        str(path.relative_to(made)): path.read_bytes()
+        for path in sorted(made.rglob("*"))
+        if path.is_file() and path.name not in ("report.html", "registration.json")
+    }
+
+
+def change(folder: Path, *keys: str, to: Any) -> None:
+    path = folder / "params.yaml"
+    values = yaml.safe_load(path.read_text())
+    section = values
+    for key in keys[:-1]:
+        section = section[key]
+    section[keys[-1]] = to
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+def ran(done: subprocess.CompletedProcess[str]) -> set[str]:
+    return {line.split()[1] for line in done.stdout.splitlines() if "✓" in line}
+
+
+def test_it_ends_with_table_registry_and_report(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = finished
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "Traceback" not in done.stdout
+    for word in ("zero shot", "individual", "average", "task arithmetic", "cart", "normalised", "red", "blue"):
+        assert word in done.stdout
+    assert "mergeflow-pocket8 version 1 (@champion)" in done.stdout
+    assert "outputs/report.html" in done.stdout
+    assert (folder / "outputs/report.html").stat().st_size > 10_000
+    assert not (folder / ".mergeflow/scratch").exists() or not any((folder / ".mergeflow/scratch").iterdir())
+
+
+def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
+    before = outputs(project)
+    again = run_in(project, "mergeflow", "run")
+    assert "Nothing changed" in again.stdout
+    assert run_in(project, "dvc", "status", "--json").stdout.strip() in ("{}", '{"pretrain": [{"changed outs": {}}]}')
+    repro = run_in(project, "dvc", "repro")
+    assert repro.returncode == 0, repro.stderr
+    assert "Running stage" not in repro.stdout
+    assert outputs(project) == before
+
+
+def test_a_changed_image_retrains_one_expert(project: Path) -> None:
+    picture = next((project / "inputs/red/train/red_centre").glob("*.png"))
+    shutil.copy(next((project / "inputs/red/train/red_corner").glob("*.png")), picture)
+    before = outputs(project)
+    done = run_in(project, "mergeflow", "run")
+    assert done.returncode == 0, done.stderr
+    assert "finetune@red" in ran(done)
+    assert "finetune@blue" not in ran(done)
+    after = outputs(project)
+    expert = "experts/{}/image_encoder.safetensors"
+    assert after[expert.format("blue")] == before[expert.format("blue")]
+    assert after[expert.format("red")] != before[expert.format("red")]
+
+
+def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_path: Path) -> None:
+    folder = make_project(tmp_path)
+    done = run_in(folder, "dvc", "repro")
+    assert done.returncode == 0, done.stderr
+    assert outputs(folder) == outputs(finished[0])
+    again = run_in(folder, "mergeflow", "run")
+    assert "Nothing changed" in again.stdout, again.stdout
+    assert json.loads((folder / "outputs/registration.json").read_text())["aliases"] == ["champion"]
+
+
+@pytest.mark.parametrize("moment", ["prepare", "finetune", "sweep", "register"])
+def test_killed_in_the_middle_it_resumes_to_the_same_bits(
+    finished: tuple[Path, Any], tmp_path: Path, moment: str
+) -> None:
+    folder = make_project(tmp_path)
+    process = subprocess.Popen(
+        ["mergeflow", "run"], cwd=folder, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    waiting_until = time.monotonic() + 120
+    while not list((folder / ".mergeflow/progress").glob(f"{moment}*")) and time.monotonic() < waiting_until:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = run_in(folder, "mergeflow", "run")
+    assert done.returncode == 0, done.stderr
+    assert outputs(folder) == outputs(finished[0])
+    found = json.loads((folder / "outputs/registration.json").read_text())
+    assert (found["version"], found["aliases"]) == ("1", ["champion"])
+
+
+def test_a_lost_registry_is_filled_again(project: Path) -> None:
+    for path in project.glob("mlflow.db*"):
+        path.unlink()
+    shutil.rmtree(project / "mlartifacts")
+    done = run_in(project, "mergeflow", "run")
+    assert done.returncode == 0, done.stderr
+    assert ran(done) == {"register"}
+    assert "version 1 (@champion)" in done.stdout
+
+
+def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None:
+    change(project, "finetune", "learning_rate", to=0.3)
+    done = run_in(project, "mergeflow", "run")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((project / "outputs/registration.json").read_text())
+    assert found["version"] == "2"
+    assert found["champion"] == "1"
+    assert "Not promoted" in done.stdout
+
+
+class TestBadInput:
+    """One clear error, a status other than 0, nothing promoted, nothing half-written."""
+
+    def failing(self, folder: Path) -> str:
+        before = outputs(folder)
+        registration = (folder / "outputs/registration.json").read_bytes()
+        done = run_in(folder, "mergeflow", "run")
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+        assert done.stderr.startswith("error:")
+        assert (folder / "outputs/registration.json").read_bytes() == registration
+        changed = {name for name, content in outputs(folder).items() if before.get(name) != content}
+        assert not any(name.startswith(("merged", "results")) for name in changed)
+        return done.stderr
+
+    def test_an_unknown_parameter(self, project: Path) -> None:
+        change(project, "finetune", "step", to=3)
+        assert "did you mean 'steps'" in self.failing(project)
+
+    def test_a_missing_checkpoint(self, project: Path) -> None:
+        change(project, "model", "pretrained", to="inputs/none.safetensors")
+        assert "none.safetensors" in self.failing(project)
+
+    def test_a_truncated_checkpoint(self, project: Path) -> None:
+        whole = (project / "mergeflow/vision/assets/pocket8-base.safetensors").read_bytes()
+        (project / "inputs/half.safetensors").write_bytes(whole[: len(whole) // 2])
+        change(project, "model", "pretrained", to="inputs/half.safetensors")
+        assert "half.safetensors" in self.failing(project)
+
+    def test_a_base_of_another_shape(self, project: Path) -> None:
+        state = load_file(project / "mergeflow/vision/assets/pocket8-base.safetensors")
+        state["visual.proj"] = torch.zeros(7, 5)
+        save_file(state, project / "inputs/other.safetensors")
+        change(project, "model", "pretrained", to="inputs/other.safetensors")
+        message = self.failing(project)
+        assert "visual.proj" in message
+        assert "(7, 5)" in message
+
+    def test_nan_in_an_expert(self, project: Path) -> None:
+        path = project / "outputs/experts/red/image_encoder.safetensors"
+        state = load_file(path)
+        state["visual.proj"][0, 0] = float("nan")
+        save_file(state, path)
+        # As `dvc commit` would accept a file from elsewhere: the expert is taken as it is.
+        assert run_in(project, "dvc", "commit", "--force", "finetune@red").returncode == 0
+        message = self.failing(project)
+        assert "red" in message
+        assert "visual.proj" in message
+
+    def test_an_empty_task(self, project: Path) -> None:
+        for path in (project / "inputs/blue/train").rglob("*.png"):
+            path.unlink()
+        assert "blue" in self.failing(project)
+
+    def test_a_diverging_run_keeps_the_other_task(self, project: Path) -> None:
+        change(project, "finetune", "learning_rate", to=1e30)
+        message = self.failing(project)
+        assert "red" in message
+        assert "learning_rate" in message
