@@ -1,5 +1,7 @@
 """One version behind HTTP, in this process: MLflow's scoring server, without its search for programs on the PATH."""
 
+import logging
+
 import uvicorn
 from mlflow.pyfunc import scoring_server
 
@@ -25,5 +27,7 @@ def serve(store: Store, name: str, which: str | int = CHAMPION, host: str = "127
     Raises:
         MergeflowError: no such model, version or alias.
     """
+    # It warns at every start about an input format that our callers do not use.
+    logging.getLogger(scoring_server.__name__).setLevel(logging.ERROR)
     app = scoring_server.init(load(store, name, which))
     uvicorn.run(app, host=host, port=port, log_level="warning")

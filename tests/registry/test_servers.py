@@ -108,15 +108,8 @@ def test_a_tracking_server_on_postgres(postgres, real, tmp_path):
         check=True,
     )
     database, port = postgres.replace("/postgres?", "/served?"), free_port()
-    command = [
-        "server",
-        "--backend-store-uri",
-        database,
-        "--artifacts-destination",
-        str(tmp_path / "files"),
-        "--workers",
-        "1",
-    ]
+    command = ["-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", database, "--artifacts-destination", str(tmp_path / "files")]
     quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with server(command, port, tmp_path / "server.log", **quick) as address:
         store = connect(address, tmp_path, lock_uri=database)
