@@ -94,11 +94,21 @@ def render(run: RunFiles) -> str:
         decision=decision,
         gates=gates_table(decision) if decision and decision.get("gates") else None,
         drawings=drawings(run.figures),
-        recipe=yaml.safe_dump(dict(run.selection["methods"][winner]["recipe"]), sort_keys=False, allow_unicode=True),
+        recipe=_recipe(run.selection["methods"][winner]),
         theme=Markup("").join(_theme()),
         style=Markup((_PARTS / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PARTS / "page.js").read_text(encoding="utf-8")),
     )
+
+
+def _recipe(choice: Mapping[str, Any]) -> str:
+    """Return the recipe of a chosen merge as `mergeflow merge` reads it; fingerprints are remarks there."""
+    recipe = dict(choice["recipe"])
+    fingerprints = recipe.pop("fingerprints", {})
+    recipe["out"] = "merged.safetensors"
+    remarks = [f"# expert {task}: {fingerprint}" for task, fingerprint in fingerprints.items()]
+    remarks.append(f"# the merge: {choice['fingerprint']}")
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True) + "\n".join(remarks)
 
 
 def _facts(run: RunFiles) -> list[Fact]:

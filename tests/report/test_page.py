@@ -2,11 +2,14 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.recipe import make_recipe
 from tasks.report import write_report
 from tasks.report.drawings import inline
 
@@ -53,6 +56,14 @@ def test_the_page_is_whole_and_needs_no_network(finished):
     assert "rank_ratio 0.08, scale 1.5" in page
     assert "method: cart" in page
     assert "there is no champion yet" in page
+
+
+def test_the_recipe_on_the_page_is_one_that_merge_takes(finished):
+    text = unescape(re.findall("<code>(method: .*?)</code>", written(finished), re.DOTALL)[0])
+    recipe = make_recipe(yaml.safe_load(text))
+    assert (recipe.method, recipe.call().scale, len(recipe.experts)) == ("cart", 1.5, 8)
+    assert "# expert street: 000" in text
+    assert "# the merge: abab" in text
 
 
 def test_identifiers_are_unique_and_every_reference_finds_its_own(finished):
