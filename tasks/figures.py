@@ -135,7 +135,7 @@ def radar(results: Results) -> Figure | None:
     axes.set_yticks([25, 50, 75, 100], labels=["25", "50", "75", "100"])
     axes.set_xticks(angles, labels=[plain(task) for task in tasks])
     axes.tick_params(axis="x", labelcolor=INK, labelsize=NORMAL)
-    legend(figure, loc="outside lower center", ncols=4)
+    legend(figure, HALF_WIDTH, loc="outside lower center")
     return figure
 
 
@@ -156,7 +156,7 @@ def accuracy(results: Results) -> Figure:
     axes.set_yticks(places, labels=[plain(line or "mean") for line in lines])
     axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=NORMAL)
     axes.set_ylim(places[-1] + 0.6, -0.6)
-    legend(figure, loc="outside upper right", ncols=min(len(rows), 7))
+    legend(figure, FULL_WIDTH, loc="outside upper right")
     return figure
 
 
@@ -173,7 +173,7 @@ def training(results: Results) -> Figure:
     for panel in (losses, scores):
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     losses.set_ylim(bottom=0)
-    legend(figure, loc="outside right center")
+    legend(figure, 1, loc="outside right center")
     return figure
 
 

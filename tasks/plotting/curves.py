@@ -51,7 +51,7 @@ def scale_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None:
         _mark_choice(panel, choices[method], "scale")
         _draw_constants(panel, sweeps)
         if len(lines) > 1:
-            legend(panel, plain(title), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+            legend(panel, 3.1, plain(title), loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return figure
 
 

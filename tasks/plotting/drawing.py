@@ -18,6 +18,7 @@ from tasks.plotting.palette import GRID, INK, MARKERS, MUTED, SERIES, SURFACE
 
 FULL_WIDTH, HALF_WIDTH = 10.6, 5.2  # inches; text keeps its size on the page, whichever width a figure has
 SMALL, NORMAL, LARGE = 8.5, 9.5, 11.0  # points
+_LONGEST = 32  # characters of a label
 _WRITER: Any = {"svg.fonttype": "none", "svg.hashsalt": "mergeflow"}
 _WRITING = threading.Lock()
 
@@ -90,10 +91,13 @@ def ring(axes: Axes, x: float, y: float, label: str) -> None:
     )
 
 
-def legend(target: Axes | Figure, title: str | None = None, **where: Any) -> None:
-    """Add a legend in the figure's quiet style."""
-    made = target.legend(title=title, fontsize=SMALL, title_fontsize=SMALL, frameon=False, labelcolor=INK, **where)
-    made.get_title().set_color(MUTED)
+def legend(target: Axes | Figure, room: float, title: str | None = None, **where: Any) -> None:
+    """Add a legend in the figure's quiet style, in as many columns as go into `room` inches."""
+    axes = target.axes if isinstance(target, Figure) else [target]
+    labels = [label for panel in axes for label in panel.get_legend_handles_labels()[1]]
+    columns = min(max(int(room / (0.55 + 0.075 * max(map(len, labels)))), 1), len(labels))
+    where |= {"ncols": columns, "fontsize": SMALL, "title_fontsize": SMALL, "frameon": False, "labelcolor": INK}
+    target.legend(title=title, **where).get_title().set_color(MUTED)
 
 
 def number_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
@@ -110,7 +114,16 @@ def spans_decades(values: Sequence[float]) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return the text with nothing that matplotlib would read as mathematics."""
+    """Return the text with nothing that matplotlib would read as mathematics, and shortened in the middle if long.
+
+    Example:
+        >>> plain("$x$")
+        '\\\\$x\\\\$'
+        >>> plain("a_name_that_leaves_no_room_for_the_curves_themselves")
+        'a_name_that_leav…rves_themselves'
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}…{text[-(_LONGEST // 2 - 1) :]}"
     return text.replace("$", r"\$")
 
 

@@ -63,3 +63,10 @@ def test_dollar_signs_in_names_are_text(make_run, draw_figures, tmp_path):
 def test_twenty_tasks_and_ten_methods_are_drawn(make_run, draw_figures, tmp_path):
     grids = {f"method_{number}": {"scale": [0.5, 1.0, 2.0]} for number in range(10)}
     assert "cosines.svg" in draw_figures(make_run([f"task{n}" for n in range(20)], grids), tmp_path / "scratch")
+
+
+def test_long_names_leave_room_for_the_curves(make_run, draw_figures, tmp_path):
+    patterns = [f"visual.transformer.resblocks.{number}.attn.in_proj_weight and many more" for number in range(9)]
+    grids = {"a_method_with_a_very_long_name_indeed_" * 2: {"matrices": patterns, "scale": [0.5, 1.0, 2.0]}}
+    made = draw_figures(make_run([f"task-{'x' * 80}-{number}" for number in range(4)], grids), tmp_path / "scratch")
+    assert b"best 8 of 9" in made["scale_curves.svg"]
