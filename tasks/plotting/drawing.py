@@ -95,7 +95,8 @@ def legend(target: Axes | Figure, room: float, title: str | None = None, **where
     """Add a legend in the figure's quiet style, in as many columns as go into `room` inches."""
     axes = target.axes if isinstance(target, Figure) else [target]
     labels = [label for panel in axes for label in panel.get_legend_handles_labels()[1]]
-    columns = min(max(int(room / (0.55 + 0.075 * max(map(len, labels)))), 1), len(labels))
+    widths = [0.55 + 0.075 * len(label) for label in labels]
+    columns = len(labels) if sum(widths) <= room else max(int(room / max(widths)), 1)
     where |= {"ncols": columns, "fontsize": SMALL, "title_fontsize": SMALL, "frameon": False, "labelcolor": INK}
     target.legend(title=title, **where).get_title().set_color(MUTED)
 
