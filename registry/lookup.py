@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import unknown_name
@@ -142,6 +143,19 @@ def history(store: Store, name: str) -> list[Event]:
     found = snapshot(store, name)
     last = resolve(found).sequence
     return [event for number, event in found.events.items() if number <= last]
+
+
+def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
+    """Fetch a version's files into `folder`: encoder.safetensors, heads/, model.json and the documents, as registered.
+
+    Returns:
+        The folder that holds them, inside `folder`.
+    """
+    version = store.client.get_model_version(name, find_version(store, name, which).version)
+    folder.mkdir(parents=True, exist_ok=True)
+    with store.active():
+        got = mlflow.artifacts.download_artifacts(f"{version.source}/artifacts/model", dst_path=str(folder))
+    return Path(got)
 
 
 def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mlflow.entities.model_registry import ModelVersion
+
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
 from registry.gates import Decision, Evidence, GateSettings, decide
@@ -130,7 +132,7 @@ def promote(
             return Promotion(number, number, None, changed=False)
         evidence = read_evidence(store, versions[number])
         if champion_evidence is None and state.champion is not None:
-            champion_evidence = read_evidence(store, versions[state.champion])
+            champion_evidence = _champion_evidence(store, versions[state.champion], force)
         out = withdrawn(snapshot(store, name).events, number)
         decision = decide(evidence, champion_evidence, settings, withdrawn=out, removed_tasks=removed_tasks)
         _log_decision(store, name, number, state, decision, force)
@@ -171,6 +173,15 @@ def repair(store: Store, name: str) -> State:
     """Finish or clear away what an interrupted change left, write down changes made by hand, return who is champion."""
     with store.lock(f"model {name}"):
         return _repair(store, name)
+
+
+def _champion_evidence(store: Store, champion: ModelVersion, force: Force | None) -> Evidence:
+    try:
+        return read_evidence(store, champion)
+    except MergeflowError:
+        if force is None:
+            raise
+        return Evidence({}, {})  # a champion whose files are lost can still be replaced by a person
 
 
 def _commit(store: Store, name: str, event: Event) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import platform
 import shutil
 from collections.abc import Mapping
@@ -125,15 +126,23 @@ def input_example(files: ModelFiles) -> pd.DataFrame:
 
 def _copy_weights(inside: Path, files: ModelFiles) -> None:
     (inside / "heads").mkdir(parents=True)
-    shutil.copyfile(files.encoder, inside / "encoder.safetensors")
+    _place(files.encoder, inside / "encoder.safetensors")
     heads = {}
     for number, (task, path) in enumerate(sorted(files.heads.items())):
         heads[task] = f"heads/{number:03d}.safetensors"  # a task's name need not be a file name
-        shutil.copyfile(path, inside / heads[task])
+        _place(path, inside / heads[task])
     config = {**_tower(files), "image_size": files.image_size, "heads": heads}
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
         (inside / f"{stem}.json").write_text(json.dumps(document, indent=2, sort_keys=True))
+
+
+def _place(source: Path, target: Path) -> None:
+    """Put the file there without writing it again where the disk allows: MLflow copies it from there."""
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
 
 
 def _tower(files: ModelFiles) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from mlflow.entities import LoggedModel, Metric
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 from safetensors.numpy import load_file, save_file
@@ -174,8 +176,8 @@ def _finished_upload(store: Store, name: str, candidate: Candidate) -> LoggedMod
 
 
 def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
-    with TemporaryDirectory(prefix="mergeflow-register-") as scratch:
-        folder = Path(scratch) / "model"
+    with _scratch(store, name) as scratch:
+        folder = scratch / "model"
         save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
         check_pyfunc(folder)
         _write_evidence(folder / "evidence", candidate.evidence)
@@ -187,11 +189,29 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
             model_type="merged image classifier",
         )
         store.client.log_model_artifacts(logged.model_id, str(folder))
-    if candidate.run_id is not None and candidate.metrics:
+    if candidate.run_id is not None:
         now = logged.creation_timestamp
         points = [Metric(key, value, now, 0, model_id=logged.model_id) for key, value in candidate.metrics.items()]
         store.client.log_batch(candidate.run_id, metrics=points)
+        store.client.log_outputs(candidate.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return store.client.finalize_logged_model(logged.model_id, "READY")
+
+
+@contextmanager
+def _scratch(store: Store, name: str) -> Iterator[Path]:
+    """Give an empty folder on the project's disk; what a killed attempt left there goes first."""
+    folder = store.lock_folder.parent / "registry" / name
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        yield folder
+    except OSError as error:
+        raise MergeflowError(
+            f"the model '{name}' was not registered: {error}. Nothing was promoted; make room or give access there, "
+            "and run again."
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_evidence(folder: Path, evidence: Evidence) -> None:

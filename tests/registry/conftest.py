@@ -100,7 +100,9 @@ def make_candidate(tmp_path: Path, stub_vision: None) -> Callable[..., Candidate
         for task, names in CLASSES.items():
             heads[task] = folder / f"{task}.safetensors"
             save_file({"weight": torch.randn(len(names), 4, generator=generator)}, heads[task])
-        files = ModelFiles(folder / "encoder.safetensors", heads, "stub", SIZE, {"recipe": {"method": "ties"}})
+        files = ModelFiles(
+            folder / "encoder.safetensors", heads, "stub", SIZE, documents={"recipe": {"method": "ties"}}
+        )
         return Candidate(
             files,
             make_evidence(accuracy),

@@ -1,5 +1,9 @@
 """The way of a model: registered once, candidate, champion, rolled back."""
 
+import errno
+import json
+import shutil
+
 import pytest
 
 from mergeflow.errors import MergeflowError
@@ -7,6 +11,7 @@ from registry.gates import GateSettings
 from registry.lookup import (
     compare,
     current,
+    download,
     find_by_fingerprint,
     find_version,
     history,
@@ -143,10 +148,40 @@ def test_errors_name_the_nearest(store, make_candidate):
 
 
 def test_a_version_with_lost_files_is_not_promoted(store, make_candidate):
-    import shutil
-
     register(store, "merged", make_candidate(1))
     shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
     with pytest.raises(MergeflowError, match="no readable evidence"):
         promote(store, "merged", 1, GATES)
     assert current(store, "merged").champion is None
+
+
+def test_a_champion_with_lost_files_is_replaced_by_force_alone(store, make_candidate):
+    for seed in (1, 2):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+    promote(store, "merged", 1, GATES)
+    shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
+    with pytest.raises(MergeflowError, match="no readable evidence"):
+        promote(store, "merged", 2, GATES)
+    assert promote(store, "merged", 2, GATES, force=Force("ada", "the disk of the first died")).champion == "2"
+    with pytest.raises(MergeflowError, match="no readable evidence"):
+        rollback(store, "merged")
+
+
+def test_files_come_back_as_they_were_registered(store, make_candidate, tmp_path):
+    candidate = make_candidate(1)
+    register(store, "merged", candidate)
+    folder = download(store, "merged", "candidate", tmp_path / "again")
+    assert (folder / "encoder.safetensors").read_bytes() == candidate.files.encoder.read_bytes()
+    assert not (folder / "encoder.safetensors").is_symlink()
+    assert json.loads((folder / "recipe.json").read_text()) == {"method": "ties"}
+    assert not any((tmp_path / ".mergeflow/registry").iterdir())
+
+
+def test_a_full_disk_registers_nothing(store, make_candidate, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("registry.versions.save_pyfunc", full)
+    with pytest.raises(MergeflowError, match="No space left on device"):
+        register(store, "merged", make_candidate(1))
+    assert list_models(store) == []
