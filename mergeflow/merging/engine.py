@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
 from mergeflow.merging.cache import FactorCache
-from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.method import Model, Stack
 
 BUFFER = 256 * 2**20
@@ -43,6 +42,25 @@ Sink = Callable[[Unit, Stack | None, Any], None]
 Watch = Callable[[str, str, int, Tensor], None]
 
 
+class Call(Protocol):
+    """A configured method or compressor."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def typed(self) -> Any:
+        """Its arguments."""
+        ...
+
+    @property
+    def method(self) -> Any:
+        """What is called with (stack, typed); has `elementwise` and `statistics`."""
+        ...
+
+
 @dataclass
 class Engine:
     """One merge: its method, inputs and machine.
@@ -61,7 +79,7 @@ class Engine:
         seen: Told the number of bytes after each read, in every pass.
     """
 
-    call: MethodCall
+    call: Call
     base: State
     experts: Mapping[str, State]
     weights: Mapping[str, float] | None = None
@@ -106,7 +124,7 @@ class Engine:
         def work(unit: Unit) -> None:
             if not self.infos[unit.name].dtype.is_floating_point:
                 return sink(unit, None, self._copied(unit))
-            stack = self._stack(unit, self.watch)
+            stack = self.stack(unit, self.watch)
             return sink(unit, stack, method(stack, args))
 
         self._map(work, self.units(self.infos if names is None else names))
@@ -132,7 +150,7 @@ class Engine:
             if not hasattr(mine, "box"):
                 mine.box = [statistic.start(self.model, args)]
                 totals.append(mine.box)
-            mine.box[0] = statistic.observe(mine.box[0], self._stack(unit), args)
+            mine.box[0] = statistic.observe(mine.box[0], self.stack(unit), args)
 
         self._map(work, self.units(self.model.shapes))
         total = statistic.start(self.model, args)
@@ -140,7 +158,7 @@ class Engine:
             total = statistic.merge(total, part)
         self.model.known[statistic.name] = statistic.finish(total, self.model, args)
 
-    def _stack(self, unit: Unit, watch: Watch | None = None) -> Stack:
+    def stack(self, unit: Unit, watch: Watch | None = None) -> Stack:
         """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
         base, taus = self._buffers(unit.stop - unit.start)
         self._load("base", self.base, unit, base, watch)
@@ -154,7 +172,7 @@ class Engine:
             if not difference:
                 row.sub_(base)
         return Stack(
-            unit.name,
+            self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),
             taus.reshape(len(self.names), *unit.shape).to(self.device),
             unit.start,

@@ -60,7 +60,7 @@ class Stack:
     """One tensor (or a flat block of one) of the base and of the task vectors of all experts.
 
     Attributes:
-        name: The tensor's name.
+        name: The tensor's name; tied tensors all go by the first name of their group, so that they stay equal.
         base: θ0, in the type of arithmetic; flat for methods that treat elements alone.
         taus: τ_t = θ_t − θ0 of all experts, [T, *base.shape].
         start: Index of the first element in the flattened tensor (0 for a whole tensor).
@@ -89,7 +89,7 @@ class Stack:
     def datum(self, kind: str, expert: str) -> Tensor | None:
         """Return a given statistic of data for this tensor (its block, where it has the tensor's size), or None."""
         given = self.model.data[kind][expert]
-        found: Tensor | None = given.get(self.seed_name, given.get(self.name))
+        found: Tensor | None = given.get(self.name)
         if found is None:
             return None
         if found.numel() == self.shape.numel():
@@ -100,11 +100,6 @@ class Stack:
     def shape(self) -> torch.Size:
         """Shape of the whole tensor."""
         return torch.Size(self.model.shapes[self.name])
-
-    @property
-    def seed_name(self) -> str:
-        """The name that seeds randomness: tied tensors share the name of the first, so that they stay equal."""
-        return self.model.tied.get(self.name, self.name)
 
 
 Parts = tuple[Tensor, Tensor]
@@ -130,6 +125,16 @@ class Statistic:
     observe: Callable[[Any, Stack, Any], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any, Model, Any], Any]
+
+    def given(self, inner: Callable[[Any], Any]) -> "Statistic":
+        """Return the same pass for a method that wraps another: it sees `inner(args)` in place of args."""
+        return Statistic(
+            self.name,
+            lambda model, args: self.start(model, inner(args)),
+            lambda total, stack, args: self.observe(total, stack, inner(args)),
+            self.merge,
+            lambda total, model, args: self.finish(total, model, inner(args)),
+        )
 
 
 @dataclass(frozen=True)
@@ -173,15 +178,19 @@ class Method:
         return self.doc.splitlines()[0]
 
     def section(self, title: str) -> str:
-        """Return the text of one section of the docstring ("Source", "Property" …); the formula is section ""."""
-        lines, found, inside = self.doc.splitlines()[1:], [], not title
-        for line in lines:
-            heading = line.endswith(":") and line[:1].isupper() and line[:-1].isalpha()
-            if heading:
-                inside = line == f"{title}:"
-            elif inside:
-                found.append(line)
-        return textwrap.dedent("\n".join(found)).strip()
+        """Return the text of one section of the docstring ("Source", "Property"); the formula is section ""."""
+        return section_of(self.doc, title)
+
+
+def section_of(doc: str, title: str) -> str:
+    """Return one section of a docstring, without its indent; what stands before the first is section ""."""
+    found, inside = [], not title
+    for line in doc.splitlines()[1:]:
+        if line.endswith(":") and line[:1].isupper() and line[:-1].isalpha():
+            inside = line == f"{title}:"
+        elif inside:
+            found.append(line)
+    return textwrap.dedent("\n".join(found)).strip()
 
 
 def method(

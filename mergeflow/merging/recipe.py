@@ -150,7 +150,7 @@ class Recipe(BaseModel):
     def weights_given(self) -> Mapping[str, float] | Sequence[float] | None:
         """Return the weights as a list or a mapping."""
         if self.weights and isinstance(self.weights[0], tuple):
-            return dict(self.weights)  # type: ignore[arg-type]
+            return dict(self.weights)
         return self.weights  # type: ignore[return-value]
 
     def record(self) -> str:

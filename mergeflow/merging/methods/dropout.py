@@ -66,7 +66,7 @@ def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> n
 
 def _drawn(stack: Stack, seed: int) -> list[np.ndarray]:
     count = stack.base.numel()
-    return [uniform_bits(seed, name, stack.seed_name, stack.start, count) for name in stack.model.experts]
+    return [uniform_bits(seed, name, stack.name, stack.start, count) for name in stack.model.experts]
 
 
 def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:

@@ -32,7 +32,7 @@ class RegmeanArgs(Args):
 class AdamergingArgs(Args):
     """Arguments of `adamerging`."""
 
-    granularity: Literal["task", "layer"] = Field("layer", description="one λ per expert, or per expert and tensor")
+    granularity: Literal["task", "layer"] = Field("task", description="one λ per expert, or per expert and tensor")
     on: Literal["task_vectors", "cart"] = Field("task_vectors", description="directions that the λ multiply")
     init: float = Field(0.3, description="first value of every λ")
     lr: float = Field(1e-3, gt=0, description="Adam's learning rate, > 0")

@@ -85,20 +85,9 @@ def _length_statistic() -> Statistic:
     return Statistic("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)
 
 
-def _passes_of_inner(statistic: Statistic) -> Statistic:
-    """The same first pass, given the inner method's arguments."""
-    return Statistic(
-        statistic.name,
-        lambda model, args: statistic.start(model, args.inner()[1]),
-        lambda total, stack, args: statistic.observe(total, stack, args.inner()[1]),
-        statistic.merge,
-        lambda total, model, args: statistic.finish(total, model, args.inner()[1]),
-    )
-
-
 def _statistics(args: LinesArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
     inner, inner_args = args.inner()
-    passes = tuple(_passes_of_inner(statistic) for statistic in inner.statistics(inner_args, dtype))
+    passes = tuple(each.given(lambda args: args.inner()[1]) for each in inner.statistics(inner_args, dtype))
     return passes if args.alpha is not None else (*passes, _length_statistic())
 
 

@@ -1,0 +1,61 @@
+"""Shapes of CLIP image towers, and random checkpoints that have them."""
+
+from pathlib import Path
+
+import torch
+
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.writer import StreamWriter
+
+# name: width, layers, patch, image side, output
+TOWERS = {
+    "ViT-B-32": (768, 12, 32, 224, 512),
+    "ViT-L-14": (1024, 24, 14, 224, 768),
+    "tiny": (64, 3, 8, 32, 32),
+}
+
+
+def tower(name: str) -> dict[str, TensorInfo]:
+    """Return names and shapes of an image tower in open_clip's layout, float32."""
+    width, layers, patch, side, output = TOWERS[name]
+    shapes: dict[str, tuple[int, ...]] = {
+        "visual.class_embedding": (width,),
+        "visual.positional_embedding": ((side // patch) ** 2 + 1, width),
+        "visual.proj": (width, output),
+        "visual.conv1.weight": (width, 3, patch, patch),
+        "logit_scale": (),
+    }
+    for norm in ("ln_pre", "ln_post"):
+        shapes[f"visual.{norm}.weight"] = shapes[f"visual.{norm}.bias"] = (width,)
+    for layer in range(layers):
+        block = f"visual.transformer.resblocks.{layer}"
+        for norm in ("ln_1", "ln_2"):
+            shapes[f"{block}.{norm}.weight"] = shapes[f"{block}.{norm}.bias"] = (width,)
+        shapes[f"{block}.attn.in_proj_weight"], shapes[f"{block}.attn.in_proj_bias"] = (3 * width, width), (3 * width,)
+        shapes[f"{block}.attn.out_proj.weight"], shapes[f"{block}.attn.out_proj.bias"] = (width, width), (width,)
+        shapes[f"{block}.mlp.c_fc.weight"], shapes[f"{block}.mlp.c_fc.bias"] = (4 * width, width), (4 * width,)
+        shapes[f"{block}.mlp.c_proj.weight"], shapes[f"{block}.mlp.c_proj.bias"] = (width, 4 * width), (width,)
+    return {name: TensorInfo(shape, torch.float32) for name, shape in sorted(shapes.items())}
+
+
+def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[Path]]:
+    """Write a random base and its experts, where they do not exist yet: weights ~ N(0, .02²), differences ~ N(0, .001²)."""
+    infos = tower(name)
+    paths = [
+        folder / f"{name}-base.safetensors",
+        *(folder / f"{name}-{index:02d}.safetensors" for index in range(experts)),
+    ]
+    for seed, path in enumerate(paths):
+        if path.exists():
+            continue
+        with StreamWriter(path, infos, {}) as writer:
+            base, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + seed)
+            for tensor, info in infos.items():
+                values = torch.randn(info.numel, generator=base).mul_(0.02)
+                if seed:
+                    values += torch.randn(info.numel, generator=own).mul_(0.001)
+                for start in range(0, info.numel, BLOCK):
+                    writer.write(tensor, start, values[start : start + BLOCK])
+            writer.commit()
+    return paths[0], paths[1:]

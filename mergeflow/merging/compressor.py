@@ -1,0 +1,112 @@
+"""What a compressor is: a pure function from the task vectors of one tensor to a shared part and one per task."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from mergeflow.merging.method import Model, Stack, Statistic
+
+
+class CompressArgs(BaseModel):
+    """Arguments of a compressor."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is stored of one tensor: a part that all tasks share and one part per task, in order of the stack."""
+
+    shared: Named = field(default_factory=dict)
+    own: tuple[Named, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What decoding one tensor of one task can use.
+
+    Attributes:
+        base: θ0 of this tensor in the type of arithmetic; None for compressors that need no base.
+        shared: The shared part.
+        own: The task's part.
+        whole: The task's values for the whole model.
+    """
+
+    base: Tensor | None
+    shared: Named
+    own: Named
+    whole: Named
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """One entry of the catalog of compressors.
+
+    Attributes:
+        name: What a command says.
+        encode: (stack, args) → payload.
+        decode: (stored, args) → the task's tensor, in the type of arithmetic.
+        args: The type of its arguments.
+        statistics: First passes over the whole model.
+        whole: Values of each task for the whole model, from the first passes.
+        needs_base: Whether decoding needs θ0.
+    """
+
+    name: str
+    encode: Callable[[Stack, Any], Payload]
+    decode: Callable[[Stored, Any], Tensor]
+    args: type[CompressArgs]
+    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]]
+    whole: Callable[[Model], Mapping[str, Named]]
+    needs_base: bool
+    elementwise: Callable[[Any], bool] = lambda _: False
+
+    def __call__(self, stack: Stack, args: Any) -> Payload:
+        """Encode one tensor."""
+        return self.encode(stack, args)
+
+    @property
+    def doc(self) -> str:
+        """Its docstring: line, formula, property, source."""
+        return inspect.getdoc(self.encode) or ""
+
+
+def compressor(
+    name: str,
+    args: type[CompressArgs],
+    decode: Callable[[Stored, Any], Tensor],
+    *,
+    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]] = lambda _args, _dtype: (),
+    whole: Callable[[Model], Mapping[str, Named]] = lambda _: {},
+    needs_base: bool = True,
+) -> Callable[[Callable[[Stack, Any], Payload]], Compressor]:
+    """Declare a function as a compressor; the catalog finds it in its module."""
+
+    def declare(encode: Callable[[Stack, Any], Payload]) -> Compressor:
+        return Compressor(name, encode, decode, args, statistics, whole, needs_base)
+
+    return declare
+
+
+def pack(mask: Tensor) -> Tensor:
+    """Return the bits of a mask, eight to a byte.
+
+    Example:
+        >>> pack(torch.tensor([True, False, True]))
+        tensor([160], dtype=torch.uint8)
+    """
+    return torch.from_numpy(np.packbits(mask.reshape(-1).cpu().numpy()))
+
+
+def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
+    """Return the mask that was packed."""
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).bool().reshape(shape)

@@ -1,0 +1,91 @@
+"""State dicts for the tests of merging: awkward tensors, and a few numbers to check formulas by hand."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+# One row per method: arguments at the edge of their range, beside the defaults every test uses too.
+EDGE: dict[str, list[dict[str, Any]]] = {
+    "adamerging": [{"on": "cart", "init": -1.0}],
+    "average": [{"scale": -1.0}],
+    "breadcrumbs": [{"beta": 0.0, "gamma": 0.0}, {"beta": 1.0}, {"beta": 0.5, "gamma": 0.5}],
+    "cart": [{"rank_ratio": 1.0}, {"rank_ratio": 1e-6, "rounding": "floor", "split_qkv": True, "matrices": "all"}],
+    "consensus": [{"min_agree": 0}, {"min_agree": 99, "threshold": 0.0}],
+    "dare": [{"drop": 0.0}, {"then": "ties", "keep": 0.5}, {"drop": 0.999, "seed": 7}],
+    "della": [{"drop": 0.5, "window": 0.0}, {"then": "ties", "reduce": "sum"}],
+    "fisher": [{"eps": 1.0}],
+    "iso_c": [{"matrices": ["nothing.*"]}, {"split_qkv": True}],
+    "iso_cts": [{"common": 0.0}, {"common": 1.0}],
+    "karcher": [{"iterations": 1}, {"tolerance": 10.0}],
+    "knots": [{"then": "task_arithmetic"}, {"keep": 1.0}],
+    "lines": [{"of": "ties", "of_args": {"keep": 0.5}}, {"alpha": 0.0, "beta": 0.0}],
+    "low_rank": [{"rank_ratio": 1.0}, {"rank_ratio": 0.5, "matrices": ["*.attn.*"]}],
+    "magmax": [{"scale": 2.0}],
+    "model_stock": [{"scale": 0.5}],
+    "pcb": [{"keep": 1.0}, {"keep": 1e-9}],
+    "regmean": [{"off_diagonal": 0.0}, {"off_diagonal": 1.0}],
+    "slerp": [{"scale": 0.5}],
+    "task_arithmetic": [{"scale": 0.0}],
+    "ties": [{"keep": 0.0}, {"keep": 1.0, "reduce": "sum"}, {"trim": "tensor"}],
+    "tsv": [{"split_qkv": True}],
+    "wudi": [{"steps": 0}, {"steps": 3, "lr": 1.0}],
+}
+
+
+def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0) -> tuple[State, dict[str, State]]:
+    """A base and experts with 0-d, empty, 5-element, integer, constant and tied tensors, and some matrices."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "logit_scale": (),
+        "empty": (0, 4),
+        "bias": (5,),
+        "blocks.0.attn.in_proj_weight": (24, 8),
+        "blocks.0.mlp.weight": (6, 10),
+        "blocks.1.mlp.weight": (10, 6),
+        "column.mlp": (7, 1),
+        "conv": (4, 3, 2, 2),
+        "still.attn": (5, 5),
+        "embedding": (9, 4),
+    }
+    base = {name: draw(*shape).to(dtype) for name, shape in shapes.items()}
+    base["steps"] = torch.arange(4)
+    base["flag"] = torch.tensor([True, False])
+    base["head"] = base["embedding"]
+
+    def tuned() -> State:
+        state = {name: (base[name].double() + 0.1 * draw(*shape)).to(dtype) for name, shape in shapes.items()}
+        state["still.attn"] = base["still.attn"].clone()
+        return {**state, "steps": torch.arange(4) + 1, "flag": ~base["flag"], "head": state["embedding"]}
+
+    return base, {f"expert{index}": tuned() for index in range(experts)}
+
+
+def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict[str, Any]:
+    """Random Fishers and Grams for the methods that need them."""
+    generator = torch.Generator().manual_seed(seed)
+    fishers, grams = {}, {}
+    for name in experts:
+        drawn = {key: torch.rand(value.shape, generator=generator) for key, value in base.items()}
+        fishers[name] = {**drawn, "head": drawn["embedding"]}
+        inputs = torch.randn(30, 10, generator=generator)
+        grams[name] = {"blocks.0.mlp.weight": inputs.T @ inputs}
+    return {"fisher": fishers, "gram": grams}
+
+
+def fitting(name: str, experts: dict[str, State]) -> dict[str, State]:
+    """As many experts as a method takes."""
+    return dict(list(experts.items())[:2]) if name == "slerp" else experts
+
+
+def one(taus: Tensor, base: Tensor | None = None, name: str = "blocks.0.attn.weight") -> tuple[State, dict[str, State]]:
+    """A model of a single float64 tensor, from its stack of task vectors [T, …]."""
+    start = torch.zeros_like(taus[0]) if base is None else base
+    return {name: start}, {f"e{index}": {name: start + tau} for index, tau in enumerate(taus)}
