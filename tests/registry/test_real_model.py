@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,3 +147,13 @@ def test_scoring_over_http_in_process(model):
     assert client.post("/invocations", json=request(b"junk", "digits")).status_code == 400
     assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
     assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400
+
+
+def test_it_loads_where_registry_is_not_installed_and_nobody_answers(real, tmp_path, monkeypatch, capfd):
+    save_pyfunc(tmp_path / "saved", real.files)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "registry"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(socket.socket, "connect", None)
+    answer = mlflow.pyfunc.load_model(str(tmp_path / "saved")).predict(rows((picture(1), "digits")))
+    assert len(answer) == 1
+    assert capfd.readouterr() == ("", "")
