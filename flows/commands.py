@@ -1,6 +1,7 @@
 """The project's commands, which `mergeflow` offers inside a project folder."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,12 @@ QUIET = {
 }
 
 
-def add_commands(app: typer.Typer, root: Path) -> None:
-    """Add the project's commands for the project folder `root`."""
+def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
+    """Add the project's commands for the project folder `root`.
+
+    Returns:
+        What turns references in recipes, such as models:/name@alias, into local paths.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
@@ -72,3 +77,10 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
         for address, stage in load_graph(root).items():
             typer.echo(f"{address}{'  (frozen)' if stage.frozen else ''}")
+
+    def resolve(path: str) -> str:
+        from flows.references import resolve_reference
+
+        return resolve_reference(root, path)
+
+    return resolve

@@ -32,3 +32,12 @@ def _dvc(root: Path, *arguments: str) -> str:
     if done.returncode:
         raise MergeflowError(f"`dvc {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+def fetch_output(root: Path, path: Path) -> None:
+    """Bring a missing file or folder back from DVC's cache or remote, if DVC tracks it; else do nothing."""
+    relative = str(path.resolve().relative_to(root)) if path.resolve().is_relative_to(root) else str(path)
+    lock = root / "dvc.lock"
+    tracked = (root / f"{relative}.dvc").exists() or (lock.exists() and f"path: {relative}\n" in lock.read_text())
+    if tracked:
+        _dvc(root, "pull", "--quiet", relative)

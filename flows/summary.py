@@ -23,6 +23,7 @@ def print_summary(root: Path, console: Console) -> None:
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
     test = json.loads(path.read_text())
     console.print(result_table(test))
+    console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
     sources = load_params(root / "params.yaml").tasks
     if any(source.startswith("suite:") for source in sources.values()):
         console.print(
@@ -41,23 +42,26 @@ def result_table(test: dict[str, Any]) -> Table:
     """Return the table task × method on the locked test set: accuracy in percent, and the normalised mean."""
     rows = test["rows"]
     table = Table(title="Test accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("task")
+    table.add_column("task", no_wrap=True)
     for row in rows:
         style = "bold green" if row["name"] == test["winner"] else None
-        table.add_column(row["name"].replace("_", " "), justify="right", style=style)
+        table.add_column(row["name"].replace("_", "\n"), justify="right", style=style, no_wrap=True)
     for task in test["tasks"]:
         table.add_row(task, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
     table.add_section()
     table.add_row("mean", *(f"{100 * row['mean']:.1f}" for row in rows), style="bold")
     table.add_row("normalised", *(f"{100 * row['normalised']:.1f}" for row in rows), style="bold")
-    table.add_row("chosen", *(_arguments(row["args"]) for row in rows), style="dim")
     return table
 
 
-def _arguments(args: dict[str, Any]) -> str:
-    return "\n".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in args.items()
-    )
+def chosen_arguments(test: dict[str, Any]) -> str:
+    """Return what validation chose for each method, on one line."""
+    chosen = [
+        f"{row['name']} {', '.join(f'{name} {value}' for name, value in row['args'].items())}"
+        for row in test["rows"]
+        if row["args"]
+    ]
+    return "; ".join(chosen)
 
 
 def _print_registration(found: dict[str, Any], console: Console) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from mergeflow.commands import merging, vectors
 from mergeflow.errors import MergeflowError
 
 app = typer.Typer(
@@ -31,12 +32,15 @@ def find_project(start: Path) -> Path | None:
 
 def main() -> None:
     """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
+    merging.add_commands(app)
+    vectors.add_commands(app)
+    resolve = None
     project = find_project(Path.cwd())
     if project is not None:
         sys.path.insert(0, str(project))
-        importlib.import_module("flows.commands").add_commands(app, project)
+        resolve = importlib.import_module("flows.commands").add_commands(app, project)
     try:
-        app()
+        app(obj=resolve)
     except MergeflowError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(error))}")
         sys.exit(2)

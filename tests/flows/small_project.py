@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,15 @@ FOREIGN = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@cache
+def prefect_home() -> str:
+    """One Prefect database for all runs of a test process: making it takes longer than a small run."""
+    return tempfile.mkdtemp(prefix="mergeflow-prefect-")
+
+
 def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    return {**kept, **QUIET, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
+    return {**kept, **QUIET, "PREFECT_HOME": prefect_home(), "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
 
 
 def run_in(folder: Path, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.flows.small_project import environment, make_project, run_in
 
 pytestmark = pytest.mark.slow
+BASE = "mergeflow/vision/assets/pocket8-base.safetensors"
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -91,7 +92,7 @@ def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_pat
     assert json.loads((folder / "outputs/registration.json").read_text())["aliases"] == ["champion"]
 
 
-@pytest.mark.parametrize("moment", ["prepare", "finetune", "sweep", "register"])
+@pytest.mark.parametrize("moment", ["finetune", "register"])
 def test_killed_in_the_middle_it_resumes_to_the_same_bits(
     finished: tuple[Path, Any], tmp_path: Path, moment: str
 ) -> None:
@@ -135,10 +136,10 @@ def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None
 class TestBadInput:
     """One clear error, a status other than 0, nothing promoted, nothing half-written."""
 
-    def failing(self, folder: Path) -> str:
+    def failing(self, folder: Path, *command: str) -> str:
         before = outputs(folder)
         registration = (folder / "outputs/registration.json").read_bytes()
-        done = run_in(folder, "mergeflow", "run")
+        done = run_in(folder, "mergeflow", *command)
         assert done.returncode == 2, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr
         assert done.stderr.startswith("error:")
@@ -149,24 +150,24 @@ class TestBadInput:
 
     def test_an_unknown_parameter(self, project: Path) -> None:
         change(project, "finetune", "step", to=3)
-        assert "did you mean 'steps'" in self.failing(project)
+        assert "did you mean 'steps'" in self.failing(project, "run")
 
     def test_a_missing_checkpoint(self, project: Path) -> None:
         change(project, "model", "pretrained", to="inputs/none.safetensors")
-        assert "none.safetensors" in self.failing(project)
+        assert "none.safetensors" in self.failing(project, "stage", "run", "base")
 
     def test_a_truncated_checkpoint(self, project: Path) -> None:
-        whole = (project / "mergeflow/vision/assets/pocket8-base.safetensors").read_bytes()
+        whole = (project / BASE).read_bytes()
         (project / "inputs/half.safetensors").write_bytes(whole[: len(whole) // 2])
         change(project, "model", "pretrained", to="inputs/half.safetensors")
-        assert "half.safetensors" in self.failing(project)
+        assert "half.safetensors" in self.failing(project, "stage", "run", "base")
 
     def test_a_base_of_another_shape(self, project: Path) -> None:
-        state = load_file(project / "mergeflow/vision/assets/pocket8-base.safetensors")
+        state = load_file(project / BASE)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, project / "inputs/other.safetensors")
         change(project, "model", "pretrained", to="inputs/other.safetensors")
-        message = self.failing(project)
+        message = self.failing(project, "stage", "run", "base")
         assert "visual.proj" in message
         assert "(7, 5)" in message
 
@@ -175,19 +176,31 @@ class TestBadInput:
         state = load_file(path)
         state["visual.proj"][0, 0] = float("nan")
         save_file(state, path)
-        # As `dvc commit` would accept a file from elsewhere: the expert is taken as it is.
-        assert run_in(project, "dvc", "commit", "--force", "finetune@red").returncode == 0
-        message = self.failing(project)
+        message = self.failing(project, "stage", "run", "sweep", "--item", "average")
+        assert "red" in message
+        assert "visual.proj" in message
+
+    def test_an_expert_of_another_shape(self, project: Path) -> None:
+        path = project / "outputs/experts/red/image_encoder.safetensors"
+        state = load_file(path)
+        state["visual.proj"] = torch.zeros(7, 5)
+        save_file(state, path)
+        message = self.failing(project, "stage", "run", "sweep", "--item", "cart")
         assert "red" in message
         assert "visual.proj" in message
 
     def test_an_empty_task(self, project: Path) -> None:
         for path in (project / "inputs/blue/train").rglob("*.png"):
             path.unlink()
-        assert "blue" in self.failing(project)
+        assert "blue" in self.failing(project, "stage", "run", "prepare", "--item", "blue")
 
-    def test_a_diverging_run_keeps_the_other_task(self, project: Path) -> None:
+    def test_an_unknown_stage_and_an_unknown_item(self, project: Path) -> None:
+        assert "did you mean 'finetune'" in self.failing(project, "stage", "run", "finetun")
+        assert "Known: blue, red" in self.failing(project, "stage", "run", "finetune", "--item", "green")
+
+    def test_a_diverging_run_keeps_what_was_there(self, project: Path) -> None:
         change(project, "finetune", "learning_rate", to=1e30)
-        message = self.failing(project)
-        assert "red" in message
+        message = self.failing(project, "run")
+        assert "task 'red'" in message
+        assert "task 'blue'" in message
         assert "learning_rate" in message

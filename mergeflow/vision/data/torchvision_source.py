@@ -13,7 +13,7 @@ from mergeflow.vision.data.folder_source import open_folder
 from mergeflow.vision.data.real_tasks import RealTask, clip_class_names, get_real_task
 from mergeflow.vision.data.task import DEFAULT_TEMPLATES, Example, ImageInput, RawTask
 
-DEFAULT_ROOT = "data/raw"
+DEFAULT_ROOT = "inputs/torchvision"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def open_torchvision(task_name: str, address: str, seed: int) -> RawTask:
 
     Args:
         task_name: task name.
-        address: `NAME[@ROOT]`, ROOT as given to torchvision, default `data/raw`. RESISC45, which torchvision lacks, is
+        address: `NAME[@ROOT]`, ROOT as given to torchvision, default `inputs/torchvision`. RESISC45, which torchvision lacks, is
             read from ROOT/NWPU-RESISC45/CLASS/*.jpg.
         seed: decides the carved splits.
 

@@ -1,0 +1,162 @@
+"""Commands that merge: merge, check, methods, diff, compress, extract-task."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.scale=0.5.")
+]
+Out = Annotated[Path, typer.Option(help="The file to make.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the command line. The context's object resolves references such as models:/name@alias."""
+    app.command("merge")(merge)
+    app.command("check")(check)
+    app.command("methods")(methods)
+    app.command("diff")(diff)
+    app.command("compress")(compress)
+    app.command("extract-task")(extract_task)
+
+
+def merge(
+    context: typer.Context,
+    recipe: RecipePath,
+    out: Annotated[Path | None, typer.Option(help="Where to write, in place of the recipe's `out`.")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Continue a sharded merge that was stopped.")] = False,
+) -> None:
+    """Merge checkpoints from a recipe, out of core."""
+    from mergeflow.merging import load_recipe
+    from mergeflow.merging import merge as run
+
+    loaded = load_recipe(recipe, overrides or [])
+    console = Console()
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(loaded.method, total=None)
+        made = run(
+            loaded,
+            out,
+            lambda done, total: bars.update(bar, completed=done, total=total),
+            resume,
+            resolve=context.obj,
+        )
+    console.print(f"[bold]{made.path}[/]  {made.fingerprint[:16]}…  {made.seconds:.1f} s", highlight=False)
+
+
+def check(context: typer.Context, recipe: RecipePath, overrides: Overrides = None) -> None:
+    """Validate a recipe and print what it will do; reads headers only."""
+    from mergeflow.merging import check_recipe, load_recipe
+
+    for line in check_recipe(load_recipe(recipe, overrides or []), context.obj).lines():
+        typer.echo(line)
+
+
+def methods(name: Annotated[str | None, typer.Argument(help="One method or compressor.")] = None) -> None:
+    """List the merge methods and compressors; or explain one: formula, arguments, property, source."""
+    from mergeflow.merging import methods as catalog
+    from mergeflow.merging.compression import compressors
+    from mergeflow.merging.docs import method_section
+
+    console = Console()
+    if name is not None:
+        console.print(Markdown(method_section(name)))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "what it is", "anchor", "arguments"):
+        table.add_column(column)
+    for method_name, method in catalog().items():
+        table.add_row(method_name, method.summary, method.anchor, ", ".join(method.args.model_fields))
+    for compressor_name, compressor in compressors().items():
+        arguments = ", ".join(compressor.args.model_fields)
+        table.add_row(compressor_name, compressor.doc.splitlines()[0], "per task", arguments)
+    console.print(table)
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="A checkpoint.")],
+    b: Annotated[Path, typer.Argument(help="Another checkpoint.")],
+    every: Annotated[bool, typer.Option("--all", help="List equal tensors too.")] = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor: norms, cosine, digests. Exit status 1 when they differ."""
+    from mergeflow.merging.diff import diff as compare
+
+    found = compare(a, b)
+    table = Table(box=None, pad_edge=False)
+    for column in ("tensor", "‖a‖", "‖b‖", "‖a − b‖", "cosine", "digest a", "digest b"):
+        table.add_column(column, justify="left" if column == "tensor" else "right", no_wrap=True)
+    for one in found.tensors:
+        if every or not one.equal:
+            numbers = (f"{one.norm_a:.6g}", f"{one.norm_b:.6g}", f"{one.norm_difference:.3e}", f"{one.cosine:.6f}")
+            table.add_row(one.name, *numbers, *(digest[:10] or "missing" for digest in one.digests))
+    console = Console()
+    if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
+        console = Console(width=160)
+    if table.row_count:
+        console.print(table)
+    same = sum(one.equal for one in found.tensors)
+    console.print(f"{same} of {len(found.tensors)} tensors are equal.", highlight=False)
+    raise typer.Exit(0 if found.equal else 1)
+
+
+def compress(
+    name: Annotated[str, typer.Argument(help="A compressor; `mergeflow methods` lists them.")],
+    base: Annotated[Path, typer.Option(help="The base.")],
+    expert: Annotated[list[str], typer.Option(metavar="TASK=PATH", help="An expert; repeat for each task.")],
+    out: Out,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="ARGUMENT=VALUE")] = None,
+) -> None:
+    """Store all experts of a suite in one small file, from which each can be taken alone."""
+    from contextlib import ExitStack
+
+    from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.merging.compression import compress as run
+    from mergeflow.merging.compression import configure_compressor
+
+    call = configure_compressor(name, _pairs(overrides or [], "--set"))
+    with ExitStack() as opened:
+        origin = opened.enter_context(open_checkpoint(base))
+        paths = _pairs(expert, "--expert")
+        experts = {task: opened.enter_context(open_checkpoint(str(path))) for task, path in paths.items()}
+        small = run(call, origin, experts)
+        small.write(out)
+    share = small.stored_bits / small.expert_bits
+    typer.echo(f"{out}: {small.stored_bits / 8e6:.2f} MB, {share:.1%} of the experts' {small.expert_bits / 8e6:.2f} MB")
+
+
+def extract_task(
+    compressed: Annotated[Path, typer.Argument(help="A file that `mergeflow compress` made.")],
+    task: Annotated[str, typer.Argument(help="The task.")],
+    out: Out,
+    base: Annotated[Path | None, typer.Option(help="The base, for compressors that need it.")] = None,
+) -> None:
+    """Write one task's model out of a compressed suite; only its part is read."""
+    from mergeflow.checkpoints import write_checkpoint
+    from mergeflow.merging.compression import extract_task as run
+
+    fingerprint = write_checkpoint(out, run(compressed, task, base), {"task": task})
+    typer.echo(f"{out}  {fingerprint[:16]}…")
+
+
+def _pairs(entries: list[str], option: str) -> dict[str, Any]:
+    import yaml
+
+    from mergeflow.errors import MergeflowError
+
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals or not name or not value:
+            raise MergeflowError(f"{option} '{entry}' is not of the form NAME=VALUE.")
+        if name in found:
+            raise MergeflowError(f"{option} names '{name}' twice.")
+        found[name] = yaml.safe_load(value)
+    return found

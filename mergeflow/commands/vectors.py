@@ -1,0 +1,64 @@
+"""Commands for task vectors: extract, add, negate, scale, analogy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Vector = Annotated[Path, typer.Argument(help="A task vector.")]
+Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the group `vector` to the command line."""
+    group = typer.Typer(help="Task vectors: τ = expert − base, and arithmetic on them.", no_args_is_help=True)
+    app.add_typer(group, name="vector")
+    for command in (extract, add, negate, scale, analogy):
+        group.command()(command)
+
+
+def extract(
+    base: Annotated[Path, typer.Argument(help="The base θ0.")],
+    expert: Annotated[Path, typer.Argument(help="The expert θ_t.")],
+    out: Out,
+) -> None:
+    """Write τ = expert − base."""
+    from mergeflow.merging import vectors
+
+    _say(out, vectors.extract(base, expert, out))
+
+
+def add(
+    sources: Annotated[list[Path], typer.Argument(help="Task vectors of one base.")],
+    out: Out,
+    weight: Annotated[list[float] | None, typer.Option(help="One for each vector, in order; all 1 by default.")] = None,
+) -> None:
+    """Write the weighted sum Σ w_t τ_t."""
+    from mergeflow.merging import vectors
+
+    _say(out, vectors.add(sources, out, weight))
+
+
+def negate(source: Vector, out: Out) -> None:
+    """Write −τ, which unlearns what τ learned."""
+    from mergeflow.merging import vectors
+
+    _say(out, vectors.negate(source, out))
+
+
+def scale(source: Vector, factor: Annotated[float, typer.Argument(help="Any real number.")], out: Out) -> None:
+    """Write factor · τ."""
+    from mergeflow.merging import vectors
+
+    _say(out, vectors.scale(source, factor, out))
+
+
+def analogy(a: Vector, b: Vector, c: Vector, out: Out) -> None:
+    """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result."""
+    from mergeflow.merging import vectors
+
+    _say(out, vectors.analogy(a, b, c, out))
+
+
+def _say(out: Path, fingerprint: str) -> None:
+    typer.echo(f"{out}  {fingerprint[:16]}…")
