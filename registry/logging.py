@@ -62,10 +62,10 @@ def log_pipeline(store: Store, record: PipelineRecord, children: Sequence[ChildR
         twice = next(key for key in seen if seen.count(key) > 1)
         raise MergeflowError(f"two child runs are {twice[0]} '{twice[1]}': every (kind, name) is logged once.")
     with store.lock(f"log {store.experiment_id}"):
-        runs = _search(store, FINGERPRINT, record.fingerprint)
+        runs = search_runs(store, FINGERPRINT, record.fingerprint)
         for run in runs:
             if run.info.status == "FINISHED":
-                below = _search(store, MLFLOW_PARENT_RUN_ID, run.info.run_id)
+                below = search_runs(store, MLFLOW_PARENT_RUN_ID, run.info.run_id)
                 ids = {(child.data.tags[KIND], child.data.tags[NAME]): child.info.run_id for child in below}
                 return LoggedPipeline(run.info.run_id, ids, created=False)
         for run in runs:
@@ -142,7 +142,8 @@ def _dataset(record: DatasetRecord) -> DatasetInput:
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, record.split)])
 
 
-def _search(store: Store, tag: str, value: str) -> list[Run]:
+def search_runs(store: Store, tag: str, value: str) -> list[Run]:
+    """Return the experiment's living runs that carry the tag with this value."""
     found: list[Run] = []
     token: str | None = None
     while True:
@@ -156,7 +157,7 @@ def _search(store: Store, tag: str, value: str) -> list[Run]:
 
 
 def _discard(store: Store, run_id: str) -> None:
-    for run in [*_search(store, MLFLOW_PARENT_RUN_ID, run_id), store.client.get_run(run_id)]:
+    for run in [*search_runs(store, MLFLOW_PARENT_RUN_ID, run_id), store.client.get_run(run_id)]:
         if run.info.status != "FINISHED":
             store.client.set_terminated(run.info.run_id, status="FAILED")
         store.client.delete_run(run.info.run_id)
