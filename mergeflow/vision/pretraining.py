@@ -27,6 +27,18 @@ from mergeflow.vision.tokenizer import vocabulary_digest
 
 _SHARDS = 2  # halves of a batch, each on its own thread: faster on two cores than two threads inside every operation
 _CHUNK = 2000
+_CONFUSED_SHARE = {
+    "digits": 0.4,
+    "street": 0.4,
+    "signs": 0.5,
+    "textures": 0.45,
+    "land": 0.4,
+    "aerial": 0.5,
+    "scenes": 0.4,
+    "vehicles": 0.5,
+}
+_WEIGHTS = {"digits": 0.8, "street": 1.5, "signs": 1.5, "textures": 1.0}
+_WEIGHTS |= {"land": 0.7, "aerial": 1.0, "scenes": 0.8, "vehicles": 1.5}
 
 Progress = Callable[[str, int, int], None]
 
@@ -54,15 +66,15 @@ class PretrainSettings(BaseModel):
     suite: str = "pocket8"
     seed: int = 0
     images: int = Field(default=112_000, gt=0)
-    passes: int = Field(default=420_000, gt=0)
+    passes: int = Field(default=400_000, gt=0)
     batch: int = Field(default=256, gt=1)
     learning_rate: float = Field(default=2e-3, gt=0)
     warmup: float = Field(default=0.05, ge=0, lt=1)
     weight_decay: float = Field(default=0.1, ge=0)
     photo_share: float = Field(default=0.5, ge=0, le=1)
-    confused_share: dict[str, float] = {}
+    confused_share: dict[str, float] = Field(default_factory=lambda: dict(_CONFUSED_SHARE))
     confusion: float = Field(default=0.7, ge=0, le=1)
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = Field(default_factory=lambda: dict(_WEIGHTS))
 
 
 def confused_captions(suite: Suite, settings: PretrainSettings) -> dict[str, dict[int, int]]:

@@ -1,0 +1,120 @@
+"""Ablation of the embedded base: captions confused or not, all else equal (same drawings, steps, order, weights' seed).
+
+Run:      python benchmarks/vision/confusion.py OUT_FOLDER
+Time:     about 20 minutes on two idle cores; finished parts found in OUT_FOLDER are kept
+Result:   the table "Captions confused or not" of docs/embedded-suite.md
+"""
+
+import argparse
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.evaluation import LabelledImages, accuracies, mean
+from mergeflow.merging import FactorCache, configure, prepare
+from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune
+from mergeflow.vision.heads import build_head
+from mergeflow.vision.models import POCKET, ImageEncoder, load_clip
+from mergeflow.vision.pretraining import PretrainSettings, pretrain
+from mergeflow.vision.suites import SuiteTask, get_suite
+
+TASKS = get_suite("pocket8").tasks
+ARMS = {"confused": 0.7, "right": 0.0}
+GRIDS = {
+    "task_arithmetic": [
+        {"scale": s} for s in (0.06, 0.08, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6)
+    ],
+    "ties": [{"keep": 0.2, "scale": s} for s in (0.25, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5)],
+    "cart": [
+        {"rank_ratio": r, "scale": s}
+        for r in (0.02, 0.04, 0.08, 0.16, 0.32)
+        for s in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+    ],
+}
+FINE_TUNE = FineTuneSettings(steps=300, batch_size=32, learning_rate=4e-4, precision="float32", save_every=1000)
+
+State = dict[str, torch.Tensor]
+
+
+def labelled(encoder_base: str, task: SuiteTask, split: str) -> LabelledImages:
+    """Return a split of a task with the head of a base."""
+    images, labels = (torch.from_numpy(part) for part in task.arrays(split))
+    head = build_head(load_clip(POCKET, encoder_base), task.class_names, task.templates)
+    return LabelledImages(images, labels, head)
+
+
+def make_expert(base: str, name: str, folder: str) -> None:
+    """Fine-tune the base on a task; runs in a worker with one thread."""
+    path = Path(folder) / f"{name}.safetensors"
+    if path.exists():
+        return
+    torch.set_num_threads(1)
+    encoder, data = ImageEncoder(load_clip(POCKET, base)), labelled(base, TASKS[name], "train")
+    training = TrainingSet(name, data.images, data.labels)
+    fine_tune(encoder, data.head.logits, training, FINE_TUNE, 0, path.with_suffix(".resume"), lambda: 0.0)
+    write_checkpoint(path, encoder.encoder_state())
+
+
+def evaluate(encoder: ImageEncoder, state: State, data: dict[str, LabelledImages]) -> dict[str, float]:
+    """Return the accuracies of a state."""
+    encoder.load_encoder_state(state)
+    return accuracies(encoder, data)
+
+
+def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
+    """Return test accuracies by row; every method's arguments are chosen on validation."""
+    encoder = ImageEncoder(load_clip(POCKET, base_path))
+    base = {name: tensor.clone() for name, tensor in encoder.encoder_state().items()}
+    experts = {}
+    for task in TASKS:
+        with open_checkpoint(folder / f"{task}.safetensors") as file:
+            experts[task] = {name: file[name] for name in file}
+    validation = {name: labelled(base_path, task, "validation") for name, task in TASKS.items()}
+    test = {name: labelled(base_path, task, "test") for name, task in TASKS.items()}
+    rows = {"zero-shot": evaluate(encoder, base, test), "individual": {}}
+    for task, expert in experts.items():
+        rows["individual"] |= evaluate(encoder, expert, {task: test[task]})
+    rows["average"] = evaluate(encoder, prepare(configure("average", {}), base, experts).at(1.0), test)
+    cache = FactorCache()
+    for method, grid in GRIDS.items():
+        best = (-1.0, {}, {})
+        directions: dict[object, object] = {}
+        for args in grid:
+            call = configure(method, args)
+            key = call.without_scale()
+            directions.setdefault(key, prepare(call, base, experts, cache=cache) if key not in directions else None)
+            state = directions[key].at(call.scale)
+            best = max(best, (mean(evaluate(encoder, state, validation)), args, state), key=lambda entry: entry[0])
+        chosen = ", ".join(f"{name} {value}" for name, value in best[1].items())
+        rows[f"{method} ({chosen})"] = evaluate(encoder, best[2], test)
+    return rows
+
+
+def main() -> None:
+    """Make what is missing of both arms and print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--images", type=int, default=40_000)
+    parser.add_argument("--passes", type=int, default=140_000)
+    args = parser.parse_args()
+    for arm, confusion in ARMS.items():
+        folder, started = args.out / arm, time.perf_counter()
+        folder.mkdir(parents=True, exist_ok=True)
+        base = folder / "base.safetensors"
+        if not base.exists():
+            pretrain(PretrainSettings(images=args.images, passes=args.passes, confusion=confusion), base)
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            list(pool.map(make_expert, [str(base)] * len(TASKS), TASKS, [str(folder)] * len(TASKS)))
+        print(f"\ncaptions {arm}\n| | {' | '.join(TASKS)} | mean |\n|---|{'---|' * (len(TASKS) + 1)}")
+        for row, found in measure(str(base), folder).items():
+            cells = " | ".join(f"{100 * found[task]:.1f}" for task in TASKS)
+            print(f"| {row} | {cells} | {100 * mean(found):.2f} |")
+        print(f"{time.perf_counter() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
