@@ -40,7 +40,7 @@ def tower(name: str) -> dict[str, TensorInfo]:
 
 
 def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[Path]]:
-    """Write a random base and its experts, where they do not exist yet: weights ~ N(0, .02²), differences ~ N(0, .001²)."""
+    """Write a random base and experts, where missing: weights ~ N(0, .02²), differences ~ N(0, .001²)."""
     infos = tower(name)
     paths = [
         folder / f"{name}-base.safetensors",

@@ -33,7 +33,9 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     """
     place = Path(path)
     if place.is_dir():
-        return _open_folder(place)
+        state = _open_folder(place)
+        state.path = str(place)
+        return state
     if not place.exists():
         raise MergeflowError(f"no checkpoint at '{place}'. Check the path.")
     if place.name.endswith(_INDEX_SUFFIX):

@@ -3,9 +3,9 @@
 from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.catalog import MethodCall, configure, get, methods
 from mergeflow.merging.direction import Direction, prepare
-from mergeflow.merging.merge import Merged, merge
 from mergeflow.merging.plan import Plan, check_recipe
 from mergeflow.merging.recipe import Recipe, load_recipe, make_recipe
+from mergeflow.merging.streaming import Merged, merge
 
 __all__ = [
     "Direction",

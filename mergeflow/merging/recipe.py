@@ -45,6 +45,8 @@ def _named_paths(value: Any) -> Any:
         and not isinstance(value, str)
         and all(isinstance(item, str | Path) for item in value)
     ):
+        if not value:
+            return ()
         paths = [Path(item) for item in value]
         for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
             names = ["/".join((*path.parts[-depth:-1], _stem(path))) for path in paths]

@@ -1,0 +1,143 @@
+"""Per-task compression: formulas, exact cases, stored bits, and reading one task alone."""
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import configure, prepare
+from mergeflow.merging.compression import compress, compressors, configure_compressor, extract_task
+from tests.merging.helpers import awkward, one
+
+NAME = "blocks.0.attn.weight"
+EXACT_ALONE = {
+    "cart_indexing": {"non_matrices": "own"},
+    "emr": {},
+    "tall_mask": {},
+    "tsv_compress": {"non_matrices": "own"},
+}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def decoded(tmp_path, name, taus, args=None):
+    base, experts = one(taus, draw(*taus.shape[1:], seed=9))
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    compress(configure_compressor(name, args), base, experts).write(tmp_path / "all.safetensors")
+    states = [extract_task(tmp_path / "all.safetensors", task, tmp_path / "base.safetensors") for task in experts]
+    return base[NAME], [state[NAME] for state in states]
+
+
+def test_tall_mask_formula(tmp_path):
+    taus = draw(3, 20, 10)
+    base, found = decoded(tmp_path, "tall_mask", taus)
+    for tau, theta in zip(taus, found, strict=True):
+        mask = tau.abs() > 0.4 * (taus.sum(0) - tau).abs()
+        torch.testing.assert_close(theta, base + mask * taus.sum(0))
+
+
+def test_tall_mask_of_ties(tmp_path):
+    taus = draw(3, 20, 10)
+    merged = prepare(configure("ties", {"reduce": "sum"}), *one(taus)).direction[NAME]
+    base, found = decoded(tmp_path, "tall_mask", taus, {"of": "ties"})
+    mask = taus[1].abs() > 0.4 * (merged - taus[1]).abs()
+    torch.testing.assert_close(found[1], base + mask * merged)
+
+
+def test_emr_formula(tmp_path):
+    taus = draw(3, 20, 10)
+    sign = taus.sum(0).sign()
+    elected = sign * torch.stack([torch.where(tau * sign > 0, tau.abs(), 0) for tau in taus]).amax(0)
+    base, found = decoded(tmp_path, "emr", taus)
+    for tau, theta in zip(taus, found, strict=True):
+        kept = torch.where(tau * elected > 0, elected, 0)
+        rescale = tau.abs().sum() / kept.abs().sum()
+        torch.testing.assert_close(theta, base + rescale * kept, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(20, 10), (10, 20)])
+def test_cart_indexing_and_tsv_formulas(tmp_path, shape):
+    taus = draw(3, *shape)
+
+    def svd_k(matrix, k):
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        return (u[:, :k] * s[:k]) @ v[:k]
+
+    base, found = decoded(tmp_path, "cart_indexing", taus, {"rank_ratio": 0.25})
+    for tau, theta in zip(taus, found, strict=True):
+        torch.testing.assert_close(theta, base + taus.mean(0) + svd_k(tau - taus.mean(0), 3))
+    base, found = decoded(tmp_path, "tsv_compress", taus)
+    for tau, theta in zip(taus, found, strict=True):
+        torch.testing.assert_close(theta, base + svd_k(tau, 3))
+
+
+@pytest.mark.parametrize("name", compressors())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_awkward_tensors_and_one_task_alone(name, dtype, tmp_path):
+    base, experts = awkward(dtype)
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    before = fingerprint(base)
+    found = compress(configure_compressor(name, EXACT_ALONE[name]), base, experts)
+    found.write(tmp_path / "all.safetensors")
+    state = extract_task(tmp_path / "all.safetensors", "expert1", tmp_path / "base.safetensors")
+    assert {key: (value.shape, value.dtype) for key, value in state.items()} == {
+        key: (value.shape, value.dtype) for key, value in base.items()
+    }
+    assert torch.equal(state["steps"], base["steps"])
+    assert fingerprint(base) == before
+    again = compress(configure_compressor(name, EXACT_ALONE[name]), base, dict(reversed(experts.items())), workers=3)
+    assert fingerprint(again.tensors) == fingerprint(found.tensors)
+    alone = {"only": experts["expert0"]}
+    compress(configure_compressor(name, EXACT_ALONE[name]), base, alone).write(tmp_path / "one.safetensors")
+    state = extract_task(tmp_path / "one.safetensors", "only", tmp_path / "base.safetensors")
+    for key, value in experts["expert0"].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(state[key], value, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+
+
+def test_stored_bits_are_those_of_the_file(tmp_path):
+    taus = draw(4, 64, 64).float()
+    base, experts = one(taus)
+    found = compress(configure_compressor("tall_mask"), base, experts)
+    assert found.stored_bits == 64 * 64 * 32 + 4 * 64 * 64
+    found.write(tmp_path / "all.safetensors")
+    with open_checkpoint(tmp_path / "all.safetensors") as state:
+        assert 8 * sum(info.nbytes for info in state.infos.values()) == found.stored_bits
+        assert state.metadata["mergeflow.stored_bits"] == str(found.stored_bits)
+
+
+def test_one_task_reads_only_its_part(tmp_path, monkeypatch):
+    taus = draw(4, 8, 8)
+    base, experts = one(taus)
+    compress(configure_compressor("cart_indexing"), base, experts).write(tmp_path / "all.safetensors")
+    read = []
+    from mergeflow.checkpoints.reader import LazyStateDict
+
+    real = LazyStateDict.__getitem__
+    monkeypatch.setattr(LazyStateDict, "__getitem__", lambda self, name: read.append(name) or real(self, name))
+    extract_task(tmp_path / "all.safetensors", "e2")
+    assert read
+    assert all(name.startswith(("shared/", "task/e2/")) for name in read)
+
+
+def test_errors(tmp_path):
+    base, experts = one(draw(2, 8, 8))
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    write_checkpoint(tmp_path / "other.safetensors", experts["e0"])
+    compress(configure_compressor("emr"), base, experts).write(tmp_path / "all.safetensors")
+    with pytest.raises(MergeflowError, match="did you mean 'emr'"):
+        configure_compressor("emrr")
+    with pytest.raises(MergeflowError, match="unknown argument of tall_mask 'treshold'"):
+        configure_compressor("tall_mask", {"treshold": 1})
+    with pytest.raises(MergeflowError, match="rank_ratio"):
+        configure_compressor("cart_indexing", {"rank_ratio": 0})
+    with pytest.raises(MergeflowError, match="unknown task 'e7'"):
+        extract_task(tmp_path / "all.safetensors", "e7", tmp_path / "base.safetensors")
+    with pytest.raises(MergeflowError, match="give the base's path"):
+        extract_task(tmp_path / "all.safetensors", "e0")
+    with pytest.raises(MergeflowError, match="is not the base"):
+        extract_task(tmp_path / "all.safetensors", "e0", tmp_path / "other.safetensors")
+    with pytest.raises(MergeflowError, match="not a compressed suite"):
+        extract_task(tmp_path / "base.safetensors", "e0")

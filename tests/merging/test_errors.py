@@ -1,0 +1,301 @@
+"""Bad input: one clear error that names the thing and the way out, and nothing half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import check_recipe, configure, load_recipe, make_recipe, merge, prepare
+from tests.merging.helpers import awkward
+
+
+@pytest.fixture
+def files(tmp_path):
+    base, experts = awkward(torch.float32)
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    for name, state in experts.items():
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+    return tmp_path
+
+
+def recipe(folder: Path, **changes):
+    values = {
+        "method": "task_arithmetic",
+        "base": str(folder / "base.safetensors"),
+        "experts": [str(folder / f"expert{index}.safetensors") for index in range(3)],
+        "out": str(folder / "out.safetensors"),
+    }
+    return make_recipe({**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "tis"}, "unknown method 'tis': did you mean 'ties'"),
+        ({"metod": "ties"}, "unknown key of a recipe 'metod': did you mean 'method'"),
+        ({"args": {"scael": 1}}, "unknown argument of task_arithmetic 'scael': did you mean 'scale'"),
+        ({"method": "ties", "args": {"keep": 1.5, "trim": "row"}}, r"keep: .* found 1.5; trim: .* found 'row'"),
+        ({"args": {"scale": float("nan")}}, "scale: must be a finite number"),
+        ({"experts": []}, "no experts"),
+        ({"experts": ["a", "a"]}, "the same path stands twice"),
+        ({"weights": [1.0]}, "1 weights for 3 experts"),
+        ({"weights": {"expert9": 1.0}}, "unknown experts"),
+        ({"method": "slerp"}, "method 'slerp' merges 2 experts, found 3"),
+        ({"method": "magmax", "weights": [1, 2, 3]}, "takes no weights"),
+        ({"method": "average", "weights": [1, -1, 0]}, "sum to 0"),
+        ({"method": "ties", "matrices": "all"}, "treats no matrices apart"),
+        ({"method": "fisher"}, "needs the statistic 'fisher'"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"shard_size": "big"}, "expected a size such as 5GB"),
+        ({"experts": {"base": "x"}}, "cannot be named 'base'"),
+    ],
+)
+def test_recipes_are_validated_whole_before_any_file_is_opened(changes, message, tmp_path):
+    with pytest.raises(MergeflowError, match=message):
+        recipe(tmp_path, **changes)
+
+
+def test_recipe_files_and_overrides(files):
+    path = files / "recipe.yaml"
+    path.write_text(f"method: ties\nbase: {files}/base.safetensors\nexperts: [{files}/expert0.safetensors]\n")
+    found = load_recipe(path, ["args.keep=0.5", "out=x.safetensors", "matrices=null"][:2])
+    assert dict(found.args)["keep"] == 0.5
+    assert found.out == "x.safetensors"
+    assert make_recipe(json.loads(found.record())) == found
+    with pytest.raises(MergeflowError, match="not of the form key=value"):
+        load_recipe(path, ["args.keep"])
+    with pytest.raises(MergeflowError, match="did you mean 'keep'"):
+        load_recipe(path, ["args.kepe=1"])
+    path.write_text("- a\n")
+    with pytest.raises(MergeflowError, match="holds a list"):
+        load_recipe(path)
+    path.write_text("a: [")
+    with pytest.raises(MergeflowError, match="not valid YAML"):
+        load_recipe(path)
+    with pytest.raises(MergeflowError, match="cannot read recipe"):
+        load_recipe(files / "none.yaml")
+
+
+def test_all_mismatches_are_listed_at_once(files):
+    _, experts = awkward(torch.float32)
+    broken = {**experts["expert1"], "bias": torch.zeros(6), "conv2": torch.zeros(1)}
+    del broken["logit_scale"]
+    write_checkpoint(files / "expert1.safetensors", broken)
+    write_checkpoint(files / "expert2.safetensors", {**experts["expert2"], "bias": torch.zeros(5).half()})
+    with pytest.raises(MergeflowError) as caught:
+        merge(recipe(files))
+    text = str(caught.value)
+    assert "4 mismatches" in text
+    assert "'expert1' lacks tensor 'logit_scale'" in text
+    assert "'expert1', tensor 'bias': shape [6], base has [5]" in text
+    assert "'expert1' has tensor 'conv2', unknown to the base; the base's nearest is 'conv'" in text
+    assert "'expert2', tensor 'bias': torch.float16, base has torch.float32" in text
+
+
+def test_another_dtype_is_allowed_where_the_recipe_names_the_result_s(files):
+    _, experts = awkward(torch.float16)
+    write_checkpoint(files / "expert1.safetensors", experts["expert1"])
+    result = merge(recipe(files, dtype="float32"))
+    with open_checkpoint(result.path) as state:
+        assert state.infos["bias"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "cart", "dare"])
+def test_nan_and_inf_name_expert_and_tensor(files, value, method):
+    _, experts = awkward(torch.float32)
+    experts["expert1"]["blocks.1.mlp.weight"][3, 2] = value
+    write_checkpoint(files / "expert1.safetensors", experts["expert1"])
+    with pytest.raises(MergeflowError, match=r"'expert1' holds NaN or infinity in tensor 'blocks\.1\.mlp\.weight'"):
+        merge(recipe(files, method=method))
+    assert not (files / "out.safetensors").exists()
+    base, _ = awkward(torch.float32)
+    with pytest.raises(MergeflowError, match="'expert1' holds NaN"):
+        prepare(configure(method), base, experts)
+
+
+def test_large_finite_values_are_not_taken_for_infinity():
+    base = {"w": torch.full((4,), 3e38)}
+    found = prepare(configure("average"), base, {"a": {"w": torch.full((4,), 3e38)}}).at(1.0)
+    assert torch.equal(found["w"], base["w"])
+
+
+def test_overflow_of_the_result_type_is_an_error(files):
+    with pytest.raises(MergeflowError, match=r"overflows torch\.float16"):
+        merge(recipe(files, dtype="float16", args={"scale": 1e6}))
+    assert not (files / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["base.safetensors", "expert1.safetensors", "link.safetensors", "hard.safetensors"])
+def test_an_input_is_never_overwritten(files, name):
+    (files / "link.safetensors").symlink_to(files / "expert1.safetensors")
+    os.link(files / "expert0.safetensors", files / "hard.safetensors")
+    before = fingerprint(open_checkpoint(files / "expert1.safetensors"))
+    with pytest.raises(MergeflowError, match="would overwrite the input"):
+        merge(recipe(files), out=files / name)
+    assert fingerprint(open_checkpoint(files / "expert1.safetensors")) == before
+
+
+def test_outputs_that_make_no_sense(files):
+    with pytest.raises(MergeflowError, match="no output"):
+        merge(recipe(files, out=None))
+    with pytest.raises(MergeflowError, match="makes a folder"):
+        merge(recipe(files, shard_size="1MB"))
+    with pytest.raises(MergeflowError, match="results are safetensors"):
+        merge(recipe(files), out=files / "out.pt")
+    with pytest.raises(MergeflowError, match="would overwrite the input"):
+        merge(recipe(files), out=files)
+    (files / "mine").mkdir()
+    (files / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(MergeflowError, match="was not made by a merge"):
+        merge(recipe(files), out=files / "mine")
+    assert (files / "mine" / "thesis.txt").exists()
+
+
+def test_missing_files_and_references(files):
+    (files / "expert1.safetensors").unlink()
+    with pytest.raises(MergeflowError, match=r"no checkpoint at '.*expert1"):
+        check_recipe(recipe(files))
+    with pytest.raises(MergeflowError, match="resolved in a project folder"):
+        check_recipe(recipe(files, experts=["models:/best@champion"]))
+    found = check_recipe(
+        recipe(files, experts=["models:/best@champion"]),
+        resolve=lambda path: str(files / "expert0.safetensors") if path.startswith("models:") else path,
+    )
+    assert found.experts == ("best@champion",)
+
+
+def test_a_full_disk_is_one_error(files, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MergeflowError, match="No space left on device"):
+        merge(recipe(files))
+    assert not [path for path in files.iterdir() if path.name.startswith(("out", ".out"))]
+
+
+def test_cuda_without_a_device(files):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(MergeflowError, match="no CUDA device"):
+        merge(recipe(files, device="cuda"))
+
+
+def test_check_reads_headers_only(files, monkeypatch):
+    from mergeflow.checkpoints.reader import FileEntry
+
+    monkeypatch.setattr(FileEntry, "read", lambda *a: pytest.fail("read data"))
+    monkeypatch.setattr(FileEntry, "read_into", lambda *a: pytest.fail("read data"))
+    plan = check_recipe(recipe(files, method="ties"))
+    assert plan.passes == 4
+    assert plan.tensors == 13
+    assert len(plan.lines()) == 6
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from mergeflow.merging import make_recipe, merge
+import mergeflow.merging.streaming as module
+folder = Path(sys.argv[1])
+real = module.StreamWriter.commit
+def slow(self, *a):
+    done = real(self, *a)
+    print("committed", self.path.name, flush=True)
+    time.sleep(0.3 if "00001" in self.path.name else 60)
+    return done
+def stuck(self, name, start, piece):
+    print("writing", flush=True)
+    time.sleep(60)
+if sys.argv[2] == "shards":
+    module.StreamWriter.commit = slow
+else:
+    module.StreamWriter.write = stuck
+merge(make_recipe(eval(sys.argv[3])))
+"""
+
+
+def kill_after(folder, mode, values, line):
+    command = [sys.executable, "-c", KILLED, str(folder), mode, repr(values)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for text in process.stdout:
+            if text.startswith(line):
+                break
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def test_killed_half_way_a_file_leaves_nothing(files):
+    before = sorted(files.iterdir())
+    kill_after(files, "file", recipe(files).model_dump(mode="json"), "writing")
+    assert sorted(files.iterdir()) == before
+
+
+def test_a_killed_sharded_merge_resumes(files):
+    values = recipe(files, out=str(files / "out"), shard_size=600, method="ties").model_dump(mode="json")
+    kill_after(files, "shards", values, "committed model-00002")
+    assert not (files / "out").exists()
+    partial = files / ".out.partial"
+    kept = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-0000[1]*")}
+    assert kept
+    time.sleep(0.01)
+    result = merge(make_recipe(values), resume=True)
+    assert {name: (files / "out" / name).stat().st_mtime_ns for name in kept} == kept
+    plain = merge(recipe(files, method="ties"))
+    assert (result.fingerprint, result.inputs) == (plain.fingerprint, plain.inputs)
+    assert not partial.exists()
+
+
+def test_resume_starts_again_when_an_input_changed(files):
+    values = recipe(files, out=str(files / "out"), shard_size=600).model_dump(mode="json")
+    kill_after(files, "shards", values, "committed model-00002")
+    _, experts = awkward(torch.float32, seed=1)
+    write_checkpoint(files / "expert0.safetensors", experts["expert0"])
+    result = merge(make_recipe(values), resume=True)
+    assert result.fingerprint == merge(recipe(files)).fingerprint
+
+
+def test_a_folder_of_ours_is_replaced_and_companions_are_copied(files):
+    (files / "hf").mkdir()
+    os.rename(files / "base.safetensors", files / "hf" / "model.safetensors")
+    (files / "hf" / "config.json").write_text("{}")
+    (files / "hf" / "tokenizer.json").write_text("{}")
+    (files / "hf" / "training.log").write_text("")
+    for scale in (0.5, 1.0):
+        result = merge(recipe(files, base=str(files / "hf"), args={"scale": scale}), out=files / "out")
+    names = {path.name for path in (files / "out").iterdir()}
+    assert names == {"model.safetensors", "config.json", "tokenizer.json", "mergeflow.json", "README.md"}
+    record = json.loads((files / "out" / "mergeflow.json").read_text())
+    assert record["recipe"]["args"]["scale"] == 1.0
+    assert record["fingerprint"] == result.fingerprint
+
+
+def test_the_result_carries_what_makes_it_again(files):
+    result = merge(recipe(files, method="dare", args={"seed": 3}))
+    with open_checkpoint(result.path) as state:
+        notes = state.metadata
+        assert notes["mergeflow.fingerprint"] == result.fingerprint == fingerprint(state)
+    assert json.loads(notes["mergeflow.inputs"]) == result.inputs
+    assert result.inputs["base"] == fingerprint(open_checkpoint(files / "base.safetensors"))
+    again = make_recipe(json.loads(notes["mergeflow.recipe"]))
+    assert merge(again, out=files / "again.safetensors").fingerprint == result.fingerprint
+    card = result.path.with_suffix(".md").read_text()
+    assert result.fingerprint in card
+    assert "Super Mario" in card
+
+
+def test_progress_ends_at_all_of_it(files):
+    seen = []
+    merge(recipe(files, method="ties"), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] > 0
+    assert all(0 < done <= total for done, total in seen)
+    assert seen == sorted(seen)

@@ -1,0 +1,250 @@
+"""CART, low rank, TSV, Iso, KnOTS and WUDI against LAPACK in float64, and what their papers promise."""
+
+import pytest
+import torch
+
+from mergeflow.merging import FactorCache, configure, prepare
+from mergeflow.merging.linalg import polar, svd, truncate
+from mergeflow.merging.matrices import is_matrix, parts, rank_of
+from tests.merging.helpers import one
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def direction(name, taus, weights=None, **args):
+    base, experts = one(taus)
+    (found,) = prepare(configure(name, args), base, experts, weights).direction.values()
+    return found
+
+
+def svd_k(matrix, k):
+    left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
+    return (left[:, :k] * sigma[:k]) @ right[:k]
+
+
+def orthogonal(matrix):
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+def trained_like(rows, columns, seed=0):
+    """A matrix whose singular values fall by a power law, nearly flat at the cut, as those of task vectors are."""
+    side = min(rows, columns)
+    left, right = (
+        torch.linalg.qr(draw(rows, side, seed=seed))[0],
+        torch.linalg.qr(draw(columns, side, seed=seed + 1))[0],
+    )
+    return (left * (1e-3 * torch.arange(1, side + 1).double().pow(-0.4))) @ right.T
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (384, 96), (96, 384)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_truncated_svd_matches_lapack(shape, dtype):
+    matrix = trained_like(*shape).to(dtype)
+    for k in (1, 8, 12, 95):
+        expected = svd_k(matrix.double(), k)
+        error = (truncate(matrix, k).double() - expected).norm() / expected.norm()
+        assert error < (1e-6 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("shape", [(40, 20), (20, 40), (20, 20)])
+def test_svd_and_polar_factor(shape):
+    matrix = draw(*shape)
+    left, sigma, right = svd(matrix)
+    torch.testing.assert_close((left * sigma) @ right.T, matrix)
+    torch.testing.assert_close(sigma, torch.linalg.svdvals(matrix))
+    torch.testing.assert_close(polar(matrix), orthogonal(matrix))
+
+
+def test_svd_leaves_out_what_has_no_direction():
+    matrix = draw(20, 3) @ draw(3, 10, seed=1)
+    left, sigma, right = svd(matrix)
+    assert len(sigma) == 3
+    torch.testing.assert_close((left * sigma) @ right.T, matrix)
+
+
+def test_which_tensors_are_matrices():
+    assert is_matrix("blocks.0.attn.w", (4, 4), "attn_mlp")
+    assert not is_matrix("visual.proj", (4, 4), "attn_mlp")
+    assert is_matrix("visual.proj", (4, 4), "all")
+    assert not any(is_matrix(name, (4, 4), "all") for name in ("text_projection", "token_embedding.weight"))
+    assert not any(is_matrix("attn", shape, "all") for shape in ((4,), (4, 1), (1, 4), (2, 2, 2), ()))
+    assert is_matrix("layer.3.w", (4, 4), ("layer.?.w",))
+    assert len(parts("x.attn.in_proj_weight", draw(12, 4), True)) == 3
+    assert len(parts("x.attn.in_proj_weight", draw(12, 4), False)) == 1
+
+
+def test_ranks():
+    assert rank_of((100, 50), 0.08, "ceil") == 4
+    assert rank_of((100, 51), 0.08, "ceil") == 5
+    assert rank_of((100, 51), 0.08, "floor") == 4
+    assert rank_of((100, 100), 0.07, "ceil") == 7
+    assert rank_of((10, 10), 0.001, "floor") == rank_of((10, 10), 0.001, "ceil") == 1
+
+
+# CART and low rank
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24)])
+def test_cart_formula(shape):
+    taus = draw(3, *shape)
+    mean = taus.mean(0)
+    expected = sum(svd_k(tau - mean, 4) for tau in taus)
+    torch.testing.assert_close(direction("cart", taus, rank_ratio=0.25), expected)
+    weighted = sum(w * svd_k(tau - mean, 4) for w, tau in zip((1, 2, -1), taus, strict=True))
+    torch.testing.assert_close(direction("cart", taus, [1, 2, -1], rank_ratio=0.25), weighted)
+
+
+def test_cart_anchor_is_the_mean_and_rank_1_0_the_average():
+    taus, base = draw(3, 8, 8), draw(8, 8, seed=9)
+    _, experts = one(taus, base)
+    found = prepare(configure("cart", {"rank_ratio": 1.0}), {"blocks.0.attn.weight": base}, experts)
+    torch.testing.assert_close(found.at(0)["blocks.0.attn.weight"], base + taus.mean(0))
+    torch.testing.assert_close(found.at(3)["blocks.0.attn.weight"], base + taus.mean(0))
+
+
+def test_cart_averages_what_is_not_treated():
+    taus = draw(3, 8, 8)
+    base, experts = one(taus, name="visual.proj")
+    found = prepare(configure("cart"), base, experts)
+    assert not found.direction["visual.proj"].any()
+    torch.testing.assert_close(found.at(5)["visual.proj"], taus.mean(0))
+
+
+def test_split_qkv_treats_thirds():
+    taus = draw(2, 24, 8)
+    base, experts = one(taus, name="attn.in_proj_weight")
+    (found,) = prepare(configure("low_rank", {"rank_ratio": 0.25, "split_qkv": True}), base, experts).direction.values()
+    expected = sum(torch.cat([svd_k(third, 2) for third in tau.chunk(3)]) for tau in taus)
+    torch.testing.assert_close(found, expected)
+
+
+def test_low_rank_formula_and_rank_1_0_is_task_arithmetic():
+    taus = draw(3, 20, 10)
+    torch.testing.assert_close(direction("low_rank", taus, rank_ratio=0.3), sum(svd_k(tau, 3) for tau in taus))
+    torch.testing.assert_close(direction("low_rank", taus, rank_ratio=1.0), taus.sum(0))
+
+
+def test_a_grid_over_rank_and_scale_factors_each_matrix_once():
+    taus = draw(3, 20, 10)
+    base, experts = one(taus)
+    cache = FactorCache(rank_ratio=0.5)
+    for ratio in (0.5, 0.1, 0.3):
+        cached = prepare(configure("cart", {"rank_ratio": ratio}), base, experts, cache=cache)
+        plain = prepare(configure("cart", {"rank_ratio": ratio}), base, experts)
+        for scale in (0.1, 1.0):
+            for name, value in plain.at(scale).items():
+                assert torch.equal(value, cached.at(scale)[name])
+    assert (cache.misses, cache.hits) == (3, 6)
+
+
+def test_no_factorisation_where_nothing_moved(monkeypatch):
+    monkeypatch.setattr("torch.linalg.eigh", lambda *a, **k: pytest.fail("an SVD of zeros"))
+    for name in ("cart", "low_rank", "tsv", "iso_c", "iso_cts", "knots"):
+        assert not direction(name, torch.zeros(3, 8, 8, dtype=torch.float64)).any()
+
+
+# TSV, Iso, KnOTS
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24)])
+def test_tsv_formula(shape):
+    taus = draw(4, *shape)
+    factors = [torch.linalg.svd(tau, full_matrices=False) for tau in taus]
+    left = torch.cat([u[:, :4] for u, _, _ in factors], 1)
+    sigma = torch.cat([s[:4] for _, s, _ in factors])
+    right = torch.cat([v[:4] for _, _, v in factors], 0)
+    expected = (orthogonal(left) * sigma) @ orthogonal(right)
+    torch.testing.assert_close(direction("tsv", taus), expected)
+
+
+def test_tsv_sums_orthogonal_experts_without_loss():
+    left, right = torch.linalg.qr(draw(16, 16))[0], torch.linalg.qr(draw(16, 16, seed=1))[0]
+    taus = torch.stack([left[:, i : i + 4] @ right[:, i : i + 4].T for i in (0, 4, 8, 12)])
+    torch.testing.assert_close(direction("tsv", taus), taus.sum(0))
+
+
+def test_tsv_of_equal_experts_is_finite():
+    tau = draw(16, 16)
+    assert direction("tsv", torch.stack([tau, tau])).isfinite().all()
+
+
+def test_iso_c_formula_and_flat_spectrum():
+    taus = draw(3, 20, 12)
+    left, sigma, right = torch.linalg.svd(taus.sum(0), full_matrices=False)
+    found = direction("iso_c", taus)
+    torch.testing.assert_close(found, sigma.mean() * left @ right)
+    values = torch.linalg.svdvals(found)
+    torch.testing.assert_close(values, torch.full_like(values, sigma.mean()))
+
+
+def test_iso_cts_formula():
+    taus, common, own = draw(2, 20, 10), 8, 1
+    left, sigma, right = torch.linalg.svd(taus.sum(0), full_matrices=False)
+    lefts, sigmas, rights = [left[:, :common]], [sigma[:common]], [right[:common]]
+    for tau in taus:
+        outside = tau - left[:, :common] @ left[:, :common].T @ tau
+        u, s, v = torch.linalg.svd(outside, full_matrices=False)
+        lefts, sigmas, rights = [*lefts, u[:, :own]], [*sigmas, s[:own]], [*rights, v[:own]]
+    expected = torch.cat(sigmas).mean() * orthogonal(torch.cat(lefts, 1)) @ orthogonal(torch.cat(rights, 0))
+    torch.testing.assert_close(direction("iso_cts", taus), expected)
+    torch.testing.assert_close(direction("iso_cts", taus, common=1.0), direction("iso_c", taus))
+
+
+@pytest.mark.parametrize("name", ["tsv", "iso_c", "iso_cts"])
+def test_subspace_methods_average_what_is_not_treated(name):
+    taus = draw(3, 8)
+    torch.testing.assert_close(direction(name, taus), taus.mean(0))
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (30, 4)])
+def test_knots_formula(shape):
+    taus = draw(3, *shape)
+    left, sigma, right = torch.linalg.svd(torch.cat(list(taus), 1), full_matrices=False)
+    columns = shape[1]
+    aligned = torch.stack([right[:, i * columns : (i + 1) * columns] for i in range(3)])
+    flat = aligned.reshape(3, -1)
+    k = int(0.2 * flat.shape[1])
+    cut = flat.abs().sort(1, descending=True).values[:, k - 1 : k]
+    trimmed = torch.where(flat.abs() >= cut * (1 - 1e-9), flat, 0)
+    sign = trimmed.sum(0).sign()
+    agreeing = torch.where(trimmed * sign > 0, trimmed, 0)
+    mean = agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)
+    torch.testing.assert_close(direction("knots", taus), (left * sigma) @ mean.reshape(-1, columns))
+
+
+def test_knots_then_task_arithmetic_is_task_arithmetic():
+    for taus in (draw(3, 6, 10), draw(3, 7)):
+        torch.testing.assert_close(direction("knots", taus, then="task_arithmetic"), taus.sum(0))
+
+
+# WUDI
+
+
+def interference(tau, taus):
+    return sum(float(((tau - each) @ each.T).square().sum() / each.square().sum()) for each in taus)
+
+
+def test_wudi_follows_adam_on_the_published_loss():
+    taus = draw(3, 8, 6)
+    tau = taus.sum(0).clone().requires_grad_()
+    optimiser = torch.optim.Adam([tau], lr=1e-2)
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss = sum(((tau - each) @ each.T).square().sum() / each.square().sum() for each in taus)
+        loss.backward()
+        optimiser.step()
+    torch.testing.assert_close(direction("wudi", taus, steps=20, lr=1e-2), tau.detach())
+
+
+def test_wudi_lowers_interference():
+    taus = draw(4, 12, 16)
+    assert interference(direction("wudi", taus, lr=1e-2), taus) < 0.5 * interference(taus.sum(0), taus)
+
+
+def test_wudi_sums_experts_of_orthogonal_row_spaces():
+    right = torch.linalg.qr(draw(12, 12))[0]
+    taus = torch.stack([draw(6, 3, seed=i) @ right[:, 3 * i : 3 * i + 3].T for i in range(4)])
+    torch.testing.assert_close(direction("wudi", taus, lr=1e-3), taus.sum(0), rtol=1e-3, atol=1e-2)
