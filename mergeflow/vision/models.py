@@ -215,6 +215,37 @@ def _check_names_and_shapes(source: str, found: Mapping[str, Tensor], expected: 
         )
 
 
+def _pools_one_token(visual: Any) -> bool:
+    """Return whether the tower is open_clip's plain ViT that reads the class token alone, its last block unobserved."""
+    from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
+
+    if type(visual) is not VisionTransformer or visual.pool_type != "tok" or visual.attn_pool is not None:
+        return False
+    last = visual.transformer.resblocks[-1]
+    return (
+        type(last) is ResidualAttentionBlock
+        and type(last.attn) is nn.MultiheadAttention
+        and visual.proj is not None
+        and not (visual.output_tokens or visual.transformer.grad_checkpointing)
+        and not any(m._forward_hooks or m._forward_pre_hooks for m in (*last.modules(), visual, visual.transformer))
+    )
+
+
+def _pooled_token_only(visual: Any, pixels: Tensor) -> Tensor:
+    """Compute the tower, in the last block for the class token alone: the others' outputs would be thrown away.
+
+    Equal to `visual(pixels)` but for rounding; on pocket-clip a fifth faster in training, a quarter in evaluation.
+    """
+    tokens = visual._embeds(pixels)
+    *blocks, last = visual.transformer.resblocks
+    for block in blocks:
+        tokens = block(tokens)
+    keys = last.ln_1(tokens)
+    token = tokens[:, :1] + last.ls_1(last.attn(keys[:, :1], keys, keys, need_weights=False)[0])
+    token = token + last.ls_2(last.mlp(last.ln_2(token)))
+    return visual._pool(token)[0] @ visual.proj
+
+
 class ImageEncoder(nn.Module):
     """The image tower: uint8 images in, unit features out; its weights are what experts and merges hold.
 
@@ -249,8 +280,14 @@ class ImageEncoder(nn.Module):
         Returns:
             L2-normalised features, float32 [B, D].
         """
-        pixels = (images.permute(0, 3, 1, 2).float() - self.mean) * self.scale
-        return nn.functional.normalize(self.visual(pixels).float(), dim=-1)
+        pixels = self.normalised_pixels(images)
+        one = _pools_one_token(self.visual)
+        features = _pooled_token_only(self.visual, pixels) if one else self.visual(pixels)
+        return nn.functional.normalize(features.float(), dim=-1)
+
+    def normalised_pixels(self, images: Tensor) -> Tensor:
+        """Return (images - mean) / std, float32 [B, 3, S, S], of uint8 images [B, S, S, 3]."""
+        return (images.permute(0, 3, 1, 2).float() - self.mean) * self.scale
 
     def encoder_state(self) -> dict[str, Tensor]:
         """Return the weights by open_clip's `visual.*` names; the tensors share memory with the encoder."""

@@ -157,7 +157,9 @@ class _Loss:
     def shard(self, images: Tensor, captions: Tensor, step: int, total: int) -> tuple[Tensor, ...]:
         """Return (loss, *gradients) of a shard's part of the batch mean."""
         text = nn.functional.normalize(self.model.encode_text(self.prompts[step % len(self.prompts)]), dim=-1)
-        logits = self.model.logit_scale.exp() * self.encoder(images) @ text.T
+        # The whole tower, not the encoder's shortcut: it made the shipped base, which must come out bit for bit.
+        features = nn.functional.normalize(self.model.visual(self.encoder.normalised_pixels(images)).float(), dim=-1)
+        logits = self.model.logit_scale.exp() * features @ text.T
         loss = nn.functional.cross_entropy(logits, captions, reduction="sum") / total
         return (loss.detach(), *torch.autograd.grad(loss, self.parameters))
 

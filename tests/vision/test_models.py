@@ -33,6 +33,42 @@ def test_encoder_is_open_clips_image_tower_on_normalised_pixels(clip, images):
         torch.testing.assert_close(ImageEncoder(clip)(images), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_shortcut_through_the_last_block_has_the_whole_towers_gradients(images):
+    encoder = ImageEncoder(load_clip("pocket-clip", seed=4)).train()
+    weights = torch.randn(128, generator=torch.Generator().manual_seed(2))
+    gradients = []
+    for whole in (False, True):
+        encoder.zero_grad()
+        hook = encoder.visual.transformer.register_forward_hook(lambda *_: None) if whole else None
+        (encoder(images) @ weights).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in encoder.named_parameters()})
+        if hook:
+            hook.remove()
+    for name in gradients[0]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+def test_an_observed_last_block_sees_every_token(images):
+    encoder = ImageEncoder(load_clip("pocket-clip"))
+    seen = []
+    encoder.visual.transformer.resblocks[-1].mlp.c_fc.register_forward_hook(lambda _, x, __: seen.append(x[0].shape))
+    with torch.no_grad():
+        encoder(images)
+    assert seen == [(6, 17, 128)]
+
+
+def test_a_real_architecture_encodes():
+    """ViT-B-32 with random weights: the shortcut holds for it, and its state keeps open_clip's names."""
+    clip = load_clip("ViT-B-32")
+    picture = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8)
+    encoder = ImageEncoder(clip)
+    with torch.no_grad():
+        expected = clip.model.encode_image(encoder.normalised_pixels(picture), normalize=True)
+        torch.testing.assert_close(encoder(picture), expected, rtol=1e-4, atol=1e-5)
+    assert clip.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+    assert clip.tokenizer(["a photo of a cat"]).shape == (1, 77)
+
+
 def test_the_shipped_base_carries_its_recipe():
     from mergeflow.checkpoints import open_checkpoint
 
@@ -91,8 +127,7 @@ def test_local_files_load(tmp_path, suffix, prefix):
     assert all(torch.equal(loaded[name], source[name]) for name in source)
 
 
-def test_a_real_architecture_loads_a_local_file(tmp_path):
-    """ViT-B-32's configuration takes another's weights only with all differences listed."""
+def test_a_file_of_another_architecture_is_refused_with_all_differences(tmp_path):
     path = tmp_path / "small.safetensors"
     save_file(load_clip("pocket-clip").model.state_dict(), path)
     with pytest.raises(MergeflowError, match=r"does not fit the model") as caught:
