@@ -1,0 +1,109 @@
+"""Arithmetic of task vectors in files, and the difference of checkpoints."""
+
+import math
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import make_recipe, merge
+from mergeflow.merging.diff import diff
+from mergeflow.merging.vectors import add, analogy, extract, negate, scale
+from tests.merging.helpers import awkward
+
+
+@pytest.fixture
+def files(tmp_path):
+    base, experts = awkward(torch.float32)
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    for name, state in experts.items():
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+        extract(tmp_path / "base.safetensors", tmp_path / f"{name}.safetensors", tmp_path / f"{name}-tau.safetensors")
+    return tmp_path
+
+
+def load(path):
+    with open_checkpoint(path) as state:
+        return dict(state)
+
+
+def tau(folder, index):
+    return load(folder / f"expert{index}-tau.safetensors")
+
+
+def test_extract(files):
+    base, experts = awkward(torch.float32)
+    found = tau(files, 0)
+    assert set(found) == {name for name, value in base.items() if value.is_floating_point()}
+    for name, value in found.items():
+        assert torch.equal(value, experts["expert0"][name] - base[name])
+    with open_checkpoint(files / "expert0-tau.safetensors") as state:
+        assert state.is_task_vector
+        assert state.metadata["mergeflow.base"] == fingerprint(base)
+
+
+def test_arithmetic(files):
+    paths = [files / f"expert{index}-tau.safetensors" for index in range(3)]
+    taus = [tau(files, index) for index in range(3)]
+    add(paths, files / "sum.safetensors", [1, 2, -0.5])
+    negate(paths[0], files / "negative.safetensors")
+    scale(paths[0], 0.25, files / "quarter.safetensors")
+    analogy(*paths, files / "analogy.safetensors")
+    for name in taus[0]:
+        a, b, c = (each[name] for each in taus)
+        torch.testing.assert_close(load(files / "sum.safetensors")[name], a + 2 * b - 0.5 * c)
+        assert torch.equal(load(files / "negative.safetensors")[name], -a)
+        assert torch.equal(load(files / "quarter.safetensors")[name], a * 0.25)
+        torch.testing.assert_close(load(files / "analogy.safetensors")[name], c + (b - a))
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "cart"])
+def test_task_vectors_stand_where_experts_stand(files, method):
+    values = {"method": method, "base": str(files / "base.safetensors")}
+    experts = {f"e{index}": str(files / f"expert{index}.safetensors") for index in range(3)}
+    vectors = {f"e{index}": str(files / f"expert{index}-tau.safetensors") for index in range(3)}
+    mixed = {"experts": {"e0": experts["e0"]}, "task_vectors": {"e1": vectors["e1"], "e2": vectors["e2"]}}
+    found = [
+        merge(make_recipe({**values, **inputs}), out=files / f"{index}.safetensors").fingerprint
+        for index, inputs in enumerate(({"experts": experts}, {"task_vectors": vectors}, mixed))
+    ]
+    assert len(set(found)) == 1
+
+
+def test_a_vector_of_another_base_is_refused(files):
+    other, _ = awkward(torch.float32, seed=8)
+    write_checkpoint(files / "other.safetensors", other)
+    values = {"method": "average", "task_vectors": [str(files / "expert0-tau.safetensors")]}
+    with pytest.raises(MergeflowError, match="was taken from the base"):
+        merge(make_recipe({**values, "base": str(files / "other.safetensors")}), out=files / "out.safetensors")
+    assert not (files / "out.safetensors").exists()
+    extract(files / "other.safetensors", files / "expert0.safetensors", files / "odd.safetensors")
+    with pytest.raises(MergeflowError, match="of different bases"):
+        add([files / "odd.safetensors", files / "expert0-tau.safetensors"], files / "sum.safetensors")
+
+
+def test_errors(files):
+    with pytest.raises(MergeflowError, match="is not a task vector"):
+        negate(files / "expert0.safetensors", files / "x.safetensors")
+    with pytest.raises(MergeflowError, match="would overwrite the input"):
+        negate(files / "expert0-tau.safetensors", files / "expert0-tau.safetensors")
+    with pytest.raises(MergeflowError, match="1 weights for 2 task vectors"):
+        add([files / "a", files / "b"], files / "x.safetensors", [1])
+
+
+def test_diff(files):
+    found = diff(files / "base.safetensors", files / "expert0.safetensors")
+    base, expert = load(files / "base.safetensors"), load(files / "expert0.safetensors")
+    assert found.fingerprints == (fingerprint(base), fingerprint(expert))
+    assert not found.equal
+    rows = {row.name: row for row in found.tensors}
+    a, b = base["conv"].double().reshape(-1), expert["conv"].double().reshape(-1)
+    assert rows["conv"].norm_difference == pytest.approx(float((a - b).norm()))
+    assert rows["conv"].cosine == pytest.approx(float(a @ b / a.norm() / b.norm()))
+    assert rows["still.attn"].equal
+    assert rows["still.attn"].cosine == pytest.approx(1)
+    assert math.isnan(rows["empty"].cosine)
+    assert diff(files / "base.safetensors", files / "base.safetensors").equal
+    missing = diff(files / "base.safetensors", files / "expert0-tau.safetensors")
+    assert {row.name for row in missing.tensors if row.shapes[1] is None} == {"steps", "flag"}
