@@ -49,7 +49,7 @@ def test_it_ends_with_table_registry_and_report(finished: tuple[Path, subprocess
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "Traceback" not in done.stdout
-    for word in ("zero shot", "individual", "average", "task arithmetic", "cart", "normalised", "red", "blue"):
+    for word in ("zero", "shot", "individual", "average", "task_arithmetic scale", "cart", "normalised", "red", "blue"):
         assert word in done.stdout
     assert "mergeflow-pocket8 version 1 (@champion)" in done.stdout
     assert "outputs/report.html" in done.stdout
@@ -61,7 +61,7 @@ def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
     before = outputs(project)
     again = run_in(project, "mergeflow", "run")
     assert "Nothing changed" in again.stdout
-    assert run_in(project, "dvc", "status", "--json").stdout.strip() in ("{}", '{"pretrain": [{"changed outs": {}}]}')
+    assert run_in(project, "dvc", "status", "--json").stdout.strip() == "{}"
     repro = run_in(project, "dvc", "repro")
     assert repro.returncode == 0, repro.stderr
     assert "Running stage" not in repro.stdout
