@@ -128,6 +128,11 @@ def decide(
     return Decision(all(gate.passed for gate in gates), tuple(gates), numbers)
 
 
+def comparable(candidate: Evidence, champion: Evidence) -> bool:
+    """Say whether both were evaluated on the same validation images for every task that they share."""
+    return all(_paired(candidate, champion, task) for task in set(candidate.accuracy) & set(champion.accuracy))
+
+
 def _complete(who: str, evidence: Evidence) -> Gate:
     wrong = [task for task in evidence.accuracy if not 0.0 <= evidence.accuracy[task] <= 1.0]
     wrong += [task for task in evidence.accuracy if not 0.0 < evidence.expert_accuracy.get(task, math.nan) <= 1.0]

@@ -3,7 +3,7 @@
 import getpass
 import json
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
-from registry.gates import Decision, Evidence, GateSettings, decide
+from registry.gates import Decision, Evidence, GateSettings, comparable, decide
 from registry.store import Store
 from registry.versions import (
     CANDIDATE,
@@ -100,7 +100,7 @@ def promote(
     version: str | int,
     settings: GateSettings,
     *,
-    champion_evidence: Evidence | None = None,
+    reevaluate: Callable[[str], Evidence] | None = None,
     removed_tasks: Collection[str] = (),
     force: Force | None = None,
 ) -> Promotion:
@@ -111,7 +111,8 @@ def promote(
         name: of the registered model.
         version: its number.
         settings: the gates' figures.
-        champion_evidence: the present champion's, evaluated anew; None: what was kept when it was registered.
+        reevaluate: version number to its evidence on the present validation split; asked for the champion when what
+            was kept with it is of other images.
         removed_tasks: tasks the version lacks on purpose.
         force: promote whatever the gates say, and record who and why.
 
@@ -131,10 +132,11 @@ def promote(
         if state.champion == number:
             return Promotion(number, number, None, changed=False)
         evidence = read_evidence(store, versions[number])
-        if champion_evidence is None and state.champion is not None:
-            champion_evidence = _champion_evidence(store, versions[state.champion], force)
+        champion = None
+        if state.champion is not None:
+            champion = _champion_evidence(store, versions[state.champion], evidence, reevaluate, force)
         out = withdrawn(snapshot(store, name).events, number)
-        decision = decide(evidence, champion_evidence, settings, withdrawn=out, removed_tasks=removed_tasks)
+        decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed_tasks)
         _log_decision(store, name, number, state, decision, force)
         if not decision.promote and force is None:
             return Promotion(number, state.champion, decision, changed=False)
@@ -175,9 +177,18 @@ def repair(store: Store, name: str) -> State:
         return _repair(store, name)
 
 
-def _champion_evidence(store: Store, champion: ModelVersion, force: Force | None) -> Evidence:
+def _champion_evidence(
+    store: Store,
+    champion: ModelVersion,
+    candidate: Evidence,
+    reevaluate: Callable[[str], Evidence] | None,
+    force: Force | None,
+) -> Evidence:
     try:
-        return read_evidence(store, champion)
+        kept = read_evidence(store, champion)
+        if reevaluate is None or comparable(candidate, kept):
+            return kept
+        return reevaluate(str(champion.version))
     except MergeflowError:
         if force is None:
             raise

@@ -28,6 +28,18 @@ _BATCH = 256
 _ROWS_NAMED = 10
 
 
+def read_model(folder: Path, device: torch.device) -> tuple[ImageEncoder, dict[str, Head], int]:
+    """Return encoder, head of each task (on the CPU) and image size from a model's folder."""
+    config = json.loads((folder / "model.json").read_text())
+    clip = load_clip(config["architecture"])
+    if config["mean"] is not None:
+        clip = replace(clip, mean=tuple(config["mean"]), std=tuple(config["std"]))
+    encoder = ImageEncoder(clip).eval()
+    encoder.load_encoder_state(load_file(folder / "encoder.safetensors"))
+    heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
+    return encoder.to(device), heads, config["image_size"]
+
+
 class MergedModel(PythonModel):
     """One merged image encoder with the frozen head of every task."""
 
@@ -38,17 +50,8 @@ class MergedModel(PythonModel):
 
     def load_context(self, context: Any) -> None:
         """Read the weights; on a machine with a GPU they go there."""
-        folder = Path(context.artifacts["model"])
-        config = json.loads((folder / "model.json").read_text())
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.image_size = config["image_size"]
-        clip = load_clip(config["architecture"])
-        if config["mean"] is not None:
-            clip = replace(clip, mean=tuple(config["mean"]), std=tuple(config["std"]))
-        self.encoder = ImageEncoder(clip).eval()
-        self.encoder.load_encoder_state(load_file(folder / "encoder.safetensors"))
-        self.encoder.to(self.device)
-        self.heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
+        self.encoder, self.heads, self.image_size = read_model(Path(context.artifacts["model"]), self.device)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Classify each row among its task's classes.

@@ -101,6 +101,25 @@ def survives_kills_while_promoting(store: Store, forker: Any, make: Callable[...
         step += 1
 
 
+def survives_kills_of_the_first(store: Store, forker: Any, make: Callable[..., Any], prefix: str) -> None:
+    """Kill the very first register + promote before every write in turn: no champion, or a finished one."""
+    step, dead = 0, True
+    while dead:
+        name = f"{prefix}-{step}"
+        first = make(name, 0.7)
+
+        def work(name: str = name, first: Any = first, step: int = step) -> None:
+            doomed = mortal(store, step)
+            promote(doomed, name, register(doomed, name, first).version, GATES)
+
+        dead = died(forker.run(store, work))
+        if current(store, name).champion is not None:
+            assert assert_sound(store, name) == "1"
+        promote(store, name, register(store, name, first).version, GATES)
+        assert_settled(store, name, "1", ["promote"], 1)
+        step += 1
+
+
 def survives_kills_while_rolling_back(store: Store, forker: Any, make: Callable[..., Any], prefix: str) -> int:
     """Kill a rollback before every write in turn; return how many writes there are."""
     step = 0

@@ -38,6 +38,10 @@ def test_kill_at_every_write_of_a_promotion(store, forker, make):
     assert protocol.survives_kills_while_promoting(store, forker, make, "promote") >= 11
 
 
+def test_kill_at_every_write_of_the_first_promotion(store, forker, make):
+    protocol.survives_kills_of_the_first(store, forker, make, "first")
+
+
 def test_kill_at_every_write_of_a_rollback(store, forker, make):
     assert protocol.survives_kills_while_rolling_back(store, forker, make, "rollback") >= 4
 

@@ -1,0 +1,72 @@
+"""A registered version on today's validation data: how an old champion stays comparable when the data change."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import LabelledImages, correct_predictions
+from mergeflow.vision.data import load_split
+from registry.gates import Evidence
+from registry.lookup import download, find_version
+from registry.served_model import read_model
+from registry.store import Store
+from registry.versions import read_evidence
+
+
+def evaluate_version(
+    store: Store,
+    name: str,
+    which: str | int,
+    splits: Mapping[str, Path],
+    candidate: Evidence,
+    batch_size: int = 256,
+    device: str | torch.device = "cpu",
+) -> Evidence:
+    """Return the version's evidence on prepared validation splits, to be compared with a candidate's.
+
+    A task that the candidate lacks keeps the figures it was registered with. A task whose classes are no longer those
+    of the version's head is left out: there the version cannot be compared.
+
+    Args:
+        store: the open registry.
+        name: of the registered model.
+        which: its number or an alias.
+        splits: task to the folder that `prepare_task` wrote.
+        candidate: gives the experts' accuracies and the splits' digests of today.
+        batch_size: images per forward pass.
+        device: where to compute.
+
+    Raises:
+        MergeflowError: no such version, or it takes images of another size than the prepared ones.
+    """
+    device = torch.device(device)
+    version = store.client.get_model_version(name, find_version(store, name, which).version)
+    kept = read_evidence(store, version)
+    others = sorted(set(kept.accuracy) - set(candidate.accuracy))
+    with TemporaryDirectory(prefix="mergeflow-version-") as scratch:
+        encoder, heads, image_size = read_model(download(store, name, which, Path(scratch)), device)
+    correct = {}
+    for task in sorted(set(heads) & set(splits) & set(candidate.accuracy)):
+        split = load_split(splits[task], "validation")
+        if list(split.class_names) != list(heads[task].class_names):
+            continue
+        if split.images.shape[1] != image_size:
+            raise MergeflowError(
+                f"version {which} of '{name}' takes images of {image_size} pixels, task '{task}' is prepared at "
+                f"{split.images.shape[1]}: they cannot be compared. Register under another name, or force it."
+            )
+        images = torch.from_numpy(split.images.copy()).to(device)
+        labels = torch.from_numpy(split.labels.copy()).to(device)
+        data = LabelledImages(images, labels, heads[task].to(device))
+        correct[task] = correct_predictions(encoder, data, batch_size)
+    return Evidence(
+        accuracy={task: kept.accuracy[task] for task in others}
+        | {task: float(right.mean()) for task, right in correct.items()},
+        expert_accuracy={task: kept.expert_accuracy[task] for task in others}
+        | {task: candidate.expert_accuracy[task] for task in correct},
+        correct=correct,
+        digests={task: candidate.digests[task] for task in correct if task in candidate.digests},
+    )

@@ -1,0 +1,105 @@
+"""An old champion on today's validation images."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from mergeflow.errors import MergeflowError
+from mergeflow.vision.data import Example, RawTask, load_split, prepare_task
+from mergeflow.vision.data.images import encode_png
+from registry.gates import Evidence, GateSettings
+from registry.lookup import load
+from registry.promotion import promote, register
+from registry.reevaluation import evaluate_version
+
+from .test_real_model import NAMES, real
+
+__all__ = ["real"]
+
+
+def prepare(folder: Path, task: str, size: int = 32, names: list[str] | None = None) -> Path:
+    """Prepare a task of drawn images: 12 of noise for validation, plain colours for the other splits."""
+    classes = names or NAMES[task]
+
+    def draw(split: str) -> Iterator[Example]:
+        random = np.random.default_rng(0)
+        for row in range(12):
+            plain = Image.new("RGB", (size, size), (row, len(split), 0))
+            noise = Image.fromarray(random.integers(0, 256, (size, size, 3), np.uint8))
+            yield Example(noise if split == "validation" else plain, f"{row}.png", row % len(classes))
+
+    splits = {split: partial(draw, split) for split in ("train", "validation", "test")}
+    prepare_task(RawTask(task, classes, ["a {}."], splits), folder, size)
+    return folder
+
+
+def evidence(accuracy, digest):
+    tasks = dict.fromkeys(NAMES, accuracy)
+    right = {task: np.arange(12) < accuracy * 12 for task in NAMES}
+    return Evidence(tasks, dict.fromkeys(NAMES, 1.0), right, dict.fromkeys(NAMES, digest))
+
+
+def test_promote_asks_anew_only_where_the_images_changed(store, real, tmp_path):
+    splits = {task: prepare(tmp_path / task, task) for task in NAMES}
+    first = replace(real, evidence=evidence(0.9, "old"))
+    register(store, "merged", first)
+    promote(store, "merged", 1, GateSettings())
+    asked = []
+
+    def reevaluate(number):
+        asked.append(number)
+        return evaluate_version(store, "merged", number, splits, today.evidence)
+
+    same = replace(real, fingerprint="same", evidence=evidence(0.9, "old"))
+    register(store, "merged", same)
+    promote(store, "merged", 2, GateSettings(confidence=None), reevaluate=reevaluate)
+    assert asked == []
+    today = replace(real, fingerprint="today", evidence=evidence(1.0, "new"))
+    register(store, "merged", today)
+    answer = promote(store, "merged", 3, GateSettings(), reevaluate=reevaluate)
+    assert asked == ["1"]
+    assert answer.changed  # random weights on random pixels: no match for 100 %
+
+
+def test_figures_are_those_of_the_model_itself(store, real, tmp_path):
+
+    splits = {task: prepare(tmp_path / task, task) for task in NAMES}
+    register(store, "merged", real)
+    found = evaluate_version(store, "merged", 1, splits, evidence(0.5, "today"))
+    split, model = load_split(splits["digits"], "validation"), load(store, "merged", 1)
+    rows = {"image": [encode_png(Image.fromarray(pixels)) for pixels in split.images], "task": ["digits"] * 12}
+    labels = model.predict(pd.DataFrame(rows))["label"]
+    right = [label == split.class_names[number] for label, number in zip(labels, split.labels, strict=True)]
+    assert found.correct["digits"].tolist() == right
+    assert found.digests == dict.fromkeys(NAMES, "today")
+
+
+def test_other_classes_and_other_sizes(store, real, tmp_path):
+    register(store, "merged", real)
+    renamed = prepare(tmp_path / "a", "digits", names=["null", "one", "two"])
+    changed = {"digits": renamed, "signs": prepare(tmp_path / "b", "signs")}
+    assert set(evaluate_version(store, "merged", 1, changed, evidence(0.5, "x")).accuracy) == {"signs"}
+    small = {"signs": prepare(tmp_path / "c", "signs", size=16)}
+    with pytest.raises(MergeflowError, match="takes images of 32 pixels"):
+        evaluate_version(store, "merged", 1, small, evidence(0.5, "x"))
+
+
+def test_a_task_that_the_candidate_lacks_is_not_forgotten(store, real, tmp_path):
+    register(store, "merged", replace(real, evidence=evidence(0.5, "old")))
+    promote(store, "merged", 1, GateSettings())
+    whole = evidence(1.0, "new")
+    one = Evidence({"digits": 1.0}, {"digits": 1.0}, {"digits": whole.correct["digits"]}, {"digits": "new"})
+    splits = {"digits": prepare(tmp_path / "digits", "digits")}
+    register(store, "merged", replace(real, fingerprint="one", evidence=one))
+
+    def reevaluate(number: str) -> Evidence:
+        return evaluate_version(store, "merged", number, splits, one)
+
+    answer = promote(store, "merged", 2, GateSettings(), reevaluate=reevaluate)
+    assert answer.decision.reasons == ["the candidate lacks tasks that the champion serves: signs"]
