@@ -93,7 +93,7 @@ def cosines(results: Results) -> Figure | None:
     axes = figure.subplots()
     dress(axes, "Cosines of the task vectors")
     axes.grid(False)
-    deepest = max(abs(matrix[a][b]) for a in range(count) for b in range(count) if a != b) or 1.0
+    deepest = max(0.1, *(abs(matrix[a][b]) for a in range(count) for b in range(count) if a != b))
     for a in range(count):
         for b in range(count):
             value = matrix[a][b]

@@ -30,8 +30,7 @@ _CAPTIONS = {
     ),
     "argument_curves": (
         "choice",
-        "Validation accuracy over each other argument, at its best scale. CART's curve over the rank falls to the "
-        "average at full rank, because the centred task vectors sum to zero.",
+        "Validation accuracy over each other argument, each value at its best scale λ; the ring is the choice.",
     ),
     "training": ("experts", "Each expert's mean training loss and validation accuracy by epoch."),
 }
