@@ -1,12 +1,11 @@
 """Stage `sweep`: every candidate of one method, scored on validation."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
-import torch
-
-from mergeflow.evaluation import accuracies, mean, normalised
-from mergeflow.merging import FactorCache, configure, prepare
+from mergeflow.evaluation import CandidateScorer, score_of
+from mergeflow.merging import configure
 from tasks.parameters import candidates
 from tasks.runner import StageIO
 from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
@@ -22,21 +21,13 @@ def run(io: StageIO) -> None:
     base, experts = load_states(io, tasks)
     encoder = load_encoder(io, BASE, device)
     data = {task: load_images(io, "validation", task, device) for task in tasks}
-    batch_size = io.section("evaluation").batch_size
     individual = {task: expert_summary(io, task)["validation_accuracy"] for task in tasks}
+    scorer = CandidateScorer(encoder, data, base, experts, batch_size=io.section("evaluation").batch_size)
     rows: list[dict[str, Any]] = []
     grid = candidates(io.item, io.section(f"sweep.{io.item}"))
-    cache, direction, prepared_for = FactorCache(), None, None
     for done, args in enumerate(grid, start=1):
-        call = configure(io.item, args)
-        if direction is None or prepared_for != call.without_scale():
-            direction, prepared_for = prepare(call, base, experts, cache=cache), call.without_scale()
-        with torch.inference_mode():
-            encoder.load_encoder_state(direction.at(call.scale))
-        accuracy = accuracies(encoder, data, batch_size)
-        rows.append(
-            {"args": args, "accuracy": accuracy, "mean": mean(accuracy), "normalised": normalised(accuracy, individual)}
-        )
+        accuracy = scorer.candidate(configure(io.item, args))
+        rows.append({"args": args, **asdict(score_of(accuracy, individual))})
         io.report("candidates", done, len(grid))
     found = {"method": io.item, "split": "validation", "individual": individual, "candidates": rows}
     io.out(f"outputs/sweeps/{io.item}.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,121 @@
+"""The command `sweep`: many recipes scored on validation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from mergeflow.evaluation.sweep import SweepResult, Trial
+
+SweepLogger = Callable[["SweepResult"], str]
+"""Logs a finished sweep somewhere and says where; the project half supplies one."""
+
+# Candidates of one method that the table shows.
+_SHOWN = 3
+
+
+def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
+    """Add `sweep` to the command line. With `log`, a finished sweep is also handed to it when --log is given.
+
+    A second call replaces the command, so that a project can add its logger to the library's own command.
+    """
+
+    @app.command("sweep")
+    def sweep(
+        context: typer.Context,
+        file: Annotated[Path, typer.Argument(metavar="SWEEP", help="What to merge, score and try: YAML.")],
+        out: Annotated[
+            Path | None, typer.Option(help="Folder for the results; sweeps/NAME by default, NAME the file's.")
+        ] = None,
+        to_log: Annotated[bool, typer.Option("--log", help="Log all trials to the project's tracking server.")] = False,
+    ) -> None:
+        """Score a grid (or an Optuna study) of merges on validation; a stopped sweep continues."""
+        from mergeflow.errors import MergeflowError
+        from mergeflow.evaluation.sweep import WINNER
+        from mergeflow.evaluation.sweep_file import load_sweep
+
+        if to_log and log is None:
+            raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
+        loaded = load_sweep(file)
+        console = Console()
+        found = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
+        console.print(result_table(found))
+        for line in _remarks(found):
+            console.print(line, highlight=False, soft_wrap=True)
+        winner = found.folder / WINNER
+        console.print(f"[bold]{winner}[/], for `mergeflow merge {winner}`:", highlight=False, soft_wrap=True)
+        console.print(winner.read_text(), highlight=False, soft_wrap=True, markup=False)
+        if to_log and log is not None:
+            console.print(log(found), highlight=False, soft_wrap=True)
+
+
+def _run(sweep: Any, folder: Path, resolve: Any, console: Console) -> "SweepResult":
+    from mergeflow.evaluation.sweep import run_sweep
+
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("sweep", total=None)
+        return run_sweep(
+            sweep,
+            folder,
+            resolve=resolve,
+            progress=lambda what, done, total: bars.update(bar, description=what, completed=done, total=total),
+        )
+
+
+def result_table(found: "SweepResult") -> Table:
+    """Return the best candidates of each method, the base and the experts; the winner marked, edges marked."""
+    tasks = list(found.base.accuracy)
+    table = Table(title="Validation accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    table.add_column("arguments", overflow="fold")
+    for name in (*(tasks if len(tasks) <= 8 else ()), "mean", "normalised"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def numbers(accuracy: dict[str, float], *summary: float | None) -> list[str]:
+        shown = [*(accuracy[task] for task in tasks if len(tasks) <= 8), *summary]
+        return ["-" if value is None else f"{100 * value:.1f}" for value in shown]
+
+    table.add_row("base", "", *numbers(found.base.accuracy, found.base.mean, found.base.normalised), style="dim")
+    if found.individual is not None:
+        average = sum(found.individual.values()) / len(found.individual)
+        table.add_row("experts", "", *numbers(found.individual, average, 1.0), style="dim")
+    for method in found.sweep.methods:
+        best = sorted((t for t in found.trials if t.method == method), key=lambda t: (-t.objective, t.number))
+        table.add_section()
+        for trial in _distinct(best)[:_SHOWN]:
+            won = trial.number == found.winner.number
+            score = trial.score
+            cells = numbers(score.accuracy, score.mean, score.normalised)
+            table.add_row(f"{method}{' *' * won}", arguments(trial), *cells, style="bold green" if won else None)
+    return table
+
+
+def _distinct(trials: "list[Trial]") -> "list[Trial]":
+    """A study may try the same arguments again; the table shows them once."""
+    kept: dict[str, Trial] = {}
+    for trial in trials:
+        kept.setdefault(repr(trial.args), trial)
+    return list(kept.values())
+
+
+def arguments(trial: "Trial") -> str:
+    """Return the arguments a sweep varied; those at an end of what was tried carry an exclamation mark."""
+    shown = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in trial.varied.items()}
+    return ", ".join(f"{name} {value}{'!' * (name in trial.edges)}" for name, value in shown.items())
+
+
+def _remarks(found: "SweepResult") -> list[str]:
+    lines = [f"{len(found.trials)} trials, {found.scored} models scored now, {found.seconds:.1f} s. * the winner."]
+    if found.winner.edges:
+        lines.append(
+            f"[yellow]The winner stands at an end of what was tried for {', '.join(found.winner.edges)} (marked !): "
+            "a better value may lie outside. Widen the sweep; known trials are kept.[/]"
+        )
+    return lines

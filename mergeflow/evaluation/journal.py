@@ -1,0 +1,91 @@
+"""A journal of finished work: lines appended whole, so that a killed process continues where it stopped."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mergeflow.errors import MergeflowError
+
+_FORMAT = 1
+
+
+class Journal:
+    """A file of JSON lines, each with a key; the first says which inputs all others belong to.
+
+    One process writes it at a time. A line that a kill cut short is dropped when the file is opened again.
+
+    Args:
+        path: The file; made when missing.
+        inputs: Everything the entries depend on but their keys, as JSON values.
+
+    Raises:
+        MergeflowError: another process is at work, or the entries belong to other inputs (naming those that differ).
+    """
+
+    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._lock()
+            self.entries = self._read(inputs)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MergeflowError(
+                f"another process is at work on '{self.path}': wait for it, or choose another folder (--out)."
+            ) from None
+
+    def _read(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        whole, end, _ = self.path.read_bytes().rpartition(b"\n")
+        os.ftruncate(self._file, len(whole) + len(end))
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            entries = {line["key"]: line["value"] for line in lines[1:]}
+            known: dict[str, Any] = {"format": _FORMAT, "inputs": inputs} if not lines else lines[0]
+            before: dict[str, Any] | None = dict(known["inputs"]) if known["format"] == _FORMAT else None
+        except (ValueError, TypeError, KeyError):
+            before = None
+        if before is None:
+            raise MergeflowError(f"'{self.path}' is no journal of this version: remove it, or choose another folder.")
+        differing = sorted(key for key in {*before, *inputs} if before.get(key) != inputs.get(key))
+        if differing:
+            raise MergeflowError(
+                f"'{self.path}' holds results of other inputs ({', '.join(differing)} changed): "
+                "choose another folder (--out), or remove the file to start again."
+            )
+        if not lines:
+            self._write(known)
+        return entries
+
+    def append(self, key: str, value: Any) -> None:
+        """Add an entry; on return it is on the disk."""
+        self._write({"key": key, "value": value})
+        self.entries[key] = value
+
+    def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        written = os.write(self._file, text)
+        if written != len(text):
+            raise MergeflowError(f"cannot write '{self.path}': the disk is full. Free some space and run again.")
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file, so that another process may go on."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,100 @@
+"""Score merge candidates on tasks: one encoder, one direction for every scale, factorisations kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.evaluation.accuracy import LabelledImages, accuracies
+from mergeflow.evaluation.statistics import mean, normalised
+from mergeflow.merging import Direction, FactorCache, MethodCall, prepare
+from mergeflow.vision.models import ImageEncoder
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a merged model is.
+
+    Attributes:
+        accuracy: Per task, in [0, 1].
+        mean: Over tasks.
+        normalised: Mean of merged / expert; missing where a task has no expert.
+    """
+
+    accuracy: dict[str, float]
+    mean: float
+    normalised: float | None
+
+
+def score_of(accuracy: Mapping[str, float], individual: Mapping[str, float] | None) -> Score:
+    """Summarise accuracies; `individual` are those of each task's own expert.
+
+    Example:
+        >>> score_of({"a": 0.4, "b": 0.9}, {"a": 0.8, "b": 0.9})
+        Score(accuracy={'a': 0.4, 'b': 0.9}, mean=0.65, normalised=0.75)
+    """
+    return Score(dict(accuracy), mean(accuracy), None if individual is None else normalised(accuracy, individual))
+
+
+class CandidateScorer:
+    """Merges candidates in memory and scores them.
+
+    Candidates that differ in `scale` alone share one direction when they come after each other; candidates of any
+    arguments share factorisations.
+
+    Args:
+        encoder: The image tower, on its device; its weights are overwritten.
+        tasks: What to score on.
+        base: θ0, in memory or lazy.
+        experts: State dicts by name.
+        statistics: Of data, for methods that need them: kind → expert → tensor.
+        device: Where the merge's arithmetic happens.
+        batch_size: Images per forward pass.
+    """
+
+    def __init__(
+        self,
+        encoder: ImageEncoder,
+        tasks: Mapping[str, LabelledImages],
+        base: State,
+        experts: Mapping[str, State],
+        *,
+        statistics: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        batch_size: int = 256,
+    ) -> None:
+        self.encoder, self.tasks, self.base, self.experts = encoder, tasks, base, experts
+        self.cache = FactorCache()
+        self.prepared = 0
+        self._statistics, self._device, self._batch_size = statistics, device, batch_size
+        self._call: MethodCall | None = None
+        self._direction: Direction | None = None
+
+    def renew_cache(self, rank_ratio: float) -> None:
+        """Forget all factorisations and keep those to come up to a share of the rank."""
+        self.cache = FactorCache(rank_ratio)
+
+    def merge(self, call: MethodCall) -> dict[str, Tensor]:
+        """Return the merged state dict of a candidate."""
+        if self._direction is None or self._call != call.without_scale():
+            self._direction = None  # free the old one before the new one is made
+            self._direction = prepare(
+                call, self.base, self.experts, cache=self.cache, data=self._statistics, device=self._device
+            )
+            self._call = call.without_scale()
+            self.prepared += 1
+        return self._direction.at(call.scale)
+
+    def candidate(self, call: MethodCall) -> dict[str, float]:
+        """Return the accuracy of a candidate on every task."""
+        return self.state(self.merge(call))
+
+    @torch.inference_mode()
+    def state(self, state: State, tasks: Mapping[str, LabelledImages] | None = None) -> dict[str, float]:
+        """Return the accuracy of a state dict on every task, or on those given."""
+        self.encoder.load_encoder_state(state)
+        return accuracies(self.encoder, self.tasks if tasks is None else tasks, self._batch_size)

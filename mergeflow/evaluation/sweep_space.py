@@ -1,0 +1,138 @@
+"""What a sweep tries of one method: a grid of values, or ranges and choices for a study."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.evaluation.selection import at_grid_edge
+from mergeflow.merging import MethodCall, configure, get
+
+Space = dict[str, Any] | None
+"""Argument → list of values; or, in a study, a mapping with low and high (log, step) or choices."""
+
+_RANGE = ("low", "high", "log", "step", "choices")
+# A study's choice within this share of its range from an end counts as standing at the edge.
+_EDGE = 0.02
+# Corners of a study's box that are checked before it starts; the other combinations are checked when they come.
+_CORNERS = 256
+
+
+def values_of(space: Space) -> dict[str, list[Any]]:
+    """Return the grid as argument → list of values; a value that is no list stands alone."""
+    return {name: list(found) if isinstance(found, list) else [found] for name, found in (space or {}).items()}
+
+
+def grid_of(method: str, space: Space) -> list[dict[str, Any]]:
+    """Return every combination of a method's values, with `scale` changing fastest, so that directions are shared.
+
+    Two combinations that mean the same call (1 and 1.0) are one candidate.
+
+    Example:
+        >>> grid_of("ties", {"scale": [1.0, 2.0], "keep": [0.1]})
+        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.1, 'scale': 2.0}]
+    """
+    grid = values_of(space)
+    names = sorted(grid, key=lambda name: name == "scale")
+    combinations = [dict(zip(names, chosen, strict=True)) for chosen in product(*(grid[name] for name in names))]
+    calls = [configure(method, args) for args in combinations]
+    return [args for args, call, seen in zip(combinations, calls, _seen(calls), strict=True) if not seen]
+
+
+def _seen(calls: list[MethodCall]) -> list[bool]:
+    known: set[str] = set()
+    found = []
+    for call in calls:
+        key = repr(call.args)
+        found.append(key in known)
+        known.add(key)
+    return found
+
+
+def check_space(method: str, space: Space, study: bool) -> Iterator[dict[str, Any]]:
+    """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
+
+    Raises:
+        MergeflowError: unknown method or argument, an empty list, a range that is none, or a value out of range.
+    """
+    fields = get(method).args.model_fields
+    for name in space or {}:
+        if name not in fields:
+            raise unknown_name(f"argument of {method}", str(name), fields)
+    if not study:
+        for name, values in values_of(space).items():
+            if not values:
+                raise MergeflowError(f"methods.{method}.{name} is empty: name at least one value.")
+            if any(isinstance(value, Mapping) and set(value) & set(_RANGE[:2]) for value in values):
+                raise MergeflowError(f"methods.{method}.{name} is a range: ranges need `study: {{trials: N}}`.")
+        yield from grid_of(method, space)
+        return
+    ends = {name: _ends(method, name, found) for name, found in (space or {}).items()}
+    for _, chosen in zip(range(_CORNERS), product(*ends.values()), strict=False):
+        args = dict(zip(ends, chosen, strict=True))
+        configure(method, args)
+        yield args
+
+
+def _ends(method: str, name: str, found: Any) -> list[Any]:
+    """Return the values of a dimension that must be valid: both ends of a range, or all choices."""
+    place = f"methods.{method}.{name}"
+    if isinstance(found, list):
+        found = {"choices": found}
+    if not isinstance(found, Mapping):
+        return [found]
+    for key in found:
+        if key not in _RANGE:
+            raise unknown_name(f"key of {place}", str(key), _RANGE)
+    if "choices" in found:
+        if len(found) > 1 or not isinstance(found["choices"], list) or not found["choices"]:
+            raise MergeflowError(f"{place}: `choices` is a list of one value or more and stands alone.")
+        return list(found["choices"])
+    low, high = (_number(place, key, found.get(key)) for key in ("low", "high"))
+    if not low < high:
+        raise MergeflowError(f"{place}: low {low:g} must be below high {high:g}.")
+    if found.get("log") not in (None, False, True):
+        raise MergeflowError(f"{place}.log must be true or false, found {found['log']!r}.")
+    if found.get("log") and (low <= 0 or found.get("step") is not None):
+        raise MergeflowError(f"{place}: a range with `log` starts above 0 and has no `step`.")
+    if found.get("step") is not None and not 0 < _number(place, "step", found["step"]) <= high - low:
+        raise MergeflowError(f"{place}.step must be above 0 and at most high - low, found {found['step']!r}.")
+    if is_whole(method, name):
+        if any(value != int(value) for value in (low, high, float(found.get("step") or 1))):
+            raise MergeflowError(f"{place} is a whole number: give whole low, high and step.")
+        return [int(low), int(high)]
+    return [low, high]
+
+
+def _number(place: str, key: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        number = None
+    if number is None or not abs(number) < float("inf"):
+        raise MergeflowError(f"{place}.{key} must be a finite number, found {value!r}.")
+    return number
+
+
+def is_whole(method: str, name: str) -> bool:
+    """Whether an argument is a whole number."""
+    return get(method).args.model_fields[name].annotation is int
+
+
+def at_edge(space: Space, args: Mapping[str, Any]) -> list[str]:
+    """Return the arguments whose value stands at an end of what was tried: a better one may lie outside.
+
+    Example:
+        >>> at_edge({"scale": {"low": 0.0, "high": 2.0}, "keep": [0.1, 0.2, 0.3]}, {"scale": 1.99, "keep": 0.2})
+        ['scale']
+    """
+    from math import log
+
+    ranges = {name: found for name, found in (space or {}).items() if isinstance(found, Mapping) and "low" in found}
+    edges = at_grid_edge(args, values_of({name: v for name, v in (space or {}).items() if name not in ranges}))
+    for name, found in ranges.items():
+        bend = log if found.get("log") else float
+        low, high, value = (bend(float(number)) for number in (found["low"], found["high"], args[name]))
+        if min(value - low, high - value) <= _EDGE * (high - low):
+            edges.append(name)
+    return edges

@@ -1,0 +1,85 @@
+"""Three small tasks of drawn squares, and experts of the pocket architecture trained on them for a few steps."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.vision.data import Example, RawTask, load_split, prepare_task
+from mergeflow.vision.heads import build_head, load_head, save_head
+from mergeflow.vision.models import ImageEncoder, load_clip
+
+TASKS = {"red": (220, 40, 40), "blue": (40, 40, 220), "grey": (200, 200, 200)}
+PLACES = {"centre": slice(10, 22), "corner": slice(0, 12), "edge": slice(20, 32)}
+COUNTS = {"train": 24, "validation": 15, "test": 9}
+
+
+def examples(task: str, split: str) -> Iterator[Example]:
+    generator = np.random.default_rng([*TASKS].index(task) * 10 + [*COUNTS].index(split))
+    for index in range(COUNTS[split]):
+        label = index % len(PLACES)
+        place = [*PLACES.values()][label]
+        pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        pixels[place, place] = (pixels[place, place] + np.array(TASKS[task], np.uint8).astype(int)) // 2
+        yield Example(Image.fromarray(pixels), f"{split}/{index}.png", label)
+
+
+def prepare(folder: Path, task: str) -> None:
+    raw = RawTask(
+        task,
+        [f"{task} {place}" for place in PLACES],
+        ["a photo of a {}."],
+        {split: lambda split=split: examples(task, split) for split in COUNTS},
+    )
+    prepare_task(raw, folder, 32, seed=0)
+
+
+def make_world(folder: Path) -> None:
+    """Write base, experts, prepared tasks and heads below a folder."""
+    clip = load_clip("pocket-clip", "pocket8")
+    encoder = ImageEncoder(clip)
+    base = {name: value.clone() for name, value in encoder.encoder_state().items()}
+    write_checkpoint(folder / "base.safetensors", base)
+    for task in TASKS:
+        prepare(folder / "data" / task, task)
+        train = load_split(folder / "data" / task, "train")
+        head = build_head(clip, train.class_names, train.templates)
+        save_head(head, folder / "heads" / f"{task}.safetensors")
+        encoder.load_encoder_state(base)
+        write_checkpoint(folder / "experts" / f"{task}.safetensors", train_expert(encoder, train, head))
+
+
+def train_expert(encoder: ImageEncoder, train: Any, head: Any, steps: int = 6) -> dict[str, torch.Tensor]:
+    optimiser = torch.optim.AdamW(encoder.visual.parameters(), lr=3e-4)
+    images, labels = torch.from_numpy(train.images.copy()), torch.from_numpy(train.labels)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(head.logits(encoder(images)), labels).backward()
+        optimiser.step()
+    return encoder.encoder_state()
+
+
+def sweep_values(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A sweep of that world, as its file would hold it."""
+    return {
+        "base": str(folder / "base.safetensors"),
+        "experts": {task: str(folder / "experts" / f"{task}.safetensors") for task in TASKS},
+        "model": {"architecture": "pocket-clip"},
+        "tasks": {
+            task: {"data": str(folder / "data" / task), "head": str(folder / "heads" / f"{task}.safetensors")}
+            for task in TASKS
+        },
+        "methods": {
+            "average": {},
+            "task_arithmetic": {"scale": [0.2, 0.4, 0.6]},
+            "cart": {"rank_ratio": [0.04, 0.16], "scale": [0.5, 1.0, 2.0]},
+        },
+        **changes,
+    }
+
+
+__all__ = ["TASKS", "load_head", "make_world", "sweep_values"]
