@@ -1,4 +1,4 @@
-"""What the embedded suite must show, asserted on the metrics of the real pipeline with the project's own params.yaml."""
+"""What the embedded suite must show, asserted on the metrics of the real pipeline with the project's params.yaml."""
 
 import json
 import shutil
