@@ -28,7 +28,7 @@ class ModelPart(_Part):
 
     architecture: str
     pretrained: str | None = None
-    image_size: int | None = Field(None, ge=1)
+    image_size: int | None = Field(default=None, ge=1)
 
 
 class TaskPart(_Part):
@@ -64,7 +64,7 @@ class StudyPart(_Part):
 
     trials: int = Field(ge=1)
     sampler: Literal["tpe", "random", "gp"] = "tpe"
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(default=None, ge=0)
 
 
 def _validation_only(value: Any) -> Any:

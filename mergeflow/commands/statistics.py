@@ -1,0 +1,85 @@
+"""Commands that measure what some methods need: statistics fisher, statistics gram."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
+Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
+Architecture = Annotated[str, typer.Option(help="open_clip's name of the architecture, or pocket-clip.")]
+Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
+Samples = Annotated[int, typer.Option(min=1, help="Images; all where there are fewer.")]
+Split = Annotated[str, typer.Option(help="Whose images: train or validation.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the drawn images (and labels).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the group `statistics` to the command line."""
+    group = typer.Typer(help="Statistics of data for the methods that need them.", no_args_is_help=True)
+    app.add_typer(group, name="statistics")
+    group.command()(fisher)
+    group.command()(gram)
+
+
+def fisher(
+    expert: Expert,
+    task: Task,
+    head: Annotated[Path, typer.Option(help="The task's head.")],
+    architecture: Architecture,
+    out: Out,
+    samples: Samples = 256,
+    split: Split = "train",
+    labels: Annotated[str, typer.Option(help="sampled: one label per image from the model; all: every class.")] = (
+        "sampled"
+    ),
+    seed: Seed = 0,
+    device: Device = "cpu",
+) -> None:
+    """Write the diagonal Fisher information, for `fisher`: data: {fisher: {EXPERT: FILE}}."""
+    from mergeflow.errors import unknown_name
+
+    if labels not in ("sampled", "all"):
+        raise unknown_name("kind of labels", labels, ("sampled", "all"))
+    shared = {"samples": samples, "split": split, "seed": seed, "device": device, "architecture": architecture}
+    _write(out, kind="fisher", expert=str(expert), task=str(task), head=str(head), labels=labels, **shared)
+
+
+def gram(
+    expert: Expert,
+    task: Task,
+    architecture: Architecture,
+    out: Out,
+    head: Annotated[Path | None, typer.Option(help="Not needed; taken so that both commands look alike.")] = None,
+    samples: Samples = 256,
+    split: Split = "train",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 32,
+    seed: Seed = 0,
+    device: Device = "cpu",
+) -> None:
+    """Write the Gram matrices of every linear weight's inputs, for `regmean`: data: {gram: {EXPERT: FILE}}."""
+    shared = {"samples": samples, "split": split, "seed": seed, "device": device, "architecture": architecture}
+    _write(out, kind="gram", expert=str(expert), task=str(task), batch_size=batch_size, **shared)
+
+
+def _write(out: Path, **order: Any) -> None:
+    from mergeflow.evaluation.expert_statistics import StatisticOrder, write_statistic
+
+    with progress_bar(order["kind"]) as progress:
+        fingerprint, count = write_statistic(StatisticOrder(**order), out, progress)
+    typer.echo(f"{out}  {fingerprint[:16]}…  {count} images of {order['split']}")
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Any]:
+    """A bar on a terminal, nothing elsewhere; yields the function to call with done and total."""
+    console = Console()
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)

@@ -1,0 +1,147 @@
+"""The diagonal Fisher information: its formula, determinism, purpose and property."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.expert_statistics import StatisticOrder, write_statistic
+from mergeflow.evaluation.fisher import diagonal_fisher
+from mergeflow.merging import configure, prepare
+from mergeflow.vision.heads import Head
+
+
+class Linear(nn.Module):
+    """Features W x of 2×2 images, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(5, 12, generator=generator) / 4)
+        self.unused = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1).float() / 255 @ self.weight.T
+
+
+def images(count: int = 7) -> Tensor:
+    return torch.randint(0, 256, (count, 2, 2, 3), generator=torch.Generator().manual_seed(4), dtype=torch.uint8)
+
+
+def head(classes: int = 4) -> Head:
+    weight = torch.nn.functional.normalize(torch.randn(classes, 5, generator=torch.Generator().manual_seed(5)), dim=1)
+    return Head(weight, 3.0, [str(index) for index in range(classes)])
+
+
+def test_reference_formula_in_float64():
+    encoder, rows, h = Linear(), images().flatten(1).double() / 255, head()
+    found = diagonal_fisher(encoder, h, images(), labels="all")
+    w, weight = encoder.weight.detach().double(), h.weight.double()
+    expected = torch.zeros(5, 12, dtype=torch.float64)
+    for x in rows:
+        p = torch.softmax(3.0 * weight @ w @ x, 0)
+        for y in range(4):
+            slope = 3.0 * (weight[y] - p @ weight)  # of log p_y in the features
+            expected += p[y] * torch.outer(slope, x).square() / len(rows)
+    torch.testing.assert_close(found["weight"].double(), expected, rtol=1e-5, atol=1e-9)
+    assert torch.equal(found["unused"], torch.zeros(3))
+
+
+def test_sampled_labels_are_the_models_own_and_tend_to_the_exact_sum():
+    encoder, h = Linear(), head()
+    exact = diagonal_fisher(encoder, h, images(), labels="all")["weight"]
+    many = torch.stack([diagonal_fisher(encoder, h, images(), seed=seed)["weight"] for seed in range(150)])
+    error = (many.mean(0) - exact).norm() / exact.norm()
+    assert error < 0.1
+    assert (many[0] - exact).norm() / exact.norm() > error
+
+
+def test_deterministic_and_leaves_the_encoder_as_it_was():
+    encoder, h = Linear(), head()
+    before = encoder.weight.detach().clone()
+    one, two = (diagonal_fisher(encoder, h, images(), seed=1)["weight"] for _ in range(2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, diagonal_fisher(encoder, h, images(), seed=2)["weight"])
+    assert torch.equal(before, encoder.weight)
+    assert (encoder.weight.requires_grad, encoder.unused.requires_grad) == (True, False)
+    assert encoder.weight.grad is None
+
+
+def test_property_no_information_where_the_model_cannot_tell():
+    """A head of equal classes gives the same p whatever θ: no gradient, no information."""
+    same = Head(torch.ones(3, 5) / 5**0.5, 3.0, ["a", "b", "c"])
+    assert diagonal_fisher(Linear(), same, images(), labels="all")["weight"].abs().max() < 1e-10
+
+
+@pytest.fixture(scope="module")
+def fishers(world: Path) -> dict[str, Path]:
+    """Fishers of all experts of the small world, through files."""
+    found = {}
+    for task in ("red", "blue", "grey"):
+        found[task] = world / "fisher" / f"{task}.safetensors"
+        write_statistic(order(world, task, samples=12), found[task])
+    return found
+
+
+def order(world: Path, task: str, **changes) -> StatisticOrder:
+    values = {
+        "kind": "fisher",
+        "expert": str(world / "experts" / f"{task}.safetensors"),
+        "task": str(world / "data" / task),
+        "head": str(world / "heads" / f"{task}.safetensors"),
+        "architecture": "pocket-clip",
+        "labels": "all",
+    }
+    return StatisticOrder(**{**values, **changes})
+
+
+def test_merge_of_pocket_experts_is_the_formula(world: Path, fishers: dict[str, Path], tmp_path: Path):
+    from mergeflow.merging import make_recipe, merge
+
+    paths = {task: str(world / "experts" / f"{task}.safetensors") for task in fishers}
+    data = {"fisher": {task: str(path) for task, path in fishers.items()}}
+    values = {"method": "fisher", "base": str(world / "base.safetensors"), "experts": paths, "data": data}
+    made = merge(make_recipe({**values, "out": str(tmp_path / "merged.safetensors")}))
+    with open_checkpoint(made.path) as merged:
+        states = {task: dict(open_checkpoint(path)) for task, path in paths.items()}
+        found = {task: dict(open_checkpoint(path)) for task, path in fishers.items()}
+        for name in merged:
+            top = sum((found[t][name].double() + 1e-6) * states[t][name].double() for t in fishers)
+            expected = top / sum(found[t][name].double() + 1e-6 for t in fishers)
+            torch.testing.assert_close(merged[name].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_purpose_the_merge_costs_an_expert_less_than_the_average(world: Path, fishers: dict[str, Path]):
+    """Distances from an expert are short where its own Fisher is large: that is what the weights are for."""
+    base = dict(open_checkpoint(world / "base.safetensors"))
+    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in fishers}
+    data = {task: dict(open_checkpoint(path)) for task, path in fishers.items()}
+    informed = prepare(configure("fisher", {"eps": 1e-12}), base, experts, data={"fisher": data}).at(1.0)
+    plain = prepare(configure("average"), base, experts).at(1.0)
+
+    def cost(state: dict[str, Tensor]) -> float:
+        return sum(
+            float((data[t][n].double() * (state[n] - experts[t][n]).double().square()).sum())
+            for t in data
+            for n in base
+        )
+
+    assert cost(informed) < 0.9 * cost(plain)
+
+
+def test_bad_orders_are_refused(world: Path, tmp_path: Path):
+    out = tmp_path / "f.safetensors"
+    with pytest.raises(MergeflowError, match="never taken from test"):
+        write_statistic(order(world, "red", split="test"), out)
+    with pytest.raises(MergeflowError, match="needs the task's head"):
+        write_statistic(order(world, "red", head=None), out)
+    with pytest.raises(MergeflowError, match="'blue centre' / 'red centre'"):
+        write_statistic(order(world, "red", head=str(world / "heads/blue.safetensors")), out)
+    with pytest.raises(MergeflowError, match="overwrite the expert"):
+        write_statistic(order(world, "red"), world / "experts/red.safetensors")
+    with pytest.raises(MergeflowError, match="at least 1"):
+        write_statistic(order(world, "red", samples=0), out)
+    assert not out.exists()

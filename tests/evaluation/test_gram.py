@@ -1,0 +1,174 @@
+"""Gram matrices of inputs: against a forward pass written out in float64, and RegMean through files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.expert_statistics import StatisticOrder, draw_images, write_statistic
+from mergeflow.evaluation.gram import input_grams
+from mergeflow.merging import make_recipe, merge
+from mergeflow.vision.models import POCKET_MEAN, POCKET_STD, ImageEncoder, load_clip
+
+TASKS = ("red", "blue", "grey")
+
+
+def encoder_of(path: Path) -> ImageEncoder:
+    encoder = ImageEncoder(load_clip("pocket-clip"))
+    with open_checkpoint(path) as state:
+        encoder.load_encoder_state(state)
+    return encoder
+
+
+def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads: int = 4) -> dict[str, Tensor]:
+    """The pocket tower in float64, formula by formula, collecting mean x xᵀ before every linear weight."""
+    w = {name.removeprefix("visual."): value.double() for name, value in state.items()}
+    found: dict[str, Tensor] = {}
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+    def linear(x: Tensor, name: str, bias: str) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        found[f"visual.{name}"] = rows.T @ rows / len(rows)
+        return x @ w[name].T + w[bias]
+
+    pixels = (images.permute(0, 3, 1, 2).double() / 255 - POCKET_MEAN[0]) / POCKET_STD[0]
+    x = F.conv2d(pixels, w["conv1.weight"], stride=8).flatten(2).transpose(1, 2)
+    x = torch.cat([w["class_embedding"].expand(len(x), 1, -1), x], 1) + w["positional_embedding"]
+    x = norm(x, "ln_pre")
+    for index in range(blocks):
+        block = f"transformer.resblocks.{index}"
+        qkv = linear(norm(x, f"{block}.ln_1"), f"{block}.attn.in_proj_weight", f"{block}.attn.in_proj_bias")
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        mixed = ((q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        joined = mixed.transpose(1, 2).flatten(2)
+        x = x + linear(joined, f"{block}.attn.out_proj.weight", f"{block}.attn.out_proj.bias")
+        inner = F.gelu(linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc.weight", f"{block}.mlp.c_fc.bias"))
+        x = x + linear(inner, f"{block}.mlp.c_proj.weight", f"{block}.mlp.c_proj.bias")
+    return found
+
+
+def test_reference_every_linear_weight_of_the_tower(world: Path):
+    path = world / "experts/red.safetensors"
+    images = draw_images(str(world / "data/red"), "train", 10, seed=0, image_size=32)
+    found = input_grams(encoder_of(path), images, batch_size=4)
+    expected = plain_grams(dict(open_checkpoint(path)), images)
+    assert found.keys() == expected.keys()
+    assert len(found) == 4 * 4
+    for name, gram in found.items():
+        error = (gram.double() - expected[name]).norm() / expected[name].norm()
+        assert error < 1e-5, (name, float(error))
+        torch.testing.assert_close(gram, gram.T)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_out_proj_sees_the_joined_heads(batch_first: bool, masked: bool):
+    """G of out_proj must explain its outputs: trace(W G Wᵀ) is their mean squared length, bias apart."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    nn.init.zeros_(attention.out_proj.bias)
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = attention
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = images.flatten(2).float() / 255
+            mask = torch.triu(torch.full((4, 4), float("-inf")), 1) if masked else None
+            x = x if batch_first else x.transpose(0, 1)
+            self.last: Tensor = self.attn(x, x, x, need_weights=False, attn_mask=mask)[0]
+            return self.last
+
+    module = Wrapped()
+    images = torch.randint(0, 256, (3, 4, 2, 4), dtype=torch.uint8)
+    found = input_grams(module, images, batch_size=3)
+    weight = attention.out_proj.weight.detach()
+    explained = torch.trace(weight @ found["attn.out_proj.weight"] @ weight.T)
+    torch.testing.assert_close(explained, module.last.square().sum(-1).mean())
+
+
+def test_deterministic_and_independent_of_batches(world: Path):
+    encoder = encoder_of(world / "experts/red.safetensors")
+    images = draw_images(str(world / "data/red"), "train", 10, seed=0, image_size=32)
+    one, two, other = (input_grams(encoder, images, batch_size=size) for size in (4, 4, 10))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert all((one[name] - other[name]).norm() < 1e-5 * one[name].norm() for name in one)
+
+
+def test_a_model_without_linear_weights_is_refused():
+    with pytest.raises(MergeflowError, match="no linear weight"):
+        input_grams(nn.Flatten(), torch.zeros(1, 2, 2, 3, dtype=torch.uint8))
+
+
+def test_attention_to_other_rows_gets_no_gram():
+    class Pooler(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.after = nn.MultiheadAttention(6, 1, batch_first=True), nn.Linear(6, 2)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = images.flatten(2).float()
+            return self.after(self.attn(x[:, :1], x, x)[0])
+
+    assert set(input_grams(Pooler(), torch.ones(2, 4, 2, 3, dtype=torch.uint8))) == {"after.weight"}
+
+
+@pytest.fixture(scope="module")
+def grams(world: Path) -> dict[str, str]:
+    found = {}
+    for task in TASKS:
+        found[task] = str(world / "gram" / f"{task}.safetensors")
+        expert, data = (str(world / f"experts/{task}.safetensors"), str(world / "data" / task))
+        write_statistic(StatisticOrder("gram", expert, data, "pocket-clip", samples=16), found[task])
+    return found
+
+
+def test_merge_of_pocket_experts_is_the_formula(world: Path, grams: dict[str, str], tmp_path: Path):
+    paths = {task: str(world / "experts" / f"{task}.safetensors") for task in TASKS}
+    values = {"method": "regmean", "base": str(world / "base.safetensors"), "experts": paths}
+    merge(make_recipe({**values, "data": {"gram": grams}, "out": str(tmp_path / "merged.safetensors")}))
+    merged = dict(open_checkpoint(tmp_path / "merged.safetensors"))
+    states = {task: dict(open_checkpoint(path)) for task, path in paths.items()}
+    found = {task: dict(open_checkpoint(path)) for task, path in grams.items()}
+    for name in merged:
+        weights = [states[task][name].double() for task in TASKS]
+        if name not in found["red"]:
+            torch.testing.assert_close(merged[name].double(), sum(weights) / 3, rtol=1e-4, atol=1e-6)
+            continue
+        scaled = [0.95 * found[t][name].double() + 0.05 * torch.diag(found[t][name].double().diagonal()) for t in TASKS]
+        expected = sum(w @ g for w, g in zip(weights, scaled, strict=True)) @ torch.linalg.inv(sum(scaled))
+        torch.testing.assert_close(merged[name].double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_purpose_outputs_are_nearer_to_the_experts_than_the_averages(world: Path, grams: dict[str, str]):
+    from mergeflow.merging import configure, prepare
+
+    base = dict(open_checkpoint(world / "base.safetensors"))
+    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
+    data = {task: dict(open_checkpoint(path)) for task, path in grams.items()}
+    best = prepare(configure("regmean", {"off_diagonal": 1.0}), base, experts, data={"gram": data}).at(1.0)
+    plain = prepare(configure("average"), base, experts).at(1.0)
+    for name in data["red"]:
+
+        def cost(state: dict[str, Tensor], name: str = name) -> float:
+            off = {task: (state[name] - experts[task][name]).double() for task in TASKS}
+            return sum(float(torch.trace(off[t] @ data[t][name].double() @ off[t].T)) for t in TASKS)
+
+        assert cost(best) <= cost(plain) * (1 + 1e-6), name
+
+
+def test_metadata_says_what_made_it(world: Path, grams: dict[str, str]):
+    with open_checkpoint(grams["red"]) as found:
+        assert {key: found.metadata[key] for key in ("kind", "samples", "split", "seed")} == {
+            "kind": "gram",
+            "samples": "16",
+            "split": "train",
+            "seed": "0",
+        }
