@@ -1,8 +1,9 @@
 """Ablation of the embedded base: captions confused or not, all else equal (same drawings, steps, order, weights' seed).
 
-Run:      python benchmarks/vision/confusion.py OUT_FOLDER
+Run:      python benchmarks/vision/confusion.py OUT_FOLDER                 both arms, a third of the budget
+          python benchmarks/vision/confusion.py OUT_FOLDER --base pocket8  the shipped base itself
 Time:     about 20 minutes on two idle cores; finished parts found in OUT_FOLDER are kept
-Result:   the table "Captions confused or not" of docs/embedded-suite.md
+Result:   the tables of docs/embedded-suite.md
 """
 
 import argparse
@@ -94,25 +95,31 @@ def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
     return rows
 
 
+def print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
+    """Print test accuracies in per cent as a Markdown table."""
+    print(f"\n{title}\n\n| | {' | '.join(TASKS)} | mean |\n|---|{'---|' * (len(TASKS) + 1)}")
+    for row, found in rows.items():
+        cells = " | ".join(f"{100 * found[task]:.1f}" for task in TASKS)
+        print(f"| {row} | {cells} | {100 * mean(found):.2f} |")
+
+
 def main() -> None:
     """Make what is missing of both arms and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--images", type=int, default=40_000)
     parser.add_argument("--passes", type=int, default=140_000)
+    parser.add_argument("--base", help="measure this base alone: a shipped one's name or a file")
     args = parser.parse_args()
-    for arm, confusion in ARMS.items():
-        folder, started = args.out / arm, time.perf_counter()
+    for arm, confusion in {args.base: None}.items() if args.base else ARMS.items():
+        folder, started = args.out / Path(arm).stem, time.perf_counter()
         folder.mkdir(parents=True, exist_ok=True)
-        base = folder / "base.safetensors"
-        if not base.exists():
+        base = args.base or str(folder / "base.safetensors")
+        if confusion is not None and not Path(base).exists():
             pretrain(PretrainSettings(images=args.images, passes=args.passes, confusion=confusion), base)
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            list(pool.map(make_expert, [str(base)] * len(TASKS), TASKS, [str(folder)] * len(TASKS)))
-        print(f"\ncaptions {arm}\n| | {' | '.join(TASKS)} | mean |\n|---|{'---|' * (len(TASKS) + 1)}")
-        for row, found in measure(str(base), folder).items():
-            cells = " | ".join(f"{100 * found[task]:.1f}" for task in TASKS)
-            print(f"| {row} | {cells} | {100 * mean(found):.2f} |")
+            list(pool.map(make_expert, [base] * len(TASKS), TASKS, [str(folder)] * len(TASKS)))
+        print_table(arm, measure(base, folder))
         print(f"{time.perf_counter() - started:.0f} s", flush=True)
 
 
