@@ -31,12 +31,17 @@ class Direction:
     direction: dict[str, Tensor]
     dtypes: dict[str, torch.dtype]
 
-    def at(self, scale: float) -> dict[str, Tensor]:
+    def at(self, scale: float, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the merged state dict anchor + scale · direction in the base's types.
 
         Args:
             scale: Any real number; 0 gives the anchor bit for bit.
+            out: A result of an earlier call to write into, so that a sweep touches no new memory.
         """
+        if out is not None:
+            for name, anchor in self.anchor.items():
+                settle_into(out[name], anchor, self.direction.get(name), scale)
+            return out
         return {
             name: settle(anchor, self.direction.get(name), scale, self.dtypes[name])
             for name, anchor in self.anchor.items()
@@ -51,6 +56,16 @@ def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.
     if direction is None or scale == 0:
         return anchor.to(dtype, copy=True)
     return (direction * scale).add_(anchor.to(direction.dtype)).to(dtype)
+
+
+def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: float) -> None:
+    """Do as `settle`, into a tensor that exists."""
+    if direction is None or scale == 0:
+        out.copy_(anchor)
+    elif out.dtype == direction.dtype:
+        torch.mul(direction, scale, out=out).add_(anchor.to(direction.dtype))
+    else:
+        out.copy_(settle(anchor, direction, scale, out.dtype))
 
 
 def prepare(

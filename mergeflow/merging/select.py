@@ -34,12 +34,13 @@ class Prefix:
 
 @dataclass(frozen=True)
 class _Search:
-    """One search: which values, which rank, and under which name the result is known."""
+    """One search: which values, which rank, under which name the result is known, and whether none is negative."""
 
     values: Values
     rank: Rank
     dtype: torch.dtype
     name: str
+    magnitudes: bool
 
     @property
     def digits(self) -> int:
@@ -56,13 +57,14 @@ class _Search:
         values = self.values(stack, args)
         shift = DIGIT * (self.digits - 1 - digit)
         for index, row in enumerate(values.reshape(values.shape[0], values[0].numel())):
-            bits = ordered_bits(row)
-            if digit:
+            bits = row.abs().view(self.integer) if self.magnitudes else ordered_bits(row)
+            if digit == 0:
+                _count(counts[index, _HALF:] if self.magnitudes else counts[index], bits, shift, not self.magnitudes)
+            else:
                 settled = stack.model.known[f"{self.name}.{digit - 1}"].bits[index]
-                bits = bits[(bits >> (shift + DIGIT)) == settled]
-            if bits.numel():
-                found = (bits >> shift) + _HALF if digit == 0 else (bits >> shift) & (_BINS - 1)
-                _count(counts[index], found.cpu())
+                _count(
+                    counts[index], _within(bits, settled, shift + DIGIT) & ((1 << (shift + DIGIT)) - 1), shift, False
+                )
         return counts
 
     def settle(self, digit: int, counts: Tensor, model: Model, args: Any) -> Prefix:
@@ -85,11 +87,24 @@ class _Search:
         return torch.where(some, ordered_bits(kept.view(self.dtype)).view(self.dtype).double(), torch.inf)
 
 
-def _count(counts: Tensor, found: Tensor) -> None:
+def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
+    """Return the bits whose part above the lowest `width` is the prefix; on the CPU by numpy, five times faster."""
+    least = prefix << width
+    if bits.device.type != "cpu":
+        return bits[(bits >> width) == prefix]
+    array = bits.numpy()
+    return torch.from_numpy(array[(array - array.dtype.type(least)).view(f"u{array.itemsize}") < (1 << width)])
+
+
+def _count(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
+    """Add a histogram of the bits above `shift`, signed ones from the middle on, to the counts."""
+    found = bits >> shift if shift else bits
+    if signed:
+        found = found + _HALF
     if found.numel() > _BINS // 8:
-        counts += torch.bincount(found, minlength=_BINS)
-    else:  # a histogram of its own would cost more than the few elements
-        counts.index_add_(0, found, torch.ones((), dtype=counts.dtype).expand(found.numel()))
+        counts += torch.bincount(found, minlength=len(counts)).cpu()
+    elif found.numel():  # a histogram of its own would cost more than the few elements
+        counts.index_add_(0, found.cpu(), torch.ones((), dtype=counts.dtype).expand(found.numel()))
 
 
 def ordered_bits(values: Tensor) -> Tensor:
@@ -105,7 +120,9 @@ def ordered_bits(values: Tensor) -> Tensor:
     return bits ^ ((bits >> last) & ((1 << last) - 1))
 
 
-def order_statistics(values: Values, rank: Rank, dtype: torch.dtype, name: str) -> tuple[Statistic, ...]:
+def order_statistics(
+    values: Values, rank: Rank, dtype: torch.dtype, name: str, magnitudes: bool = False
+) -> tuple[Statistic, ...]:
     """Return the passes that find each expert's k-th largest value over the whole model.
 
     Args:
@@ -113,8 +130,9 @@ def order_statistics(values: Values, rank: Rank, dtype: torch.dtype, name: str) 
         rank: (args, n) → k, 0 … n, for n elements in the model.
         dtype: The type of arithmetic.
         name: Key of the result: a float64 tensor [T], +∞ where k = 0.
+        magnitudes: Whether the magnitudes of the values are meant.
     """
-    search = _Search(values, rank, dtype, name)
+    search = _Search(values, rank, dtype, name, magnitudes)
     return tuple(
         Statistic(
             f"{name}.{digit}",
@@ -131,8 +149,4 @@ def threshold_statistics(
     values: Values, keep: Callable[[Any], float], dtype: torch.dtype, name: str = "threshold"
 ) -> tuple[Statistic, ...]:
     """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model."""
-
-    def magnitudes(stack: Stack, args: Any) -> Tensor:
-        return values(stack, args).abs()
-
-    return order_statistics(magnitudes, lambda args, n: floor(keep(args) * n + 1e-9), dtype, name)
+    return order_statistics(values, lambda args, n: floor(keep(args) * n + 1e-9), dtype, name, magnitudes=True)

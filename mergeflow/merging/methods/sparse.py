@@ -129,15 +129,15 @@ def _column(stack: Stack, name: str) -> Tensor:
 
 
 def _pcb_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
-    def magnitudes(stack: Stack, args: Any) -> Tensor:
-        return stack.weighted.abs()
+    def weighted(stack: Stack, args: Any) -> Tensor:
+        return stack.weighted
 
     def clip(n: int) -> int:
         return floor(_PCB_CLIP * n)
 
     return (
-        *order_statistics(magnitudes, lambda args, n: clip(n) + 1, dtype, "pcb.high"),
-        *order_statistics(magnitudes, lambda args, n: n - clip(n), dtype, "pcb.low"),
+        *order_statistics(weighted, lambda args, n: clip(n) + 1, dtype, "pcb.high", magnitudes=True),
+        *order_statistics(weighted, lambda args, n: n - clip(n), dtype, "pcb.low", magnitudes=True),
         *order_statistics(_competition, lambda args, n: max(1, floor(args.keep * n + 1e-9)), dtype, "pcb.cut"),
         *order_statistics(_competition, lambda args, n: 1, dtype, "pcb.top"),
     )

@@ -4,6 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mergeflow.checkpoints.fingerprint import blocks
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 # Beyond this cosine the sine in the denominator loses more digits than the arc differs from the chord.
@@ -28,7 +29,11 @@ class ModelStockArgs(Args):
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a.double() * b.double()).sum()
+    """a · b summed in float64, in pieces that fit the processor's cache."""
+    total = torch.zeros((), dtype=torch.float64, device=a.device)
+    for x, y in zip(blocks(a), blocks(b), strict=True):
+        total += (x.double() * y.double()).sum()
+    return total
 
 
 @method("slerp", SlerpArgs, anchor="–", weighted=False, experts=(2, 2))

@@ -21,8 +21,14 @@ class TiesArgs(Args):
 
 def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
     """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together."""
-    column = thresholds.to(values.device, values.dtype).reshape(-1, *[1] * (values.ndim - 1))
-    return torch.where(values.abs() >= column, values, 0)
+    kept = torch.empty_like(values)
+    for row, target, threshold in zip(values, kept, thresholds.to(values.dtype).cpu(), strict=True):
+        if threshold > 0:
+            # hardshrink keeps what is above its bound in one fused pass: the bound is the number below the threshold.
+            torch.hardshrink(row, float(torch.nextafter(threshold, torch.zeros_like(threshold))), out=target)
+        else:
+            target.copy_(row)
+    return kept
 
 
 def tensor_thresholds(values: Tensor, keep: float) -> Tensor:
@@ -43,12 +49,13 @@ def disjoint_merge(values: Tensor, majority: float, reduce: Literal["mean", "sum
         reduce: `mean` over the agreeing non-zero entries, or their `sum`.
     """
     elected = values.sum(0).sign_()
-    elected = torch.where(elected == 0, majority, elected)
-    agreeing = torch.where(values * elected > 0, values, 0)
+    elected.masked_fill_(elected == 0, majority)
+    # Signs are ±1, so the magnitudes that agree are exactly the positive products.
+    agreeing = (values * elected).relu_()
     total = agreeing.sum(0)
-    if reduce == "sum":
-        return total
-    return total / (agreeing != 0).sum(0).clamp_(min=1)
+    if reduce == "mean":
+        total /= agreeing.sign_().sum(0).clamp_(min=1)
+    return total.mul_(elected)
 
 
 def majority_statistic(trimmed: Any) -> Statistic:

@@ -1,0 +1,1 @@
+"""Benchmarks of merging: `python -m benchmarks.merging --help`."""

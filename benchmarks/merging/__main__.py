@@ -1,0 +1,138 @@
+"""Measure merges as whole processes: wall time, processor time, peak memory, ratios to the limit of input and output.
+
+    python -m benchmarks.merging                       # everything on ViT-B/32 shapes, 8 experts; about ten minutes
+    python -m benchmarks.merging --only ties cart --experts 20
+    python -m benchmarks.merging --model tiny          # a smoke test in half a minute
+
+It makes random float32 checkpoints (351 MB each for ViT-B-32) in --scratch and removes them afterwards.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.merging.shapes import TOWERS, make_checkpoints, tower
+
+WORK: dict[str, tuple[str, dict[str, Any]]] = {
+    "ta": ("task_arithmetic", {}),
+    "ties": ("ties", {"keep": 0.2}),
+    "dare": ("dare", {"drop": 0.9}),
+    "slerp": ("slerp", {}),
+    "iso_c": ("iso_c", {}),
+    "cart": ("cart", {"rank_ratio": 0.08}),
+    "tsv": ("tsv", {}),
+}
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Run one job in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.merging.worker", json.dumps(job)]
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        text = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - began
+    if process.returncode:
+        return {"wall": float("nan"), "cpu": float("nan"), "peak": float("nan"), "failed": process.returncode}
+    notes = json.loads(next(line for line in text.splitlines() if line.startswith("NOTES "))[6:])
+    return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, **notes}
+
+
+def show(label: str, found: dict[str, Any], limit: float | None, start: float) -> None:
+    """Print one row: wall, processor time, peak memory, and the ratio to start-up + the limit."""
+    seconds = found["wall"]
+    if found.get("factor", 1) != 1:
+        seconds += found["seconds"] * (found["factor"] - 1)
+    ratio = f"{(seconds - start) / limit:7.2f}" if limit else "       "
+    about = "~" if found.get("factor", 1) != 1 else " "
+    print(f"{label:28}{about}{seconds:8.1f} s {found['cpu']:8.1f} s {found['peak']:7.2f} GiB {ratio}", flush=True)
+
+
+def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure everything asked for; returns the rows."""
+    base, experts = make_checkpoints(scratch, options.model, options.experts)
+    common = {"base": str(base), "out": str(scratch / "out.safetensors"), "args": {}, "blocks": options.blocks}
+    everything = [str(path) for path in experts]
+    measure({**common, "kind": "limit", "experts": everything})  # warms the page cache
+    rows = []
+
+    def row(label: str, job: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
+        found = measure({**common, **job})
+        show(label, found, limit, start)
+        rows.append({"label": label, **found})
+        return found
+
+    start = 0.0
+    print(
+        f"{options.model}, {options.experts} experts      wall      processor    peak memory  (wall − import) / limit"
+    )
+    start = row("import torch", {"kind": "import", "experts": []})["wall"]
+    limits = {
+        count: row(f"limit of {count} + 1 reads", {"kind": "limit", "experts": everything[:count]})["seconds"]
+        for count in {options.experts, min(2, options.experts)}
+        if count
+    }
+    for name in options.only:
+        if name == "grid":
+            found = row("cart grid 21 x 5", {"kind": "grid", "experts": everything})
+            print(
+                f"  all 105 models / first preparation = {found['all'] / found['one']:.2f}"
+                f" (of it merging {found['merging']:.1f} s; {found['misses']} factorisations)"
+            )
+            continue
+        method, args = WORK[name]
+        chosen = everything[:2] if name == "slerp" else everything
+        row(
+            f"mergeflow {name}",
+            {"kind": "merge", "method": method, "args": args, "experts": chosen},
+            limits[len(chosen)],
+        )
+        if name in options.plain:
+            row(f"plain torch {name}", {"kind": "plain", "method": method, "experts": chosen}, limits[len(chosen)])
+    return rows
+
+
+def main() -> None:
+    """Parse the command line, check the disk, measure, clean up."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=TOWERS, default="ViT-B-32")
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--only", nargs="+", choices=[*WORK, "grid"], default=[*WORK, "grid"])
+    parser.add_argument(
+        "--plain", nargs="*", choices=list(WORK), default=list(WORK), help="plain formulas to measure too"
+    )
+    parser.add_argument("--blocks", type=int, default=2, help="blocks a plain SVD is measured on and extrapolated from")
+    parser.add_argument("--scratch", type=Path, help="folder for the checkpoints; a temporary one by default")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoints in --scratch")
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    options = parser.parse_args()
+    scratch = options.scratch or Path(tempfile.mkdtemp(prefix="mergeflow-bench-"))
+    scratch.mkdir(parents=True, exist_ok=True)
+    needed = (options.experts + 2) * sum(info.nbytes for info in tower(options.model).values())
+    if shutil.disk_usage(scratch).free < 1.1 * needed:
+        sys.exit(f"{scratch} has too little space: {needed / 1e9:.1f} GB are needed. Choose another with --scratch.")
+    try:
+        rows = run(scratch, options)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1))
+    finally:
+        if not options.keep:
+            for path in scratch.glob(f"{options.model}-*.safetensors"):
+                path.unlink()
+            for name in ("out.safetensors", "out.md"):
+                (scratch / name).unlink(missing_ok=True)
+            if options.scratch is None:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

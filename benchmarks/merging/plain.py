@@ -1,0 +1,128 @@
+"""The formulas as one would write them in a notebook: everything in memory, torch and safetensors alone."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+def io_limit(base: Path, experts: list[Path], out: Path) -> float:
+    """Map and read every input, write one output: what no merge can be faster than."""
+    total = 0.0
+    for path in (base, *experts):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                total += float(file.get_tensor(name).sum())
+    save_file(load_file(base), out)
+    return total
+
+
+def load(base: Path, experts: list[Path]) -> tuple[State, list[State]]:
+    """Return the base and the task vectors."""
+    start = load_file(base)
+    taus = []
+    for path in experts:
+        state = load_file(path)
+        taus.append({name: state[name] - start[name] for name in start})
+    return start, taus
+
+
+def task_arithmetic(start: State, taus: list[State]) -> State:
+    """θ0 + .3 Σ τ."""
+    return {name: value + 0.3 * torch.stack([tau[name] for tau in taus]).sum(0) for name, value in start.items()}
+
+
+def ties(start: State, taus: list[State], keep: float = 0.2) -> State:
+    """Global trim by k-th value of the flattened vector, then a disjoint mean."""
+    cuts = []
+    for tau in taus:
+        flat = torch.cat([value.reshape(-1) for value in tau.values()]).abs()
+        cuts.append(flat.kthvalue(flat.numel() - int(keep * flat.numel()) + 1).values)
+    merged = {}
+    for name, value in start.items():
+        stack = torch.stack([tau[name] for tau in taus])
+        trimmed = torch.stack([torch.where(row.abs() >= cut, row, 0) for row, cut in zip(stack, cuts, strict=True)])
+        sign = trimmed.sum(0).sign()
+        agreeing = torch.where(trimmed * sign > 0, trimmed, 0)
+        merged[name] = value + agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)
+    return merged
+
+
+def dare(start: State, taus: list[State], drop: float = 0.9) -> State:
+    """Bernoulli masks, rescaled, summed."""
+    merged = {}
+    for name, value in start.items():
+        kept = [tau[name] * (torch.rand_like(tau[name]) >= drop) / (1 - drop) for tau in taus]
+        merged[name] = value + 0.3 * torch.stack(kept).sum(0)
+    return merged
+
+
+def slerp(start: State, taus: list[State], t: float = 0.5) -> State:
+    """Spherical interpolation of two experts."""
+    merged = {}
+    for name, value in start.items():
+        a, b = (value + tau[name] for tau in taus[:2])
+        angle = torch.arccos((a * b).sum() / (a.norm() * b.norm()))
+        merged[name] = (torch.sin((1 - t) * angle) * a + torch.sin(t * angle) * b) / torch.sin(angle)
+    return merged
+
+
+def _treated(name: str, value: Tensor, everything: bool) -> bool:
+    return value.ndim == 2 and (everything or "attn" in name or "mlp" in name)
+
+
+def iso_c(start: State, taus: list[State]) -> State:
+    """SVD of the sum with a flat spectrum."""
+    merged = {}
+    for name, value in start.items():
+        total = torch.stack([tau[name] for tau in taus]).sum(0)
+        if _treated(name, value, True):
+            left, sigma, right = torch.linalg.svd(total, full_matrices=False)
+            merged[name] = value + sigma.mean() * left @ right
+        else:
+            merged[name] = value + total / len(taus)
+    return merged
+
+
+def cart(start: State, taus: list[State], ratio: float = 0.08) -> State:
+    """Σ SVD_k of the centred task vectors on the mean."""
+    merged = {}
+    for name, value in start.items():
+        stack = torch.stack([tau[name] for tau in taus])
+        mean = stack.mean(0)
+        merged[name] = value + mean
+        if _treated(name, value, False):
+            k = -int(-ratio * min(value.shape) // 1)
+            for row in stack - mean:
+                left, sigma, right = torch.linalg.svd(row, full_matrices=False)
+                merged[name] += (left[:, :k] * sigma[:k]) @ right[:k]
+    return merged
+
+
+def tsv(start: State, taus: list[State]) -> State:
+    """TSV-M."""
+    merged = {}
+    for name, value in start.items():
+        stack = torch.stack([tau[name] for tau in taus])
+        if not _treated(name, value, True):
+            merged[name] = value + stack.mean(0)
+            continue
+        k = max(1, min(value.shape) // len(taus))
+        factors = [torch.linalg.svd(row, full_matrices=False) for row in stack]
+        left, right = torch.cat([u[:, :k] for u, _, _ in factors], 1), torch.cat([v[:k] for _, _, v in factors], 0)
+        sigma = torch.cat([s[:k] for _, s, _ in factors])
+        polars = [u @ v for u, _, v in (torch.linalg.svd(side, full_matrices=False) for side in (left, right))]
+        merged[name] = value + (polars[0] * sigma) @ polars[1]
+    return merged
+
+
+SPECTRAL = ("iso_c", "cart", "tsv")
+
+
+def first_blocks(state: State, count: int) -> State:
+    """The tensors of the first blocks, from which the cost of all is extrapolated."""
+    return {name: value for name, value in state.items() if any(f"resblocks.{i}." in name for i in range(count))}

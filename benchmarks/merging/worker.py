@@ -1,0 +1,86 @@
+"""One measured process: `python -m benchmarks.merging.worker JSON`; prints its own notes as JSON."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job and return what only the process itself can know."""
+    base, experts, out = Path(job["base"]), [Path(path) for path in job["experts"]], Path(job["out"])
+    if job["kind"] == "import":
+        import torch
+
+        return {"torch": torch.__version__}
+    if job["kind"] == "limit":
+        from benchmarks.merging.plain import io_limit
+
+        began = time.perf_counter()
+        io_limit(base, experts, out)
+        return {"seconds": time.perf_counter() - began}
+    if job["kind"] == "plain":
+        return plain(job["method"], base, experts, out, job["blocks"])
+    if job["kind"] == "grid":
+        return grid(base, experts)
+    from mergeflow.merging import make_recipe, merge
+
+    names = {f"e{index:02d}": str(path) for index, path in enumerate(experts)}
+    recipe = {"method": job["method"], "args": job["args"], "base": str(base), "experts": names, "out": str(out)}
+    return {"seconds": merge(make_recipe(recipe), workers=job.get("workers")).seconds}
+
+
+def plain(method: str, base: Path, experts: list[Path], out: Path, blocks: int | None) -> dict[str, Any]:
+    """Run the plain formula; a spectral one on the first blocks only, with the factor to all."""
+    from safetensors.torch import save_file
+
+    from benchmarks.merging import plain as formulas
+
+    start, taus = formulas.load(base, experts)
+    factor = 1.0
+    if blocks and method in formulas.SPECTRAL:
+        whole = sum(value.numel() for name, value in start.items() if "resblocks" in name)
+        start = formulas.first_blocks(start, blocks)
+        factor = whole / sum(value.numel() for value in start.values())
+    began = time.perf_counter()
+    merged = getattr(formulas, method)(start, taus)
+    seconds = time.perf_counter() - began
+    save_file(merged, out)
+    return {"seconds": seconds, "factor": factor}
+
+
+def grid(base: Path, experts: list[Path]) -> dict[str, Any]:
+    """CART at 5 ranks × 21 scales in memory: the time of the first rank, and of all 105 merged models."""
+    from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.merging import FactorCache, configure, prepare
+
+    start = open_checkpoint(base)
+    states = {f"e{index:02d}": open_checkpoint(path) for index, path in enumerate(experts)}
+    ranks = (0.32, 0.16, 0.08, 0.04, 0.02)
+    cache = FactorCache(rank_ratio=ranks[0])
+    began = time.perf_counter()
+    first = prepare(configure("cart", {"rank_ratio": ranks[0]}), start, states, cache=cache)
+    one = time.perf_counter() - began
+    merging, made = 0.0, 0
+    for rank in ranks:
+        call = configure("cart", {"rank_ratio": rank})
+        found = first if rank == ranks[0] else prepare(call, start, states, cache=cache)
+        began_scales = time.perf_counter()
+        room = None
+        for step in range(21):
+            room = found.at(0.1 * step, out=room)
+            made += 1
+        merging += time.perf_counter() - began_scales
+    return {"one": one, "all": time.perf_counter() - began, "merging": merging, "models": made, "misses": cache.misses}
+
+
+def peak() -> float:
+    """Return this process's highest resident memory in GiB; unlike ru_maxrss it does not count the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
+
+
+if __name__ == "__main__":
+    found = main(json.loads(sys.argv[1]))
+    print("NOTES " + json.dumps({**found, "peak": peak()}))
