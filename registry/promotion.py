@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from mlflow.entities.model_registry import ModelVersion
 
 from mergeflow.errors import MergeflowError, unknown_name
-from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
+from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
 from registry.store import Store
 from registry.versions import (
@@ -124,8 +124,8 @@ def promote(
     """
     number = str(version)
     with store.lock(f"model {name}"):
-        require_model(store, name)
         state = _repair(store, name)
+        events = read_events(require_model(store, name).tags)
         versions = all_versions(store, name)
         if number not in versions:
             raise unknown_name(f"version of '{name}'", number, versions)
@@ -135,7 +135,7 @@ def promote(
         champion = None
         if state.champion is not None:
             champion = _champion_evidence(store, versions[state.champion], evidence, reevaluate, force)
-        out = withdrawn(snapshot(store, name).events, number)
+        out = withdrawn(events, number)
         decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed_tasks)
         _log_decision(store, name, number, state, decision, force)
         if not decision.promote and force is None:
@@ -206,9 +206,10 @@ def _event(state: State, action: str, version: str, line: tuple[str, ...], who: 
 
 
 def _repair(store: Store, name: str) -> State:
-    if find_model(store, name) is None:
+    model = find_model(store, name)
+    if model is None:
         return State(None, (), 0)
-    found = snapshot(store, name)
+    found = snapshot(store, name, model)
     state = resolve(found)
     _drop_uncommitted(store, name, found, state)
     if state.outside and state.champion is not None:

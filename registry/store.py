@@ -17,7 +17,7 @@ from registry.locks import file_lock, postgres_lock
 from registry.quiet import mlflow
 
 EXPERIMENT = "mergeflow"
-LOCK_SECONDS = 300.0
+LOCK_SECONDS = 1800.0  # a holder may be uploading a large model
 _VARIABLE = "MLFLOW_TRACKING_URI"
 
 

@@ -116,9 +116,9 @@ def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
             return {str(one.version): one for one in sorted(found, key=lambda one: int(one.version))}
 
 
-def snapshot(store: Store, name: str) -> Snapshot:
-    """Return what the registry says of the model now: aliases, versions, events."""
-    model = require_model(store, name)  # before the versions: an alias read here is of one that is listed there
+def snapshot(store: Store, name: str, model: RegisteredModel | None = None) -> Snapshot:
+    """Return what the registry says of the model now: aliases, versions, events; `model` where just read."""
+    model = model or require_model(store, name)  # first: its aliases are then of versions listed below
     aliases = {alias: str(number) for alias, number in model.aliases.items()}
     return Snapshot(aliases, set(all_versions(store, name)), read_events(model.tags), int(model.tags.get(LAST, 0)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from registry.gates import GateSettings
 from registry.lookup import current, history, list_versions
-from registry.promotion import promote, register, repair, rollback
+from registry.promotion import Force, promote, register, repair, rollback
 from registry.store import Store
 from registry.versions import all_versions, read_evidence
 
@@ -120,24 +120,26 @@ def survives_kills_of_the_first(store: Store, forker: Any, make: Callable[..., A
         step += 1
 
 
-def survives_kills_while_rolling_back(store: Store, forker: Any, make: Callable[..., Any], prefix: str) -> int:
+def survives_kills_while_rolling_back(store: Store, forker: Any, make: Callable[..., Any], name: str) -> int:
     """Kill a rollback before every write in turn; return how many writes there are."""
-    step = 0
+    actions, step = ["promote"] * 3, 0
+    for number, accuracy in enumerate((0.6, 0.7, 0.8), start=1):
+        register(store, name, make(f"{name}-{number}", accuracy))
+        promote(store, name, number, GATES)
     while True:
-        name = f"{prefix}-{step}"
-        for number, accuracy in enumerate((0.6, 0.7, 0.8), start=1):
-            register(store, name, make(f"{name}-{number}", accuracy))
-            promote(store, name, number, GATES)
-        dead = died(forker.run(store, lambda name=name, step=step: rollback(mortal(store, step), name)))
+        dead = died(forker.run(store, lambda step=step: rollback(mortal(store, step), name)))
         if assert_sound(store, name) == "3":  # the commit never came: ask again
             assert dead
             rollback(store, name)
         else:
             repair(store, name)
-        assert_settled(store, name, "2", ["promote"] * 3 + ["rollback"], 3)
+        actions.append("rollback")
+        assert_settled(store, name, "2", actions, 3)
         assert current(store, name).previous.version == "1"
         if not dead:
             return step
+        promote(store, name, 3, GATES, force=Force("ada", "for the next round"))
+        actions.append("force")
         step += 1
 
 
