@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -104,6 +104,20 @@ class Sweep(_Part):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     data: dict[str, Paths] = {}
 
+    @field_validator("experts", mode="before")
+    @classmethod
+    def _expert_paths(cls, value: Any) -> Any:
+        if isinstance(value, list) and not all(isinstance(path, str | Path) for path in value):
+            raise ValueError("expected a list of paths, or a mapping of names to paths")
+        return value
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_paths(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not all(isinstance(paths, Mapping) for paths in value.values()):
+            raise ValueError("expected kind → expert → path, such as fisher: {cars: cars.safetensors}")
+        return value
+
     @field_validator("tasks", mode="before")
     @classmethod
     def _short_tasks(cls, value: Any) -> Any:
@@ -193,6 +207,7 @@ def _told(fault: Any) -> str:
         where = f" of {'.'.join(place[:-1])}" if place[:-1] else ""
         return str(unknown_name(f"key{where}", place[-1], _fields_at(place[:-1])))
     message = fault["msg"].removeprefix("Value error, ").replace("Input should", "must").removesuffix(".")
+    message = message.replace("String should", "must")
     if fault["type"] == "missing":
         return f"{'.'.join(place)} is missing."
     shown = "" if fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
@@ -201,9 +216,5 @@ def _told(fault: Any) -> str:
 
 def _fields_at(place: list[str]) -> list[str]:
     """Return the keys that a part of the file may hold."""
-    kind: Any = Sweep
-    for part in place:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            annotation: Any = kind.model_fields[part].annotation
-            kind = next((one for one in get_args(annotation) if isinstance(one, type) and one is not str), annotation)
-    return list(kind.model_fields)
+    parts: dict[str, type[BaseModel]] = {"model": ModelPart, "tasks": TaskPart, "study": StudyPart}
+    return list((parts[place[0]] if place else Sweep).model_fields)

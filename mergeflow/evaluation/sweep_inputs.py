@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mergeflow.checkpoints import fingerprint
+from mergeflow.checkpoints import LazyStateDict, fingerprint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import LabelledImages
 from mergeflow.evaluation.sweep_file import ModelPart, Sweep
@@ -57,6 +57,7 @@ def open_sweep(
         builds = any(task.head is None for task in sweep.tasks.values())
         say("model")
         clip = open_model(sweep.model, sweep.device, whole=builds)
+        encoder = _fitting_encoder(sweep, clip, checkpoints.base)
         places = {}
         for task in sweep.tasks:
             say(f"data of {task}")
@@ -78,7 +79,7 @@ def open_sweep(
             },
             **digests,
         }
-        yield SweepInputs(checkpoints, ImageEncoder(clip), tasks, record)
+        yield SweepInputs(checkpoints, encoder, tasks, record)
 
 
 def check_device(device: str) -> None:
@@ -100,6 +101,18 @@ def open_model(model: ModelPart, device: str, whole: bool) -> ClipModel:
             f"set it to {clip.image_size}, or leave it out."
         )
     return clip
+
+
+def _fitting_encoder(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> ImageEncoder:
+    """Return the image tower, once it is known that the base's tensors are its own."""
+    encoder = ImageEncoder(clip)
+    own = {name: tuple(value.shape) for name, value in encoder.encoder_state().items()}
+    if own != {name: info.shape for name, info in base.infos.items()}:
+        try:
+            encoder.load_encoder_state(base)
+        except MergeflowError as error:
+            raise MergeflowError(f"base '{sweep.base}': {error}") from None
+    return encoder
 
 
 def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:

@@ -1,0 +1,73 @@
+"""`mergeflow statistics` from the command line to a merged file."""
+
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.commands.statistics import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.expert_statistics import draw_images
+from mergeflow.merging import load_recipe, merge
+from mergeflow.vision.data import load_split
+
+TASKS = ("red", "blue", "grey")
+
+
+def call(world: Path, kind: str, task: str, out: Path, *more: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    places = ["--task", str(world / "data" / task), "--head", str(world / "heads" / f"{task}.safetensors")]
+    fixed = [str(world / "experts" / f"{task}.safetensors"), *places, "--architecture", "pocket-clip"]
+    return CliRunner().invoke(app, ["statistics", kind, *fixed, "--out", str(out), *more])
+
+
+@pytest.mark.parametrize(("kind", "method"), [("fisher", "fisher"), ("gram", "regmean")])
+def test_from_commands_to_a_merge(world: Path, tmp_path: Path, kind: str, method: str):
+    files = {task: tmp_path / f"{task}.safetensors" for task in TASKS}
+    for task, path in files.items():
+        done = call(world, kind, task, path, "--samples", "6")
+        assert done.exit_code == 0, done.output
+        assert "6 images of train" in done.output
+    recipe = {
+        "method": method,
+        "base": str(world / "base.safetensors"),
+        "experts": {task: str(world / "experts" / f"{task}.safetensors") for task in TASKS},
+        "data": {kind: {task: str(path) for task, path in files.items()}},
+        "out": str(tmp_path / "merged.safetensors"),
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    made = merge(load_recipe(tmp_path / "recipe.yaml"))
+    assert open_checkpoint(made.path).infos == open_checkpoint(recipe["base"]).infos
+
+
+def test_deterministic_and_the_seed_draws_the_images(world: Path, tmp_path: Path):
+    outs = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    for out, seed in zip(outs, "001", strict=True):
+        assert call(world, "fisher", "red", out, "--samples", "4", "--seed", seed).exit_code == 0
+    assert outs[0].read_bytes() == outs[1].read_bytes() != outs[2].read_bytes()
+
+
+def test_fewer_images_than_samples_are_all_used(world: Path, tmp_path: Path):
+    done = call(world, "gram", "red", tmp_path / "g.safetensors", "--split", "validation")
+    assert "15 images of validation" in done.output
+
+
+def test_images_are_drawn_once_each(world: Path):
+    drawn = draw_images(str(world / "data/red"), "train", 24, seed=5, image_size=32)
+    whole = load_split(world / "data/red", "train").images
+    assert sorted(image.numpy().tobytes() for image in drawn) == sorted(image.tobytes() for image in whole)
+
+
+def test_errors_name_the_way_out(world: Path, tmp_path: Path):
+    done = call(world, "fisher", "red", tmp_path / "f.safetensors", "--labels", "samplet")
+    assert isinstance(done.exception, MergeflowError)
+    assert "did you mean 'sampled'" in str(done.exception)
+    done = call(world, "gram", "red", tmp_path / "f.safetensors", "--split", "test")
+    assert "never taken from test" in str(done.exception)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,143 @@
+"""Sweep files: everything wrong is found before a weight is read."""
+
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.sweep_file import load_sweep, make_sweep
+from mergeflow.evaluation.sweep_space import at_edge, grid_of
+from mergeflow.merging import configure
+from tests.evaluation.small import sweep_values
+
+NOWHERE = Path("nowhere")  # validation touches no file of the sweep
+
+
+def refused(match: str, **changes: Any) -> None:
+    with pytest.raises(MergeflowError, match=match):
+        make_sweep(sweep_values(NOWHERE, **changes))
+
+
+def test_the_small_sweep_is_valid_and_ordered_for_sharing():
+    sweep = make_sweep(sweep_values(NOWHERE))
+    assert len(sweep.grid()) == 1 + 3 + 6
+    calls = [configure(method, args).without_scale() for method, args in sweep.grid()]
+    changes = sum(one != other for one, other in pairwise(calls))
+    assert changes + 1 == len(set(calls)) == 4
+
+
+def test_unknown_keys_get_the_nearest_right_one():
+    refused("unknown key 'metods': did you mean 'methods'", metods={})
+    refused("unknown key of model 'arch.*': did you mean 'architecture'", model={"architecture": "a", "architectur": 1})
+    refused("unknown key of tasks.red 'heed': did you mean 'head'", tasks={"red": {"data": "d", "heed": "h"}})
+    refused("unknown key of study 'trails': did you mean 'trials'", study={"trials": 3, "trails": 4})
+    refused("unknown method 'tiez': did you mean 'ties'", methods={"tiez": {}})
+    refused("unknown argument of ties 'kep': did you mean 'keep'", methods={"ties": {"kep": [0.1]}})
+    refused("did you mean 'low'", study={"trials": 1}, methods={"ties": {"keep": {"lov": 0, "high": 1}}})
+
+
+def test_values_out_of_range_are_named():
+    refused("keep", methods={"ties": {"keep": [0.2, 1.5]}})
+    refused("batch_size.*found 0", batch_size=0)
+    refused("empty", methods={"ties": {"keep": []}})
+    refused("ranges need `study", methods={"ties": {"scale": {"low": 0, "high": 1}}})
+    refused("low 2 must be below high 1", study={"trials": 1}, methods={"ties": {"scale": {"low": 2, "high": 1}}})
+    refused("keep", study={"trials": 1}, methods={"ties": {"keep": {"low": 0.5, "high": 1.5}}})
+    log = {"low": 0, "high": 1, "log": True}
+    refused("starts above 0", study={"trials": 1}, methods={"ties": {"scale": log}})
+    refused("whole number", study={"trials": 1}, methods={"dare": {"seed": {"low": 0, "high": 1.5}}})
+    refused("finite number, found 'x'", study={"trials": 1}, methods={"ties": {"scale": {"low": "x", "high": 1.5}}})
+    refused("must", device="gpu")
+    refused("base is missing|must be a valid string", base=None)
+
+
+def test_all_faults_stand_in_one_message():
+    with pytest.raises(MergeflowError, match=r"faults:\n(.|\n)*batch_size(.|\n)*unknown key 'metods'"):
+        make_sweep(sweep_values(NOWHERE, batch_size=-1, metods={}))
+
+
+def test_test_is_refused_for_choosing():
+    refused("hyper-parameters are never chosen on test", split="test")
+    refused("'validation'", split="train")
+
+
+def test_tasks_need_a_head_and_for_normalised_accuracy_an_expert():
+    refused("no head", tasks={"red": {"data": "d"}})
+    refused("either `data`.*or `source`", tasks={"red": {"head": "h"}})
+    refused("either `data`.*or `source`", tasks={"red": {"data": "d", "source": "suite:pocket8", "head": "h"}})
+    refused("no expert to be normalised by", tasks={"green": {"data": "d", "head": "h"}})
+    refused("expert of task 'green' 'rad': did you mean 'red'", tasks={"green": {"data": "d", "expert": "rad"}})
+    refused("must not hold '/'", tasks={"../red": {"data": "d", "head": "h", "expert": "red"}})
+    assert make_sweep(sweep_values(NOWHERE, tasks={"green": {"data": "d", "head": "h"}}, objective="mean"))
+
+
+def test_methods_that_need_statistics_get_only_theirs():
+    refused("needs the statistic 'fisher' of experts", methods={"fisher": {}})
+    data = {"fisher": {task: f"{task}.safetensors" for task in ("red", "blue", "grey")}}
+    sweep = make_sweep(sweep_values(NOWHERE, methods={"fisher": {}, "ties": {}}, data=data))
+    assert dict(sweep.recipe("fisher", {}).data).keys() == {"fisher"}
+    assert sweep.recipe("ties", {}).data == ()
+
+
+def test_files_that_are_no_sweep_are_refused(tmp_path: Path):
+    place = tmp_path / "s.yaml"
+    with pytest.raises(MergeflowError, match="cannot read sweep"):
+        load_sweep(place)
+    for text, match in (("a: [", "not valid YAML"), ("- a", "holds a list"), ("", "holds a NoneType")):
+        place.write_text(text)
+        with pytest.raises(MergeflowError, match=match):
+            load_sweep(place)
+    place.write_text(yaml.safe_dump(sweep_values(NOWHERE), sort_keys=False))
+    assert load_sweep(place) == make_sweep(sweep_values(NOWHERE))
+
+
+scales = st.lists(st.floats(-3, 3), min_size=1, max_size=4)
+
+
+@given(keep=st.lists(st.floats(0, 1), min_size=1, max_size=3), scale=scales)
+def test_a_grid_is_every_combination_once(keep: list[float], scale: list[float]):
+    found = grid_of("ties", {"scale": scale, "keep": keep})
+    pairs = [(args["keep"], args["scale"]) for args in found]
+    assert set(pairs) == {(k, s) for k in keep for s in scale}
+    assert len({repr(configure("ties", args).args) for args in found}) == len(found)
+    # Candidates of one direction follow each other.
+    assert [k for k, _ in pairs] == sorted((k for k, _ in pairs), key=[*dict.fromkeys(keep)].index)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda x: st.lists(x, max_size=3)))
+def test_whatever_stands_in_a_key_the_error_is_for_people(value: Any):
+    for key in (
+        "base",
+        "experts",
+        "model",
+        "tasks",
+        "methods",
+        "study",
+        "objective",
+        "split",
+        "seed",
+        "device",
+        "data",
+    ):
+        with suppress(MergeflowError):  # any other kind of error is the failure
+            make_sweep(sweep_values(NOWHERE, **{key: value}))
+
+
+@given(
+    low=st.floats(-5, 5),
+    width=st.floats(0.01, 5),
+    place=st.floats(0, 1),
+)
+def test_edges_of_a_range(low: float, width: float, place: float):
+    value = low + place * width
+    edges = at_edge({"scale": {"low": low, "high": low + width}}, {"scale": value})
+    if place in (0, 1):
+        assert edges == ["scale"]
+    if 0.03 < place < 0.97:
+        assert edges == []
