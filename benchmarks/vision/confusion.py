@@ -16,7 +16,7 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import LabelledImages, accuracies, mean
-from mergeflow.merging import FactorCache, configure, prepare
+from mergeflow.merging import FactorCache, MethodCall, configure, prepare
 from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune
 from mergeflow.vision.heads import build_head
 from mergeflow.vision.models import POCKET, ImageEncoder, load_clip
@@ -32,8 +32,8 @@ GRIDS = {
     "ties": [{"keep": 0.2, "scale": s} for s in (0.25, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5)],
     "cart": [
         {"rank_ratio": r, "scale": s}
-        for r in (0.02, 0.04, 0.08, 0.16, 0.32)
-        for s in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+        for r in (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.6)
+        for s in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     ],
 }
 FINE_TUNE = FineTuneSettings(steps=300, batch_size=32, learning_rate=4e-4, precision="float32", save_every=1000)
@@ -66,6 +66,12 @@ def evaluate(encoder: ImageEncoder, state: State, data: dict[str, LabelledImages
     return accuracies(encoder, data)
 
 
+def title(call: MethodCall) -> str:
+    """Return a method's name with the arguments that its grid varies."""
+    varied = {name for args in GRIDS[call.name] for name in args}
+    return f"{call.name} ({', '.join(f'{name} {value}' for name, value in call.args.items() if name in varied)})"
+
+
 def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
     """Return test accuracies by row; every method's arguments are chosen on validation."""
     encoder = ImageEncoder(load_clip(POCKET, base_path))
@@ -80,18 +86,21 @@ def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
     for task, expert in experts.items():
         rows["individual"] |= evaluate(encoder, expert, {task: test[task]})
     rows["average"] = evaluate(encoder, prepare(configure("average", {}), base, experts).at(1.0), test)
-    cache = FactorCache()
     for method, grid in GRIDS.items():
-        best = (-1.0, {}, {})
-        directions: dict[object, object] = {}
+        groups: dict[MethodCall, list[MethodCall]] = {}
         for args in grid:
             call = configure(method, args)
-            key = call.without_scale()
-            directions.setdefault(key, prepare(call, base, experts, cache=cache) if key not in directions else None)
-            state = directions[key].at(call.scale)
-            best = max(best, (mean(evaluate(encoder, state, validation)), args, state), key=lambda entry: entry[0])
-        chosen = ", ".join(f"{name} {value}" for name, value in best[1].items())
-        rows[f"{method} ({chosen})"] = evaluate(encoder, best[2], test)
+            groups.setdefault(call.without_scale(), []).append(call)
+        cache, found = FactorCache(), []
+        for calls in groups.values():
+            direction = prepare(calls[0], base, experts, cache=cache)
+            scored = [(mean(evaluate(encoder, direction.at(call.scale), validation)), call) for call in calls]
+            best, call = max(scored, key=lambda entry: entry[0])
+            found.append((best, title(call), evaluate(encoder, direction.at(call.scale), test)))
+        if len(found) > 1:
+            rows |= {name: accuracy for _, name, accuracy in found}
+        _, name, accuracy = max(found, key=lambda entry: entry[0])
+        rows[f"{name}, chosen on validation"] = accuracy
     return rows
 
 
