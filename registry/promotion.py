@@ -6,8 +6,6 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from mlflow.entities.model_registry import ModelVersion
 
@@ -30,6 +28,7 @@ from registry.versions import (
     find_model,
     read_evidence,
     require_model,
+    scratch_folder,
     snapshot,
 )
 
@@ -252,8 +251,8 @@ def _log_decision(store: Store, name: str, number: str, state: State, decision: 
     document = {"model": name, "version": number, "against": against, "at": _now(), **asdict(decision)}
     document |= {"reasons": decision.reasons, "force": asdict(force) if force else None}
     version = store.client.get_model_version(name, number)
-    with TemporaryDirectory(prefix="mergeflow-decision-") as scratch:
-        path = Path(scratch) / f"{name}-v{number}-against-v{against}.json"
+    with scratch_folder(store, name) as scratch:
+        path = scratch / f"{name}-v{number}-against-v{against}.json"
         path.write_text(json.dumps(document, indent=2, sort_keys=True))
         if version.run_id:
             store.client.log_artifact(version.run_id, str(path), "decisions")

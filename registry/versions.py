@@ -176,7 +176,7 @@ def _finished_upload(store: Store, name: str, candidate: Candidate) -> LoggedMod
 
 
 def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
-    with _scratch(store, name) as scratch:
+    with scratch_folder(store, name) as scratch:
         folder = scratch / "model"
         save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
         check_pyfunc(folder)
@@ -198,8 +198,8 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
 
 
 @contextmanager
-def _scratch(store: Store, name: str) -> Iterator[Path]:
-    """Give an empty folder on the project's disk; what a killed attempt left there goes first."""
+def scratch_folder(store: Store, name: str) -> Iterator[Path]:
+    """Give the holder of the lock an empty folder on the project's disk; what a killed holder left goes first."""
     folder = store.lock_folder.parent / "registry" / name
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -207,8 +207,8 @@ def _scratch(store: Store, name: str) -> Iterator[Path]:
         yield folder
     except OSError as error:
         raise MergeflowError(
-            f"the model '{name}' was not registered: {error}. Nothing was promoted; make room or give access there, "
-            "and run again."
+            f"the registry could not write for the model '{name}': {error}. Nothing was promoted; make room or give "
+            "access there, and run again."
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
