@@ -81,5 +81,16 @@ def polar(matrix: Tensor) -> Tensor:
 
     It is the matrix with orthonormal columns (or rows) nearest to A.
     """
-    left, _, right = svd(matrix)
-    return left @ right.T
+    return polar_and_values(matrix)[0]
+
+
+def polar_and_values(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return U Vᵀ and the singular values of A = U Σ Vᵀ, float64, as A V Σ⁻¹ Vᵀ: one product with A."""
+    flipped = matrix.shape[0] < matrix.shape[1]
+    tall = (matrix.T if flipped else matrix).double()
+    values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")
+    sigma = values.clamp_(min=0).sqrt_()
+    real = sigma > _NULL * sigma[-1]
+    kept = vectors[:, real]
+    factor = tall @ ((kept / sigma[real]) @ kept.T)
+    return (factor.T if flipped else factor), sigma

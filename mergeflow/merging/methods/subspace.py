@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import polar, svd
+from mergeflow.merging.linalg import polar, polar_and_values, svd
 from mergeflow.merging.matrices import Selection, is_matrix, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
@@ -68,8 +68,8 @@ def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
     total = taus.sum(0)
     if not bool(total.any()):
         return torch.zeros_like(total)
-    left, sigma, right = svd(total)
-    return (sigma.sum() / min(total.shape)) * (left @ right.T)
+    factor, sigma = polar_and_values(total)
+    return factor * sigma.mean()
 
 
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
