@@ -1,4 +1,4 @@
-"""Commands that measure what some methods need: statistics fisher, statistics gram."""
+"""Commands that get from data what some methods need: statistics fisher, statistics gram, adamerge."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +25,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(group, name="statistics")
     group.command()(fisher)
     group.command()(gram)
+    app.command("adamerge")(adamerge)
 
 
 def fisher(
@@ -65,6 +66,54 @@ def gram(
     """Write the Gram matrices of every linear weight's inputs, for `regmean`: data: {gram: {EXPERT: FILE}}."""
     shared = {"samples": samples, "split": split, "seed": seed, "device": device, "architecture": architecture}
     _write(out, kind="gram", expert=str(expert), task=str(task), batch_size=batch_size, **shared)
+
+
+def adamerge(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe of the method adamerging.")],
+    task: Annotated[list[str], typer.Option(metavar="TASK=FOLDER", help="A prepared folder; repeat for each task.")],
+    head: Annotated[list[str], typer.Option(metavar="TASK=FILE", help="Its head; repeat for each task.")],
+    architecture: Architecture,
+    out: Annotated[Path, typer.Option(help="Folder for the coefficients and the recipe that uses them.")],
+    split: Annotated[str, typer.Option(help="Whose images, without labels; the paper takes those of test.")] = (
+        "validation"
+    ),
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per task and step.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of the batches.")] = 0,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.steps=100.")
+    ] = None,
+) -> None:
+    """Learn AdaMerging's coefficients by entropy on images without labels."""
+    from mergeflow.evaluation.entropy import RECIPE, AdamergeOrder, learn_coefficients
+    from mergeflow.merging import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    order = AdamergeOrder(architecture, _pairs(task, "--task"), _pairs(head, "--head"), split, batch_size, seed)
+    with progress_bar("adamerging") as progress:
+        found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
+    for name, values in found.coefficients.items():
+        numbers = list(values.values())
+        mean = sum(numbers) / len(numbers)
+        spread = "" if min(numbers) == max(numbers) else f"  ({min(numbers):.4f} to {max(numbers):.4f} over tensors)"
+        typer.echo(f"{name}  {mean:.4f}{spread}")
+    if found.losses:
+        typer.echo(f"entropy {found.losses[0]:.4f} at the first step, {found.losses[-1]:.4f} at the last")
+    typer.echo(f"{out / RECIPE}, for `mergeflow merge {out / RECIPE}`")
+
+
+def _pairs(entries: list[str], option: str) -> dict[str, str]:
+    from mergeflow.errors import MergeflowError
+
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals or not name or not value:
+            raise MergeflowError(f"{option} '{entry}' is not of the form TASK=PATH.")
+        if name in found:
+            raise MergeflowError(f"{option} names '{name}' twice.")
+        found[name] = value
+    return found
 
 
 def _write(out: Path, **order: Any) -> None:

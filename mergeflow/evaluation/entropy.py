@@ -1,0 +1,174 @@
+"""AdaMerging's loss: the entropy of a merged model on images without labels; and learning coefficients by it."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints import write_checkpoint, write_text
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.sweep_file import ModelPart
+from mergeflow.evaluation.sweep_inputs import check_device, check_head, open_model
+from mergeflow.evaluation.sweep_results import recipe_text
+from mergeflow.merging import Recipe, make_recipe
+from mergeflow.merging.adamerging import Learned, learn
+from mergeflow.merging.plan import open_inputs
+from mergeflow.vision.data import load_split
+from mergeflow.vision.heads import Head, load_head
+from mergeflow.vision.models import ClipModel, ImageEncoder
+
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class UnlabelledImages:
+    """Images of one task with its head; labels have no place here.
+
+    Attributes:
+        images: uint8 [N, S, S, 3], on any device.
+        head: The task's frozen head, on the encoder's device.
+    """
+
+    images: Tensor
+    head: Head
+
+
+def entropy_gradient(
+    encoder: ImageEncoder,
+    tasks: Mapping[str, UnlabelledImages],
+    state: Mapping[str, Tensor],
+    batch_size: int = 16,
+    seed: int = 0,
+    step: int = 0,
+) -> tuple[float, dict[str, Tensor]]:
+    r"""Return the entropy of a model on one batch of each task, and its gradient in the weights.
+
+    L = Σ_t 1/B Σ_i H(p(x_i)), H(p) = -Σ_c p_c log p_c
+
+    Args:
+        encoder: The image tower; its weights become those of the state.
+        tasks: Unlabelled images by task.
+        state: Weights by name.
+        batch_size: B images per task, drawn without replacement.
+        seed: With `step` and the task's name, decides the batch.
+        step: Which step it is.
+
+    Returns:
+        The loss, and its gradient by tensor name.
+
+    Source: Yang et al., AdaMerging (ICLR 2024), section 3.2.2.
+    """
+    encoder.eval()
+    encoder.load_encoder_state(state)
+    parameters = {name: value for name, value in encoder.named_parameters() if value.is_floating_point()}
+    totals = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    loss = 0.0
+    encoder.requires_grad_(True)
+    for task in sorted(tasks):  # one task at a time: the graph of one batch is all that is held
+        images, head = tasks[task].images, tasks[task].head
+        generator = torch.Generator().manual_seed(_batch_seed(seed, task, step))
+        chosen = torch.randperm(len(images), generator=generator)[:batch_size]
+        device = next(iter(parameters.values())).device
+        with torch.enable_grad():
+            log_p = head.logits(encoder(images[chosen.to(images.device)].to(device))).log_softmax(dim=1)
+            entropy = -(log_p.exp() * log_p).sum(dim=1).mean()
+            found = torch.autograd.grad(entropy, list(parameters.values()), allow_unused=True)
+        loss += float(entropy.detach())
+        for total, gradient in zip(totals.values(), found, strict=True):
+            if gradient is not None:
+                total += gradient
+    return loss, totals
+
+
+def _batch_seed(seed: int, task: str, step: int) -> int:
+    """A seed of its own for every task and step, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{task}".encode()).digest()[:7])
+
+
+@dataclass(frozen=True)
+class AdamergeOrder:
+    """What coefficients are learned from.
+
+    Attributes:
+        architecture: Of the image encoder.
+        tasks: Prepared folders by task.
+        heads: Heads' files by task.
+        split: Whose images; the labels are not used, so the paper takes those of test.
+        batch_size: Images per task and step.
+        seed: Of the batches.
+    """
+
+    architecture: str
+    tasks: Mapping[str, str]
+    heads: Mapping[str, str]
+    split: str = "validation"
+    batch_size: int = 16
+    seed: int = 0
+
+
+def learn_coefficients(
+    recipe: Recipe,
+    order: AdamergeOrder,
+    out: str | Path,
+    *,
+    resolve: Callable[[str], str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Learned:
+    """Learn AdaMerging's coefficients and write one file per expert, and `recipe.yaml`, the recipe that uses them.
+
+    Args:
+        recipe: Of the method `adamerging`; its arguments decide granularity, directions, steps and learning rate.
+        order: Images, heads and batches.
+        out: The folder to write.
+        resolve: Turns references such as models:/name@alias into local paths.
+        progress: Called with steps done and in all.
+
+    Raises:
+        MergeflowError: another method, inputs that are missing or do not fit, or an entropy that is not finite.
+    """
+    if recipe.method != "adamerging":
+        raise MergeflowError(f"only 'adamerging' learns coefficients, the recipe's method is '{recipe.method}'.")
+    if order.tasks.keys() != order.heads.keys() or not order.tasks:
+        told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
+        raise MergeflowError(f"every task needs a folder and a head: found {told}.")
+    place = Path(out)
+    files = _files(recipe, place)
+    check_device(recipe.device)
+    clip = open_model(ModelPart(architecture=order.architecture), recipe.device, whole=False)
+    encoder = ImageEncoder(clip)
+    tasks = {task: _open_task(order, task, clip, recipe.device) for task in order.tasks}
+    with open_inputs(recipe, resolve) as inputs:
+        encoder.load_encoder_state(inputs.base)
+        found = learn(
+            recipe.call(),
+            inputs.base,
+            inputs.experts,
+            lambda state, step: entropy_gradient(encoder, tasks, state, order.batch_size, order.seed, step),
+            progress,
+        )
+    for name, values in found.coefficients.items():
+        tensors = {tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in values.items()}
+        write_checkpoint(files[name], tensors, {"kind": "coefficients", "expert": name, "split": order.split})
+    values = recipe.model_dump(mode="json", exclude_none=True)
+    data = {"coefficients": {name: str(path) for name, path in files.items()}}
+    written = make_recipe({**values, "data": data, "out": recipe.out or str(place / "merged.safetensors")})
+    write_text(place / RECIPE, recipe_text(written))
+    return found
+
+
+def _files(recipe: Recipe, place: Path) -> dict[str, Path]:
+    names = [name for name, _ in (*recipe.experts, *recipe.task_vectors)]
+    files = {name: place / f"{name.replace('/', '_')}.safetensors" for name in names}
+    if len(set(files.values())) < len(files):
+        raise MergeflowError(f"experts {names} would share a file name: name them apart.")
+    return files
+
+
+def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> UnlabelledImages:
+    found = load_split(order.tasks[task], order.split)
+    head = load_head(order.heads[task])
+    check_head(task, head, found.class_names, clip)
+    return UnlabelledImages(torch.from_numpy(found.images.copy()).to(device), head.to(device))

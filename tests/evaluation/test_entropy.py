@@ -1,0 +1,138 @@
+"""AdaMerging from images without labels: gradient, determinism, purpose, and that labels play no part."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.commands.statistics import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.entropy import AdamergeOrder, UnlabelledImages, entropy_gradient, learn_coefficients
+from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.vision.data import load_split
+from mergeflow.vision.models import ImageEncoder, load_clip
+from tests.evaluation.small import TASKS, load_head
+
+
+def recipe_values(world: Path, **args: Any) -> dict[str, Any]:
+    experts = {task: str(world / "experts" / f"{task}.safetensors") for task in TASKS}
+    return {"method": "adamerging", "args": args, "base": str(world / "base.safetensors"), "experts": experts}
+
+
+def order(world: Path, data: Path | None = None, **changes: Any) -> AdamergeOrder:
+    folders = {task: str((data or world / "data") / task) for task in TASKS}
+    heads = {task: str(world / "heads" / f"{task}.safetensors") for task in TASKS}
+    return AdamergeOrder("pocket-clip", folders, heads, **changes)
+
+
+def unlabelled(world: Path) -> dict[str, UnlabelledImages]:
+    return {
+        task: UnlabelledImages(
+            torch.from_numpy(load_split(world / "data" / task, "test").images.copy()),
+            load_head(world / "heads" / f"{task}.safetensors"),
+        )
+        for task in TASKS
+    }
+
+
+def test_reference_loss_and_gradient(world: Path):
+    """The loss written out on whole splits, and its slope along a direction by central differences."""
+    encoder, tasks = ImageEncoder(load_clip("pocket-clip")), unlabelled(world)
+    state = dict(open_checkpoint(world / "base.safetensors"))
+    loss, gradient = entropy_gradient(encoder, tasks, state, batch_size=99)
+    with torch.no_grad():
+        p = {task: found.head.logits(encoder(found.images)).double().softmax(1) for task, found in tasks.items()}
+    expected = sum(float(-(q * q.log()).sum(1).mean()) for q in p.values())
+    assert abs(loss - expected) < 1e-4 * expected
+    expert = dict(open_checkpoint(world / "experts/red.safetensors"))
+    tau = {name: expert[name] - state[name] for name in state}
+    ahead, behind = (
+        entropy_gradient(encoder, tasks, {name: state[name] + h * tau[name] for name in state}, 99)[0]
+        for h in (0.02, -0.02)
+    )
+    slope = sum(float((gradient[name] * tau[name]).sum()) for name in state)
+    assert abs((ahead - behind) / 0.04 - slope) < 0.02 * abs(slope)
+
+
+def test_batches_depend_on_seed_step_and_task_alone(world: Path):
+    encoder, tasks = ImageEncoder(load_clip("pocket-clip")), unlabelled(world)
+    state = dict(open_checkpoint(world / "base.safetensors"))
+
+    def loss(seed: int, step: int) -> float:
+        return entropy_gradient(encoder, dict(reversed(tasks.items())), state, 3, seed, step)[0]
+
+    assert loss(0, 1) == loss(0, 1)
+    assert len({loss(0, 0), loss(0, 1), loss(1, 0)}) == 3
+
+
+@pytest.mark.parametrize(("granularity", "on"), [("task", "task_vectors"), ("layer", "cart")])
+def test_purpose_entropy_falls_and_the_recipe_merges(world: Path, tmp_path: Path, granularity: str, on: str):
+    args = {"steps": 12, "lr": 0.02, "granularity": granularity, "on": on}
+    found = learn_coefficients(make_recipe(recipe_values(world, **args)), order(world, batch_size=15), tmp_path)
+    assert len(found.losses) == 12
+    assert found.losses[-1] < found.losses[0]
+    per_expert = {name: len(set(values.values())) for name, values in found.coefficients.items()}
+    assert all((count == 1) == (granularity == "task") for count in per_expert.values())
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    merged = dict(open_checkpoint(merge(recipe).path))
+    loss, _ = entropy_gradient(
+        ImageEncoder(load_clip("pocket-clip")),
+        {
+            task: UnlabelledImages(
+                torch.from_numpy(load_split(world / "data" / task, "validation").images.copy()),
+                load_head(world / "heads" / f"{task}.safetensors"),
+            )
+            for task in TASKS
+        },
+        merged,
+        15,
+    )
+    assert loss < found.losses[0]
+
+
+def test_property_labels_play_no_part(world: Path, tmp_path: Path):
+    """Other labels, the same bytes."""
+    shutil.copytree(world / "data", tmp_path / "data")
+    for path in (tmp_path / "data").glob("*/*.labels.npy"):
+        np.save(path, 2 - np.load(path))
+    assert not hasattr(UnlabelledImages, "labels")
+    for name, data in (("true", world / "data"), ("false", tmp_path / "data")):
+        recipe = make_recipe(recipe_values(world, steps=3))
+        learn_coefficients(recipe, order(world, data, split="test", batch_size=4), tmp_path / name)
+    for task in TASKS:
+        one, two = ((tmp_path / name / f"{task}.safetensors").read_bytes() for name in ("true", "false"))
+        assert one == two
+
+
+def test_the_command_prints_and_writes(world: Path, tmp_path: Path):
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe_values(world)))
+    places = []
+    for task in TASKS:
+        places += ["--task", f"{task}={world / 'data' / task}", "--head", f"{task}={world}/heads/{task}.safetensors"]
+    fixed = [*places, "--architecture", "pocket-clip", "--out", str(tmp_path / "out"), "--set", "args.steps=2"]
+    done = CliRunner().invoke(app, ["adamerge", str(tmp_path / "recipe.yaml"), *fixed])
+    assert done.exit_code == 0, done.output
+    assert "red  0.298" in done.output
+    assert "entropy" in done.output
+    assert load_recipe(tmp_path / "out/recipe.yaml").call().args["steps"] == 2
+    done = CliRunner().invoke(app, ["adamerge", str(tmp_path / "recipe.yaml"), *fixed, "--task", "red=x"])
+    assert "names 'red' twice" in str(done.exception)
+
+
+def test_bad_orders_are_refused(world: Path, tmp_path: Path):
+    with pytest.raises(MergeflowError, match="only 'adamerging'"):
+        learn_coefficients(make_recipe({**recipe_values(world), "method": "average"}), order(world), tmp_path)
+    part = AdamergeOrder("pocket-clip", {"red": "x"}, {"blue": "y"})
+    with pytest.raises(MergeflowError, match="every task needs a folder and a head"):
+        learn_coefficients(make_recipe(recipe_values(world)), part, tmp_path)
+    assert not list(tmp_path.iterdir())
