@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
 from mergeflow.vision.suites import TEMPLATES, Suite, get_suite
-from mergeflow.vision.suites.canvas import CLIP_ART, PHOTO
 from mergeflow.vision.suites.core import generator
+from mergeflow.vision.suites.stream import draw_chunk
 from mergeflow.vision.tokenizer import vocabulary_digest
 
 _SHARDS = 2  # halves of a batch, each on its own thread: faster on two cores than two threads inside every operation
@@ -94,44 +94,41 @@ def confused_captions(suite: Suite, settings: PretrainSettings) -> dict[str, dic
     return cycles
 
 
-def _draw_chunk(suite_name: str, task_name: str, start: int, stop: int, share: float, seed: int) -> np.ndarray:
-    """Draw images `start` to `stop` of a task's pre-training stream, uint8 [N, 32, 32, 3]; runs in a worker."""
-    task = get_suite(suite_name).tasks[task_name]
-    images = []
-    for index in range(start, stop):
-        rng = generator(task_name, "pretrain", seed, index)
-        style = PHOTO if rng.random() < share else CLIP_ART
-        images.append(task.paint(rng, index % len(task.class_names), style))
-    return np.stack(images)
+def _counts(settings: PretrainSettings) -> dict[str, int]:
+    """Return the number of drawings of each task."""
+    weights = {name: settings.weights.get(name, 1.0) for name in get_suite(settings.suite).tasks}
+    return {name: round(settings.images * weight / sum(weights.values())) for name, weight in weights.items()}
 
 
-def draw_pool(settings: PretrainSettings, workers: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-    """Draw the pre-training images.
-
-    Returns:
-        Images uint8 [N, 32, 32, 3] and captions int64 [N], indices into all class names of the suite in order.
-    """
+def draw_captions(settings: PretrainSettings) -> Tensor:
+    """Return the caption of every pre-training drawing, int64 [N], an index into all class names of the suite."""
     suite = get_suite(settings.suite)
-    weights = {name: settings.weights.get(name, 1.0) for name in suite.tasks}
     cycles = confused_captions(suite, settings)
-    jobs, captions, first = [], [], 0
-    for name, task in suite.tasks.items():
-        count = round(settings.images * weights[name] / sum(weights.values()))
-        labels = np.arange(count) % len(task.class_names)
+    captions, first = [], 0
+    for name, count in _counts(settings).items():
+        classes = len(suite.tasks[name].class_names)
+        labels = np.arange(count) % classes
         swapped = generator("captions", name, settings.seed).random(count) < settings.confusion
-        following = np.array([cycles[name].get(label, label) for label in range(len(task.class_names))])
+        following = np.array([cycles[name].get(label, label) for label in range(classes)])
         captions.append(first + np.where(swapped, following[labels], labels))
-        first += len(task.class_names)
-        for start in range(0, count, _CHUNK):
-            stop = min(start + _CHUNK, count)
-            jobs.append((settings.suite, name, start, stop, settings.photo_share, settings.seed))
+        first += classes
+    return torch.from_numpy(np.concatenate(captions))
+
+
+def draw_images(settings: PretrainSettings, workers: int, progress: Progress | None = None) -> Tensor:
+    """Draw the pre-training images, uint8 [N, 32, 32, 3], task by task."""
+    jobs = [
+        (settings.suite, name, start, min(start + _CHUNK, count), settings.photo_share, settings.seed)
+        for name, count in _counts(settings).items()
+        for start in range(0, count, _CHUNK)
+    ]
     parts = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(_draw_chunk, *zip(*jobs, strict=True)):
+        for part in pool.map(draw_chunk, *zip(*jobs, strict=True)):
             parts.append(part)
             if progress:
                 progress("draw", len(parts), len(jobs))
-    return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(np.concatenate(captions))
+    return torch.from_numpy(np.concatenate(parts))
 
 
 @contextmanager
@@ -241,8 +238,8 @@ def pretrain(
     Returns:
         The checkpoint's fingerprint and the last training loss.
     """
-    images, captions = draw_pool(settings, workers, progress)
-    clip, loss = train_base(settings, images, captions, progress)
+    images = draw_images(settings, workers, progress)
+    clip, loss = train_base(settings, images, draw_captions(settings), progress)
     record = {
         "kind": "base",
         "architecture": POCKET,

@@ -1,0 +1,72 @@
+"""Pre-training of the base: determinism, confused captions, the record."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.vision.models import ASSETS
+from mergeflow.vision.pretraining import PretrainSettings, _rate, confused_captions, draw_captions, pretrain, train_base
+from mergeflow.vision.suites import get_suite
+
+TINY = PretrainSettings(images=160, passes=48, batch=16, seed=4)
+SUITE = get_suite("pocket8")
+
+
+def test_the_shipped_base_was_made_by_the_default_recipe():
+    with open_checkpoint(ASSETS / "pocket8-base.safetensors") as base:
+        assert json.loads(base.metadata["recipe"]) == PretrainSettings().model_dump()
+
+
+def test_the_same_settings_give_the_same_file_whatever_the_workers(tmp_path):
+    seen = []
+    one = pretrain(TINY, tmp_path / "one.safetensors", lambda *step: seen.append(step), workers=1)
+    two = pretrain(TINY, tmp_path / "two.safetensors", workers=2)
+    assert one == two
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
+    assert seen[-1] == ("train", 3, 3)
+
+
+def test_only_confused_classes_carry_the_next_caption_and_at_the_given_rate():
+    settings = PretrainSettings(images=3000, passes=32, seed=1, weights=dict.fromkeys(SUITE.tasks, 1.0))
+    captions, cycles, first, start = draw_captions(settings), confused_captions(SUITE, settings), 0, 0
+    for name, task in SUITE.tasks.items():
+        classes, count = len(task.class_names), 375
+        labels = torch.arange(count) % classes
+        found = captions[start : start + count] - first
+        confused = torch.isin(labels, torch.tensor(list(cycles[name])))
+        assert torch.equal(found[~confused], labels[~confused])
+        assert all(f in (label, cycles[name][label]) for f, label in zip(*pairs(found, labels, confused), strict=True))
+        assert (found != labels)[confused].float().mean() == pytest.approx(0.7, abs=0.15)
+        first, start = first + classes, start + count
+
+
+def pairs(found, labels, chosen):
+    return found[chosen].tolist(), labels[chosen].tolist()
+
+
+def test_training_learns():
+    settings = PretrainSettings(images=64, passes=64 * 15, batch=64, confusion=0.0, learning_rate=1e-3)
+    images = torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    threads = torch.get_num_threads()
+    _, loss = train_base(settings, images, torch.arange(64) % 4)
+    assert loss < 3, "log 124 is 4.8"
+    assert torch.get_num_threads() == threads
+
+
+def test_settings_refuse_what_they_do_not_know():
+    with pytest.raises(ValidationError, match="learning_rat"):
+        PretrainSettings(learning_rat=1.0)
+    with pytest.raises(ValidationError, match="confusion"):
+        PretrainSettings(confusion=1.5)
+
+
+@given(st.integers(1, 400), st.floats(0, 0.9))
+def test_the_learning_rate_stays_in_its_range_and_ends_low(steps, warmup):
+    rates = [_rate(step, steps, warmup) for step in range(steps)]
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert max(rates) == 1 or steps == 1
