@@ -20,7 +20,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
 from mergeflow.merging.cache import FactorCache
-from mergeflow.merging.method import Model, Stack
+from mergeflow.merging.method import Model, Stack, Statistic
 
 BUFFER = 256 * 2**20
 State = Mapping[str, Tensor]
@@ -115,7 +115,7 @@ class Engine:
     def first_passes(self) -> None:
         """Find the statistics of the whole model that the method needs."""
         for statistic in self.call.method.statistics(self.call.typed, self.dtype):
-            self._first_pass(statistic)
+            self.first_pass(statistic)
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
@@ -141,7 +141,8 @@ class Engine:
                 stop = min(start + BLOCK, info.numel)
                 yield Unit(name, start, stop, (stop - start,))
 
-    def _first_pass(self, statistic: Any) -> None:
+    def first_pass(self, statistic: Statistic) -> None:
+        """Run one pass; each worker folds into an accumulator of its own."""
         args = self.call.typed
         mine = local()
         totals: list[list[Any]] = []

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from math import ceil
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -34,6 +35,11 @@ def parts(name: str, matrix: Tensor, split_qkv: bool) -> list[Tensor]:
     """Return the matrix, or its query, key and value thirds where it is a fused one and these are wanted."""
     fused = name.endswith(_FUSED) and matrix.shape[-2] % 3 == 0 and matrix.shape[-2] > 3
     return list(matrix.chunk(3, dim=-2)) if split_qkv and fused else [matrix]
+
+
+def join(pieces: list[Tensor]) -> Tensor:
+    """Put the parts of a matrix together again; a single one is not copied."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor"]) -> int:

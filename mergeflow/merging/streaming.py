@@ -100,6 +100,8 @@ def merge(
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
         single = target.suffix == ".safetensors"
         result, digests = job.into_file() if single else job.into_folder(resume)
+        if progress is not None:
+            progress(job.plan.bytes_read, job.plan.bytes_read)
     return Merged(target, result, digests, recipe, time.monotonic() - began)
 
 

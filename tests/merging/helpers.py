@@ -1,10 +1,13 @@
 """State dicts for the tests of merging: awkward tensors, and a few numbers to check formulas by hand."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mergeflow.merging import Recipe, make_recipe
 
 State = dict[str, Tensor]
 
@@ -89,3 +92,14 @@ def one(taus: Tensor, base: Tensor | None = None, name: str = "blocks.0.attn.wei
     """A model of a single float64 tensor, from its stack of task vectors [T, …]."""
     start = torch.zeros_like(taus[0]) if base is None else base
     return {name: start}, {f"e{index}": {name: start + tau} for index, tau in enumerate(taus)}
+
+
+def recipe(folder: Path, **changes: Any) -> Recipe:
+    """A recipe for the files of the fixture `files`."""
+    values = {
+        "method": "task_arithmetic",
+        "base": str(folder / "base.safetensors"),
+        "experts": [str(folder / f"expert{index}.safetensors") for index in range(3)],
+        "out": str(folder / "out.safetensors"),
+    }
+    return make_recipe({**values, **changes})

@@ -65,11 +65,10 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     Source:
         Matena and Raffel, Merging models with Fisher-weighted averaging (NeurIPS 2022), equation 6.
     """
-    weights = stack.model.weights
     fishers = torch.stack([_datum(stack, "fisher", name, stack.base.shape) for name in stack.model.experts])
     if bool((fishers < 0).any()):
         raise MergeflowError(f"the Fisher information of tensor '{stack.name}' has negative entries: squares cannot.")
-    shares = (fishers + args.eps) * torch.tensor(weights, dtype=fishers.dtype).reshape(-1, *[1] * stack.base.ndim)
+    shares = (fishers + args.eps) * stack.weight_column
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.linalg import truncate
-from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
+from mergeflow.merging.matrices import Selection, is_matrix, join, parts, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 
@@ -34,7 +34,7 @@ def sum_truncated(stack: Stack, deltas: Tensor, args: LowRankArgs) -> Tensor:
             truncate(part, rank_of(part.shape, args.rank_ratio, args.rounding), stack.model.cache)
             for part in parts(stack.name, delta, args.split_qkv)
         ]
-        total += torch.cat(pieces) * weight if weight != 1 else torch.cat(pieces)
+        total += join(pieces) * weight if weight != 1 else join(pieces)
     return total
 
 

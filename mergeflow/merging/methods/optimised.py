@@ -4,7 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.matrices import Selection, is_matrix, parts
+from mergeflow.merging.matrices import Selection, is_matrix, join, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -64,4 +64,4 @@ def wudi(stack: Stack, args: WudiArgs) -> Parts:
     pieces = [
         minimise_interference(part, args.steps, args.lr) for part in parts(stack.name, stack.weighted, args.split_qkv)
     ]
-    return stack.base, torch.cat(pieces)
+    return stack.base, join(pieces)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.linalg import polar, polar_and_values, svd
-from mergeflow.merging.matrices import Selection, is_matrix, parts
+from mergeflow.merging.matrices import Selection, is_matrix, join, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
 
@@ -50,7 +50,7 @@ def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tenso
     if not _treated(stack, args):
         return stack.weighted.sum(0) / len(stack.taus)
     pieces = [merge(part, args) for part in parts(stack.name, stack.weighted, args.split_qkv)]
-    return torch.cat(pieces).to(stack.taus.dtype)
+    return join(pieces).to(stack.taus.dtype)
 
 
 def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
@@ -69,7 +69,7 @@ def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
     if not bool(total.any()):
         return torch.zeros_like(total)
     factor, sigma = polar_and_values(total)
-    return factor * sigma.mean()
+    return factor.mul_(sigma.mean())
 
 
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:

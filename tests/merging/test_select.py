@@ -1,0 +1,68 @@
+"""The exact k-th value over a whole model, found by histograms, is the one a full sort finds: bit for bit."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergeflow.merging.catalog import configure
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.method import Statistic
+from mergeflow.merging.select import order_statistics, ordered_bits
+
+# Ordinary, tiny (denormal), huge and repeated values, and both zeros.
+VALUES = st.one_of(
+    st.floats(-1e3, 1e3),
+    st.floats(-1e-40, 1e-40),
+    st.floats(-3e38, 3e38),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5]),
+)
+
+
+def found(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool) -> torch.Tensor:
+    """The k-th largest of each expert over a model of two tensors, by the engine's passes."""
+    half = len(rows[0]) // 2
+    experts = {
+        f"e{index}": {"a": torch.tensor(row[:half], dtype=dtype), "b": torch.tensor(row[half:], dtype=dtype)}
+        for index, row in enumerate(rows)
+    }
+    base = {name: torch.zeros_like(value) for name, value in experts["e0"].items()}
+    engine = Engine(configure("ties"), base, experts, workers=1)
+    passes: tuple[Statistic, ...] = order_statistics(
+        lambda stack, args: stack.taus, lambda args, n: k, dtype, "kth", magnitudes
+    )
+    for statistic in passes:
+        engine.first_pass(statistic)
+    result: torch.Tensor = engine.model.known["kth"]
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(2, 30).flatmap(
+        lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=3)
+    ),
+    share=st.floats(0, 1),
+    wide=st.booleans(),
+    magnitudes=st.booleans(),
+)
+def test_like_a_full_sort(rows, share, wide, magnitudes):
+    dtype = torch.float64 if wide else torch.float32
+    k = max(1, round(share * len(rows[0])))
+    values = torch.tensor(rows, dtype=dtype)
+    values = values.abs() if magnitudes else values
+    expected = values.sort(dim=1, descending=True).values[:, k - 1].double()
+    assert torch.equal(found(rows, k, dtype, magnitudes), expected)
+
+
+def test_rank_0_keeps_nothing():
+    assert found([[1.0, 2.0]], 0, torch.float32, True).tolist() == [float("inf")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ordered_bits_order_and_undo_themselves(dtype):
+    values = torch.tensor([-float("inf"), -1e30, -1.0, -1e-42, 0.0, 1e-42, 1.0, 1e30, float("inf")], dtype=dtype)
+    bits = ordered_bits(values)
+    assert bool((bits.diff() > 0).all())
+    assert torch.equal(ordered_bits(bits.view(dtype)).view(dtype), values)
+    assert int(ordered_bits(torch.tensor([-0.0], dtype=dtype))) == int(ordered_bits(torch.tensor([0.0], dtype=dtype)))
