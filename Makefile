@@ -11,7 +11,7 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint install lock clean
+.PHONY: demo test lint install lock docs clean
 
 demo: $(INSTALLED)
 	@mergeflow run
@@ -42,6 +42,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 lock:
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --upgrade -o requirements.lock pyproject.toml
+
+# The pages that are written from the code.
+docs: $(INSTALLED)
+	@python -m mergeflow.merging.docs docs/methods.md
+	@python -m mergeflow.commands.reference
 
 clean:
 	@git clean -xdff --quiet

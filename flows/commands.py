@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from flows import registry_commands
+
 # Nothing this project starts reports home. The word "true": Prefect does not take "1".
 QUIET = {
     "DO_NOT_TRACK": "true",
@@ -26,6 +28,7 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    registry_commands.add_commands(app, root)
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
 

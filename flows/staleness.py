@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import Stage
+from tasks.graph import Stage, covers, read_yaml
 
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
@@ -36,8 +36,18 @@ def _dvc(root: Path, *arguments: str) -> str:
 
 def fetch_output(root: Path, path: Path) -> None:
     """Bring a missing file or folder back from DVC's cache or remote, if DVC tracks it; else do nothing."""
-    relative = str(path.resolve().relative_to(root)) if path.resolve().is_relative_to(root) else str(path)
+    whole = path.resolve()
+    if not whole.is_relative_to(root) or not _is_tracked(root, whole.relative_to(root).as_posix()):
+        return
+    wanted = whole.relative_to(root).as_posix()
+    try:
+        _dvc(root, "checkout", "--quiet", wanted)
+    except MergeflowError:  # not in the cache
+        _dvc(root, "pull", "--quiet", wanted)
+
+
+def _is_tracked(root: Path, path: str) -> bool:
     lock = root / "dvc.lock"
-    tracked = (root / f"{relative}.dvc").exists() or (lock.exists() and f"path: {relative}\n" in lock.read_text())
-    if tracked:
-        _dvc(root, "pull", "--quiet", relative)
+    stages = read_yaml(lock)["stages"].values() if lock.exists() else []
+    outs = [out["path"] for stage in stages for out in stage.get("outs", [])]
+    return (root / f"{path}.dvc").exists() or any(covers(out, path) for out in outs)

@@ -5,12 +5,13 @@ Heavy imports happen inside the commands, so that `mergeflow --help` answers at 
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
-from mergeflow.commands import merging, vectors
+from mergeflow.commands import merging, statistics, sweep, vectors
 from mergeflow.errors import MergeflowError
 
 app = typer.Typer(
@@ -30,15 +31,25 @@ def find_project(start: Path) -> Path | None:
     return None
 
 
+def add_all_commands(start: Path) -> Callable[[str], str] | None:
+    """Add the library's commands, and the project's when `start` lies in a project folder.
+
+    Returns:
+        What follows references in recipes (models:/name@alias), which only a project can; None outside.
+    """
+    for family in (merging, vectors, sweep, statistics):
+        family.add_commands(app)
+    project = find_project(start)
+    if project is None:
+        return None
+    sys.path.insert(0, str(project))
+    resolve: Callable[[str], str] = importlib.import_module("flows.commands").add_commands(app, project)
+    return resolve
+
+
 def main() -> None:
     """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
-    merging.add_commands(app)
-    vectors.add_commands(app)
-    resolve = None
-    project = find_project(Path.cwd())
-    if project is not None:
-        sys.path.insert(0, str(project))
-        resolve = importlib.import_module("flows.commands").add_commands(app, project)
+    resolve = add_all_commands(Path.cwd())
     try:
         app(obj=resolve)
     except MergeflowError as error:

@@ -1,0 +1,55 @@
+"""The page of commands, written from the command line itself: `make docs`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_HEAD = """# Commands
+
+Written from the command line by `make docs`; a test keeps it so. The commands marked *project* work inside a project
+folder: one with `dvc.yaml`, `params.yaml` and `flows/`. Bad input ends with one message and status 2.
+"""
+_LIBRARY = "mergeflow.commands"
+
+
+def every_command(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Return every command of a group of commands by its words, for example `vector extract`."""
+    found: dict[str, Any] = {}
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            found |= every_command(command, f"{prefix}{name} ")
+        else:
+            found[f"{prefix}{name}"] = command
+    return found
+
+
+def commands_page(group: Any) -> str:
+    """Return the page: for each command what it does, its arguments and options."""
+    parts = [_HEAD]
+    for words, command in every_command(group).items():
+        kind = "" if command.callback.__module__.startswith(_LIBRARY) else " *project*"
+        parts.append(f"## `mergeflow {words}`{kind}\n\n{' '.join((command.help or '').split())}")
+        rows = [row for parameter in command.params for row in _row(parameter)]
+        if rows:
+            parts.append("| argument | default | meaning |\n|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _row(parameter: Any) -> Iterator[str]:
+    if parameter.name == "help":
+        return
+    option = parameter.param_type_name == "option"
+    name = ", ".join(parameter.opts) if option else parameter.name.upper()
+    default = "required" if parameter.required else parameter.default
+    shown = "" if default in (None, False) else str(default)
+    yield f"| `{name}` | {shown} | {parameter.help or ''} |"
+
+
+if __name__ == "__main__":
+    import typer
+
+    from mergeflow.cli import add_all_commands, app
+
+    root = Path(__file__).parents[2]
+    add_all_commands(root)
+    (root / "docs/commands.md").write_text(commands_page(typer.main.get_command(app)), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""The records of a pipeline's run, filled from its outputs."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from registry.records import ChildRecord, DatasetRecord, PipelineRecord
+
+
+class StageFiles(Protocol):
+    """What the stage is given: paths of declared inputs and outputs, sections of the parameters, cost records."""
+
+    root: Path
+
+    def dep(self, path: str) -> Path: ...
+    def out(self, path: str) -> Path: ...
+    def section(self, key: str) -> Any: ...
+    def cost(self, address: str) -> dict[str, Any]: ...
+
+
+def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord:
+    """Return the pipeline's run: parameters, test figures, data sets, DVC's hashes, figures and results."""
+    test = read_json(io, "outputs/results/test.json")
+    metrics = {f"test/{row['name']}/{key}": row[key] for row in test["rows"] for key in ("mean", "normalised")}
+    fine_tuning = io.section("finetune").model_dump()
+    params = {f"finetune.{key}": value for key, value in fine_tuning.items()}
+    params |= {f"model.{key}": value for key, value in io.section("model").model_dump().items()}
+    files = sorted(io.dep("outputs/results/figures").glob("*.svg"))
+    return PipelineRecord(
+        name="pipeline",
+        fingerprint=hashlib.sha256(json.dumps([selection, test], sort_keys=True).encode()).hexdigest(),
+        params={**params, "seed": io.section("seed"), "tasks": ",".join(selection["tasks"])},
+        metrics=metrics,
+        tags={"git_commit": _git_commit(io.root), "winner": selection["winner"]},
+        dvc=_dvc_hashes(io.root),
+        datasets=tuple(_datasets(io, selection["tasks"])),
+        artifacts={
+            "figures": tuple(map(str, files)),
+            "results": tuple(str(io.dep(f"outputs/results/{name}.json")) for name in ("selection", "test", "geometry")),
+        },
+    )
+
+
+def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
+    for task in tasks:
+        splits = read_json(io, f"outputs/data/manifests/{task}/manifest.json")["splits"]
+        for split, facts in splits.items():
+            yield DatasetRecord(
+                task=task,
+                split=split,
+                digest=split_digest(io, task, split),
+                path=f"outputs/data/{split}/{task}",
+                counts={"images": facts["count"]},
+            )
+
+
+def split_digest(io: StageFiles, task: str, split: str) -> str:
+    """Return one SHA-256 for the pixels and labels of a split."""
+    facts = read_json(io, f"outputs/data/manifests/{task}/manifest.json")["splits"][split]
+    return hashlib.sha256((facts["pixels_sha256"] + facts["labels_sha256"]).encode()).hexdigest()
+
+
+def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRecord]:
+    """Yield the run of each expert and of each method."""
+    test = {row["name"]: row for row in read_json(io, "outputs/results/test.json")["rows"]}
+    for task in selection["tasks"]:
+        summary = read_json(io, f"outputs/experts/{task}/training.json")
+        curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
+        yield ChildRecord(
+            kind="expert",
+            name=task,
+            params={"task": task, "fingerprint": summary["fingerprint"], **summary["settings"]},
+            metrics={"test/accuracy": test["individual"]["accuracy"][task], **_seconds(io, f"finetune@{task}")},
+            steps=tuple((key, row["steps"], row[key]) for row in summary["epochs"] for key in curves),
+        )
+    for method, chosen in selection["methods"].items():
+        sweep = read_json(io, f"outputs/sweeps/{method}.json")
+        metrics = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
+        metrics |= {f"test/{key}": test[method][key] for key in ("mean", "normalised")}
+        metrics |= {f"test/accuracy/{task}": value for task, value in test[method]["accuracy"].items()}
+        yield ChildRecord(
+            kind="method",
+            name=method,
+            params={"fingerprint": chosen["fingerprint"], "candidates": chosen["candidates"], **chosen["args"]},
+            metrics={**metrics, **_seconds(io, f"sweep@{method}")},
+            steps=tuple(
+                ("validation/candidate/normalised", number, row["normalised"])
+                for number, row in enumerate(sweep["candidates"])
+            ),
+            artifacts={"sweep": (str(io.dep(f"outputs/sweeps/{method}.json")),)},
+        )
+
+
+def _seconds(io: StageFiles, address: str) -> dict[str, float]:
+    cost = io.cost(address)
+    return {"seconds": cost["seconds"]} if cost else {}
+
+
+def read_json(io: StageFiles, path: str) -> dict[str, Any]:
+    """Return the content of a declared JSON file."""
+    value: dict[str, Any] = json.loads(io.dep(path).read_text())
+    return value
+
+
+def _dvc_hashes(root: Path) -> dict[str, str]:
+    """Return DVC's hash of every output that dvc.lock knows; the flow records them before this stage runs."""
+    lock = root / "dvc.lock"
+    stages = yaml.safe_load(lock.read_text())["stages"] if lock.exists() else {}
+    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out}
+
+
+def _git_commit(root: Path) -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

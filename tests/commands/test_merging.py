@@ -1,0 +1,109 @@
+"""The commands of the library, as a shell runs them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner, Result
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.commands import merging, vectors
+from mergeflow.errors import MergeflowError
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run() -> Run:
+    app = Typer(pretty_exceptions_enable=False)
+    merging.add_commands(app)
+    vectors.add_commands(app)
+
+    def invoke(*words: str | Path) -> Result:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        if isinstance(result.exception, MergeflowError):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base of one matrix and one vector, two experts, a recipe."""
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    base = {"attn.weight": torch.randn(6, 4, generator=generator), "bias": torch.zeros(4)}
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    for name in ("a", "b"):
+        expert = {key: value + torch.randn(value.shape, generator=generator) for key, value in base.items()}
+        write_checkpoint(tmp_path / f"{name}.safetensors", expert)
+    (tmp_path / "recipe.yaml").write_text(
+        "method: task_arithmetic\nargs: {scale: 0.5}\nbase: base.safetensors\n"
+        "experts: {a: a.safetensors, b: b.safetensors}\nout: merged.safetensors\n"
+    )
+    return tmp_path
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    with open_checkpoint(path) as state:
+        return {name: state[name].clone() for name in state}
+
+
+def test_merge_with_a_changed_scale(run: Run, folder: Path) -> None:
+    result = run("merge", "recipe.yaml", "--set", "args.scale=1.0")
+    assert result.exit_code == 0, result.output
+    base, a, b, merged = (tensors(folder / f"{name}.safetensors") for name in ("base", "a", "b", "merged"))
+    expected = base["bias"] + (a["bias"] - base["bias"]) + (b["bias"] - base["bias"])
+    torch.testing.assert_close(merged["bias"], expected)
+
+
+def test_check_writes_nothing(run: Run, folder: Path) -> None:
+    result = run("check", "recipe.yaml")
+    assert "task_arithmetic (scale 0.5)" in result.output
+    assert not (folder / "merged.safetensors").exists()
+
+
+def test_a_wrong_argument_is_one_message(run: Run, folder: Path) -> None:
+    with pytest.raises(MergeflowError, match="did you mean 'scale'"):
+        run("merge", "recipe.yaml", "--set", "args.scle=1")
+
+
+def test_methods_lists_all_and_explains_one(run: Run) -> None:
+    listed = run("methods").output
+    for name in ("ties", "cart", "tsv", "emr", "adamerging"):
+        assert name in listed
+    assert "Yadav" in run("methods", "ties").output
+
+
+def test_diff_tells_by_its_status(run: Run, folder: Path) -> None:
+    assert run("diff", "a.safetensors", "a.safetensors").exit_code == 0
+    different = run("diff", "a.safetensors", "b.safetensors")
+    assert different.exit_code == 1
+    assert "attn.weight" in different.output
+
+
+def test_vector_arithmetic_round_trip(run: Run, folder: Path) -> None:
+    for name in ("a", "b"):
+        run("vector", "extract", "base.safetensors", f"{name}.safetensors", "--out", f"v{name}.safetensors")
+    run("vector", "negate", "va.safetensors", "--out", "n.safetensors")
+    run("vector", "add", "va.safetensors", "n.safetensors", "--out", "zero.safetensors")
+    assert all((value == 0).all() for value in tensors(folder / "zero.safetensors").values())
+    run("vector", "scale", "va.safetensors", "2.0", "--out", "twice.safetensors")
+    run("vector", "add", "va.safetensors", "--weight", "2.0", "--out", "also.safetensors")
+    assert run("diff", "twice.safetensors", "also.safetensors").exit_code == 0
+    run("vector", "analogy", "va.safetensors", "vb.safetensors", "va.safetensors", "--out", "c.safetensors")
+    torch.testing.assert_close(tensors(folder / "c.safetensors"), tensors(folder / "vb.safetensors"))
+
+
+def test_compress_and_extract_one_task(run: Run, folder: Path) -> None:
+    experts = ["--expert", "a=a.safetensors", "--expert", "b=b.safetensors"]
+    made = run("compress", "cart_indexing", "--base", "base.safetensors", *experts, "--out", "small.safetensors")
+    assert made.exit_code == 0, made.output
+    taken = run("extract-task", "small.safetensors", "a", "--out", "again.safetensors")
+    assert taken.exit_code == 0, taken.output
+    assert tensors(folder / "again.safetensors").keys() == tensors(folder / "a.safetensors").keys()
+    with pytest.raises(MergeflowError, match="NAME=VALUE"):
+        run("compress", "emr", "--base", "base.safetensors", "--expert", "a", "--out", "x.safetensors")

@@ -1,0 +1,83 @@
+"""The documents are true: trees match the disk, commands exist, links lead somewhere, parameters are all there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+
+from mergeflow.cli import add_all_commands, app
+from mergeflow.commands.reference import commands_page, every_command
+from tasks.parameters import Params
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.fixture(scope="module")
+def group() -> typer.core.TyperGroup:
+    add_all_commands(ROOT)
+    return typer.main.get_command(app)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), target
+
+
+def test_readmes_tree_is_on_the_disk() -> None:
+    text = (ROOT / "README.md").read_text()
+    tree = text.split("## Where things are")[1].split("```")[1]
+    top = re.findall(r"^([\w.]+/?)(?= )", tree, re.MULTILINE)
+    library = re.findall(r"^  ([\w.]+/?)(?= )", tree, re.MULTILINE)
+    assert len(top) >= 8
+    assert all((ROOT / name).exists() or name == "outputs/" for name in top), top
+    assert library
+    assert all((ROOT / "mergeflow" / name).exists() for name in library), library
+    packages = {path.name for path in (ROOT / "mergeflow").iterdir() if (path / "__init__.py").exists()}
+    assert packages <= {name.rstrip("/") for name in library}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_documents_exist(page: Path, group: typer.core.TyperGroup) -> None:
+    known = set(every_command(group))
+    for line in re.findall(r"(?:^|`)mergeflow ((?:[a-z-]+)(?: [a-z-]+)?)", page.read_text(), re.MULTILINE):
+        words = line.split()
+        assert words[0] in known or " ".join(words) in known, line
+
+
+def test_the_page_of_commands_is_current(group: typer.core.TyperGroup) -> None:
+    written = (ROOT / "docs/commands.md").read_text()
+    assert written == commands_page(group), "write it again: make docs"
+
+
+def test_params_yaml_names_every_parameter() -> None:
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+
+    def check(model: type[BaseModel], section: dict[str, object], where: str) -> None:
+        assert set(model.model_fields) == set(section), where
+        for name, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                check(field.annotation, section[name], f"{where}{name}.")  # type: ignore[arg-type]
+
+    check(Params, values, "")
+
+
+def test_no_file_names_a_package_host_or_this_machine() -> None:
+    import subprocess
+
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    hosts = re.compile(
+        r"pypi\.org|files\.pythonhosted|index-url [^\\\n]*://|deb\.debian\.org|registry\.npmjs", re.IGNORECASE
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.suffix in (".safetensors", ".png") or name == "tests/test_docs.py" or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        assert not hosts.search(text), name
+        assert str(ROOT) + "/" not in text, name
