@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 SweepLogger = Callable[["SweepResult"], str]
 """Logs a finished sweep somewhere and says where; the project half supplies one."""
 
-# Candidates of one method that the table shows.
+# Candidates of one method that the table shows, and the columns that method, arguments and summary need.
 _SHOWN = 3
+_COMMON_WIDTH = 74
 
 
 def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
@@ -44,8 +45,10 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
             raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
         loaded = load_sweep(file)
         console = Console()
+        if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
+            console = Console(width=160)
         found = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
-        console.print(result_table(found))
+        console.print(result_table(found, console.width))
         for line in _remarks(found):
             console.print(line, highlight=False, soft_wrap=True)
         winner = found.folder / WINNER
@@ -69,17 +72,22 @@ def _run(sweep: Any, folder: Path, resolve: Any, console: Console) -> "SweepResu
         )
 
 
-def result_table(found: "SweepResult") -> Table:
-    """Return the best candidates of each method, the base and the experts; the winner marked, edges marked."""
+def result_table(found: "SweepResult", width: int) -> Table:
+    """Return the best candidates of each method, the base and the experts; the winner marked, edges marked.
+
+    Columns of tasks stand only where all fit beside the rest.
+    """
     tasks = list(found.base.accuracy)
+    if _COMMON_WIDTH + sum(max(len(task), 5) + 2 for task in tasks) > width:
+        tasks = []
     table = Table(title="Validation accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("method", no_wrap=True)
-    table.add_column("arguments", overflow="fold")
-    for name in (*(tasks if len(tasks) <= 8 else ()), "mean", "normalised"):
+    table.add_column("arguments", overflow="fold", min_width=24)
+    for name in (*tasks, "mean", "normalised"):
         table.add_column(name, justify="right", no_wrap=True)
 
     def numbers(accuracy: dict[str, float], *summary: float | None) -> list[str]:
-        shown = [*(accuracy[task] for task in tasks if len(tasks) <= 8), *summary]
+        shown = [*(accuracy[task] for task in tasks), *summary]
         return ["-" if value is None else f"{100 * value:.1f}" for value in shown]
 
     table.add_row("base", "", *numbers(found.base.accuracy, found.base.mean, found.base.normalised), style="dim")
@@ -112,7 +120,9 @@ def arguments(trial: "Trial") -> str:
 
 
 def _remarks(found: "SweepResult") -> list[str]:
-    lines = [f"{len(found.trials)} trials, {found.scored} models scored now, {found.seconds:.1f} s. * the winner."]
+    each = ", ".join(f"{task} {100 * value:.1f}" for task, value in found.winner.score.accuracy.items())
+    counts = f"{len(found.trials)} trials, {found.scored} models scored now, {found.seconds:.1f} s."
+    lines = [counts, f"* the winner: {each}."]
     if found.winner.edges:
         lines.append(
             f"[yellow]The winner stands at an end of what was tried for {', '.join(found.winner.edges)} (marked !): "

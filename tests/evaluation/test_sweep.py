@@ -1,5 +1,6 @@
 """Sweeps end to end: against plain merges, deterministic, resumable after a kill, and useful."""
 
+import io
 import json
 import os
 import signal
@@ -239,6 +240,35 @@ def test_the_command_prints_the_table_and_the_recipe(world: Path, grid: SweepRes
     assert "scale 0.6!" in done.output
     assert (grid.folder / "winner.yaml").read_text().strip() in done.output
     assert "logged 10 trials" in done.output
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_fits_its_screen(grid: SweepResult, width: int):
+    from rich.console import Console
+
+    from mergeflow.commands.sweep import result_table
+
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(result_table(grid, width))
+    text = console.export_text()
+    assert "rank_ratio 0.04, scale 2!" in text
+    assert ("grey" in text) == (width == 200)
+    assert "…" not in text
+
+
+def test_a_second_registration_replaces_the_first(world: Path, grid: SweepResult, tmp_path: Path):
+    """How a project adds its logger to the library's command."""
+    import typer
+
+    from mergeflow.commands.sweep import add_commands
+
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    add_commands(app, log=lambda found: "logged")
+    done = CliRunner().invoke(app, ["sweep", str(write_file(world, tmp_path)), "--out", str(grid.folder), "--log"])
+    assert done.exit_code == 0
+    assert "logged" in done.output
 
 
 def test_log_without_a_project_is_refused(tmp_path: Path):
