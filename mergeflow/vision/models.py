@@ -2,11 +2,11 @@
 
 import logging
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,20 +109,24 @@ def _weights_path(architecture: str, pretrained: str | None) -> Path | None:
     raise unknown_name(f"pretrained tag of {architecture}", pretrained, tags)
 
 
+_CREATION = Lock()  # random weights come from torch's global generator, which threads would interleave
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep open_clip's remarks, such as the one about random weights, off the terminal; this thread's alone."""
-    here = threading.get_ident()
+    """Keep open_clip's remarks, such as the one about random weights, off the terminal."""
+    root, sink = logging.getLogger(), logging.NullHandler()  # without any handler logging would install one for good
 
-    def from_elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != here
+    def foreign(record: logging.LogRecord) -> bool:
+        return "open_clip" not in record.pathname
 
-    root = logging.getLogger()
-    root.addFilter(from_elsewhere)
+    root.addHandler(sink)
+    root.addFilter(foreign)
     try:
         yield
     finally:
-        root.removeFilter(from_elsewhere)
+        root.removeFilter(foreign)
+        root.removeHandler(sink)
 
 
 def _create(architecture: str, tag: str | None, seed: int) -> Any:
@@ -131,7 +135,7 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
 
     if tag:
         _check_tag(architecture, tag)
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with _CREATION, _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             return open_clip.create_model(

@@ -106,6 +106,16 @@ def test_random_weights_follow_the_seed_and_leave_the_generator_alone():
     assert not torch.equal(one["visual.proj"], three["visual.proj"])
 
 
+def test_models_made_in_threads_are_the_models_made_alone():
+    def projection(seed):
+        return load_clip("pocket-clip", seed=seed).model.visual.proj
+
+    alone = [projection(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(projection, range(4)))
+    assert all(torch.equal(one, two) for one, two in zip(alone, together, strict=True))
+
+
 def test_loading_says_nothing(capfd):
     handlers = logging.getLogger().handlers[:]
     load_clip("pocket-clip")
