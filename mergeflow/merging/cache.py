@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from math import ceil
 from threading import Lock
 
 from torch import Tensor
@@ -13,7 +14,7 @@ class FactorCache:
     """Keeps the leading singular vectors of matrices, found again by the content of the matrix.
 
     The key is a digest of the matrix, so a cache can be shared by any sweeps: equal matrices share their factors, and
-    another expert or base never meets a stale one.
+    another expert or base never meets a stale one. Results with and without a cache are the same bits.
 
     Args:
         rank_ratio: Share of the smaller side that is kept; give the largest ratio of the grid to save memory.
@@ -23,20 +24,21 @@ class FactorCache:
         self.rank_ratio = rank_ratio
         self.hits = 0
         self.misses = 0
-        self._basis: dict[bytes, Tensor] = {}
+        self._basis: dict[tuple[bytes, int], Tensor] = {}
         self._lock = Lock()
 
-    def basis(self, matrix: Tensor, rank: int, compute: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """Return at least `rank` leading singular vectors of the smaller side, computed when they are not known."""
-        key = _digest(matrix)
+    def basis(self, matrix: Tensor, rank: int, size: int, compute: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Return at least `rank` of the `size` leading singular vectors that `compute` finds, computed when missing."""
+        key = _digest(matrix), size
         with self._lock:
             known = self._basis.get(key)
-        if known is not None and known.shape[1] >= rank:
-            self.hits += 1
+            found = known is not None and known.shape[1] >= rank
+            self.hits += found
+            self.misses += not found
+        if known is not None and found:
             return known
-        self.misses += 1
-        wanted = max(rank, min(min(matrix.shape), -int(-min(matrix.shape) * self.rank_ratio // 1)))
-        basis = compute(matrix, wanted)
+        kept = max(rank, ceil(min(matrix.shape) * self.rank_ratio))
+        basis = compute(matrix, rank)[:, :kept].contiguous()
         with self._lock:
             self._basis[key] = basis
         return basis

@@ -7,7 +7,7 @@ computes with one thread, so the number of workers does not change a bit either.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
 from mergeflow.merging.cache import FactorCache
+from mergeflow.merging.lapack import one_thread
 from mergeflow.merging.method import Model, Stack, Statistic
 
 BUFFER = 256 * 2**20
@@ -223,7 +224,8 @@ class Engine:
         largest = max((info.numel for info in self.infos.values()), default=0)
         budget = (len(self.names) + 3) * largest * self.dtype.itemsize + self.buffer
         flying: dict[Future[None], int] = {}
-        with single_threaded(workers) as pool:
+        whole = not self.call.method.elementwise(self.call.typed)
+        with one_thread() if whole else nullcontext(), single_threaded(workers) as pool:
             try:
                 for unit in units:
                     cost = self._cost(unit)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.merging.cache import FactorCache
+from mergeflow.merging.lapack import WORTH, leading_eigen
 
 # Columns of a Gram matrix formed at once: only the blocks on and below the diagonal are computed.
 _STRIP = 192
@@ -28,10 +29,26 @@ def gram(matrix: Tensor) -> Tensor:
 
 
 def leading_basis(matrix: Tensor, rank: int) -> Tensor:
-    """Return the `rank` leading singular vectors of the smaller side, [min side, rank], in the matrix's type."""
+    """Return `rank` or more leading singular vectors of the smaller side, [min side, ·], in the matrix's type.
+
+    How many depends on `basis_size` alone, so that a result does not depend on which ranks a cache met before.
+    """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    vectors = torch.linalg.eigh(gram(tall), UPLO="L").eigenvectors
-    return vectors[:, -rank:].flip(1).to(matrix.dtype).contiguous()
+    vectors = _leading(gram(tall), basis_size(min(matrix.shape), rank))[1]
+    return vectors.flip(1).to(matrix.dtype).contiguous()
+
+
+def basis_size(side: int, rank: int) -> int:
+    """Return how many singular vectors are computed for a rank: an eighth of the side, or all where more are needed."""
+    return side // 8 if rank <= side // 8 else side
+
+
+def _leading(product: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The `rank` largest eigenvalues, rising, and their vectors, of a Gram matrix that may be overwritten."""
+    if product.device.type == "cpu" and rank <= WORTH * len(product):
+        return leading_eigen(product, rank)
+    values, vectors = torch.linalg.eigh(product, UPLO="L")
+    return values[-rank:], vectors[:, -rank:]
 
 
 def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Tensor:
@@ -52,8 +69,10 @@ def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Ten
 
 def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> tuple[Tensor, Tensor]:
     """Return L [m, k] and R [k, n] with L R = SVD_k(A); the factor on the smaller side is orthonormal."""
-    basis = cache.basis(matrix, rank, leading_basis) if cache is not None else leading_basis(matrix, rank)
-    basis = basis[:, :rank]
+    size = basis_size(min(matrix.shape), rank)
+    basis = cache.basis(matrix, rank, size, leading_basis) if cache is not None else leading_basis(matrix, rank)
+    # Contiguous whatever it was cut from: products of the same numbers in another layout may differ in the last bit.
+    basis = basis[:, :rank].contiguous()
     if matrix.shape[0] >= matrix.shape[1]:
         return matrix @ basis, basis.T
     return basis, basis.T @ matrix
@@ -66,11 +85,10 @@ def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor
     """
     flipped = matrix.shape[0] < matrix.shape[1]
     tall = (matrix.T if flipped else matrix).double()
-    values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")
-    count = min(rank or len(values), len(values))
-    sigma = values[-count:].flip(0).clamp_(min=0).sqrt_()
-    real = int((sigma > _NULL * sigma[0]).sum()) if count else 0
-    right = vectors[:, -count:].flip(1)[:, :real]
+    values, vectors = _leading(gram(tall), min(rank or tall.shape[1], tall.shape[1]))
+    sigma = values.flip(0).clamp_(min=0).sqrt_()
+    real = int((sigma > _NULL * sigma[0]).sum())
+    right = vectors.flip(1)[:, :real]
     sigma = sigma[:real]
     left = (tall @ right) / sigma
     return (right, sigma, left) if flipped else (left, sigma, right)

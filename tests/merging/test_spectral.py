@@ -128,20 +128,21 @@ def test_low_rank_formula_and_rank_1_0_is_task_arithmetic():
 
 
 def test_a_grid_over_rank_and_scale_factors_each_matrix_once():
-    taus = draw(3, 20, 10)
+    taus = draw(3, 120, 100)
     base, experts = one(taus)
     cache = FactorCache(rank_ratio=0.5)
-    for ratio in (0.5, 0.1, 0.3):
+    for ratio in (0.5, 0.13, 0.3, 0.05, 0.12):
         cached = prepare(configure("cart", {"rank_ratio": ratio}), base, experts, cache=cache)
         plain = prepare(configure("cart", {"rank_ratio": ratio}), base, experts)
         for scale in (0.1, 1.0):
             for name, value in plain.at(scale).items():
                 assert torch.equal(value, cached.at(scale)[name])
-    assert (cache.misses, cache.hits) == (3, 6)
+    # Once for all ranks up to an eighth of the side, for which a cheaper solver does, and once for the others.
+    assert (cache.misses, cache.hits) == (2 * 3, 3 * 3)
 
 
 def test_no_factorisation_where_nothing_moved(monkeypatch):
-    monkeypatch.setattr("torch.linalg.eigh", lambda *a, **k: pytest.fail("an SVD of zeros"))
+    monkeypatch.setattr("mergeflow.merging.linalg.gram", lambda *a, **k: pytest.fail("an SVD of zeros"))
     for name in ("cart", "low_rank", "tsv", "iso_c", "iso_cts", "knots"):
         assert not direction(name, torch.zeros(3, 8, 8, dtype=torch.float64)).any()
 
