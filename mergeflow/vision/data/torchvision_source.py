@@ -47,8 +47,8 @@ def open_torchvision(task_name: str, address: str, seed: int) -> RawTask:
 
     Args:
         task_name: task name.
-        address: `NAME[@ROOT]`, ROOT as given to torchvision, default `inputs/torchvision`. RESISC45, which torchvision lacks, is
-            read from ROOT/NWPU-RESISC45/CLASS/*.jpg.
+        address: `NAME[@ROOT]`, ROOT as given to torchvision, default `inputs/torchvision`. RESISC45, which torchvision
+            lacks, is read from ROOT/NWPU-RESISC45/CLASS/*.jpg.
         seed: decides the carved splits.
 
     Raises:
