@@ -15,38 +15,46 @@ _FORMAT = 1
 class Journal:
     """A file of JSON lines, each with a key; the first says which inputs all others belong to.
 
-    One process writes it at a time. A line that a kill cut short is dropped when the file is opened again.
+    One process at a time holds it, from its making to `close`. A line that a kill cut short is dropped when the file is
+    opened again.
 
     Args:
-        path: The file; made when missing.
-        inputs: Everything the entries depend on but their keys, as JSON values.
+        path: The file; made when missing, and removed by `close` when nothing was written.
 
     Raises:
-        MergeflowError: another process is at work, or the entries belong to other inputs (naming those that differ).
+        MergeflowError: another process is at work.
     """
 
-    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
+        self.entries: dict[str, Any] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            self._lock()
-            self.entries = self._read(inputs)
-        except BaseException:
-            os.close(self._file)
-            raise
-
-    def _lock(self) -> None:
-        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before may have removed its empty file between our opening and our locking.
+            held = path.exists() and os.path.samestat(os.fstat(self._file), path.stat())
         except BlockingIOError:
+            held = False
+        if not held:
+            os.close(self._file)
             raise MergeflowError(
-                f"another process is at work on '{self.path}': wait for it, or choose another folder (--out)."
-            ) from None
+                f"another process is at work on '{path}': wait for it, or choose another folder (--out)."
+            )
+
+    def begin(self, inputs: dict[str, Any]) -> None:
+        """Read what is known.
+
+        Args:
+            inputs: Everything the entries depend on but their keys, as JSON values.
+
+        Raises:
+            MergeflowError: the entries belong to other inputs (naming those that differ), or this is no journal.
+        """
+        self.entries = self._read(inputs)
 
     def _read(self, inputs: dict[str, Any]) -> dict[str, Any]:
         whole, end, _ = self.path.read_bytes().rpartition(b"\n")
-        os.ftruncate(self._file, len(whole) + len(end))
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
             entries = {line["key"]: line["value"] for line in lines[1:]}
@@ -62,6 +70,7 @@ class Journal:
                 f"'{self.path}' holds results of other inputs ({', '.join(differing)} changed): "
                 "choose another folder (--out), or remove the file to start again."
             )
+        os.ftruncate(self._file, len(whole) + len(end))
         if not lines:
             self._write(known)
         return entries
@@ -80,6 +89,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the file, so that another process may go on."""
+        if os.fstat(self._file).st_size == 0:
+            self.path.unlink(missing_ok=True)
         os.close(self._file)
 
     def __enter__(self) -> Self:

@@ -112,9 +112,10 @@ def run_sweep(
     tell: Progress = progress or (lambda *_: None)
     total = _trial_count(sweep)
     with (
+        Journal(place / JOURNAL) as journal,
         open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total)) as inputs,
-        Journal(place / JOURNAL, inputs.record) as journal,
     ):
+        journal.begin(inputs.record)
         board = _Scoreboard(sweep, inputs, journal)
         base, individual = board.references()
         trials: list[Trial] = []

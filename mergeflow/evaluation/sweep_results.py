@@ -51,4 +51,6 @@ def write_winner(path: Path, recipe: Recipe, row: Mapping[str, Any], split: str)
 def recipe_text(recipe: Recipe) -> str:
     """Return a recipe as YAML."""
     values = {key: value for key, value in recipe.model_dump(mode="json", exclude_none=True).items() if value != {}}
+    if recipe.data:
+        values["data"] = {kind: dict(paths) for kind, paths in recipe.data}
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -81,6 +81,8 @@ def test_purpose_entropy_falls_and_the_recipe_merges(world: Path, tmp_path: Path
     per_expert = {name: len(set(values.values())) for name, values in found.coefficients.items()}
     assert all((count == 1) == (granularity == "task") for count in per_expert.values())
     recipe = load_recipe(tmp_path / "recipe.yaml")
+    written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert written["data"] == {"coefficients": {task: str(tmp_path / f"{task}.safetensors") for task in TASKS}}
     merged = dict(open_checkpoint(merge(recipe).path))
     loss, _ = entropy_gradient(
         ImageEncoder(load_clip("pocket-clip")),

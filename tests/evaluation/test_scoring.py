@@ -1,0 +1,63 @@
+"""One scoring function for stages and sweeps: equal to plain merges, with nothing computed twice."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.evaluation import CandidateScorer, LabelledImages, accuracies
+from mergeflow.evaluation.sweep import _largest_rank_ratio
+from mergeflow.merging import configure, prepare
+from mergeflow.vision.data import load_split
+from mergeflow.vision.models import ImageEncoder, load_clip
+from tests.evaluation.small import TASKS, load_head
+
+GRID = [{"rank_ratio": ratio, "scale": scale} for ratio in (0.04, 0.16, 0.08) for scale in (0.5, 2.0)]
+
+
+@pytest.fixture
+def scorer(world: Path) -> CandidateScorer:
+    data = {}
+    for task in TASKS:
+        found = load_split(world / "data" / task, "validation")
+        head = load_head(world / "heads" / f"{task}.safetensors")
+        data[task] = LabelledImages(torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
+    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
+    base = dict(open_checkpoint(world / "base.safetensors"))
+    return CandidateScorer(ImageEncoder(load_clip("pocket-clip")), data, base, experts)
+
+
+def test_every_candidate_is_the_plain_merge_bit_for_bit(scorer: CandidateScorer):
+    encoder = ImageEncoder(load_clip("pocket-clip"))
+    for args in GRID:
+        call = configure("cart", args)
+        plain = prepare(call, scorer.base, scorer.experts).at(call.scale)
+        merged = scorer.merge(call)
+        assert all(torch.equal(plain[name], merged[name]) for name in plain)
+        encoder.load_encoder_state(plain)
+        assert scorer.candidate(call) == accuracies(encoder, scorer.tasks)
+
+
+def test_each_matrix_is_factored_once_for_all_ranks_and_scales(scorer: CandidateScorer):
+    scorer.renew_cache(0.16)
+    for args in GRID:
+        scorer.merge(configure("cart", args))
+    matrices = sum("attn" in name or "mlp" in name for name, value in scorer.base.items() if value.ndim == 2)
+    assert scorer.cache.misses == matrices * len(TASKS)
+    assert scorer.cache.hits == 2 * scorer.cache.misses
+    assert scorer.prepared == 3
+
+
+def test_the_inputs_are_as_they_were(scorer: CandidateScorer):
+    before = {name: value.clone() for name, value in scorer.base.items()}
+    scorer.candidate(configure("task_arithmetic", {"scale": 3.0}))
+    assert all(torch.equal(before[name], scorer.base[name]) for name in before)
+
+
+def test_the_cache_keeps_what_a_method_may_need():
+    assert _largest_rank_ratio("cart", {"rank_ratio": [0.04, 0.16], "scale": [1.0]}) == 0.16
+    assert _largest_rank_ratio("cart", {"rank_ratio": {"low": 0.01, "high": 0.3}}) == 0.3
+    assert _largest_rank_ratio("cart", {"rank_ratio": {"choices": [0.2, 0.1]}}) == 0.2
+    assert _largest_rank_ratio("cart", None) == 0.08
+    assert _largest_rank_ratio("tsv", {}) == 1.0
