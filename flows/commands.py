@@ -3,12 +3,16 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from flows import registry_commands
+from mergeflow.commands import sweep
+
+if TYPE_CHECKING:
+    from mergeflow.evaluation.sweep import SweepResult
 
 # Nothing this project starts reports home. The word "true": Prefect does not take "1".
 QUIET = {
@@ -29,6 +33,7 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     registry_commands.add_commands(app, root)
+    sweep.add_commands(app, log=lambda found: _log_sweep(root, found))
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
 
@@ -87,3 +92,11 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
         return resolve_reference(root, path)
 
     return resolve
+
+
+def _log_sweep(root: Path, found: "SweepResult") -> str:
+    from registry.store import connect
+    from registry.sweep_log import log_sweep
+
+    run_id = log_sweep(connect(project_root=root), found.folder.name, found.rows(), found.folder)
+    return f"Logged in MLflow as run {run_id}."

@@ -30,10 +30,10 @@ class DatasetRecord(_Record):
 
 
 class ChildRecord(_Record):
-    """One expert or one merge method of the pipeline, logged as a run below the pipeline's.
+    """One expert or merge method of the pipeline, or one trial of a sweep, logged as a run below the pipeline's.
 
     Args:
-        kind: "expert" or "method".
+        kind: "expert", "method" or "trial".
         name: the task of the expert, or the method.
         params: what was chosen, flat.
         metrics: final figures by name.
@@ -42,7 +42,7 @@ class ChildRecord(_Record):
         artifacts: folder inside the run ("" for its top) to the local files that go there.
     """
 
-    kind: Literal["expert", "method"]
+    kind: Literal["expert", "method", "trial"]
     name: str
     params: dict[str, Scalar] = {}
     metrics: dict[str, float] = {}

@@ -1,6 +1,7 @@
 """Commands that work inside a project folder: the registry's, and recipes that name what only a project knows."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,32 @@ def test_a_recipe_may_name_a_registered_model_and_a_file_that_dvc_keeps(project:
         open_checkpoint(project / f"outputs/merged/{winner}.safetensors") as champion,
     ):
         assert all((merged[name] == champion[name]).all() for name in champion)
+
+
+def test_a_sweep_is_logged_trial_by_trial(project: Path) -> None:
+    tasks = ("red", "blue")
+    sweep = {
+        "base": "outputs/base/image_encoder.safetensors",
+        "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in tasks},
+        "model": {"architecture": "pocket-clip"},
+        "tasks": {
+            task: {"data": f"outputs/data/validation/{task}", "head": f"outputs/base/heads/{task}.safetensors"}
+            for task in tasks
+        },
+        "methods": {"task_arithmetic": {"scale": [0.1, 0.5]}, "average": {}},
+    }
+    (project / "sweep.yaml").write_text(json.dumps(sweep))
+    done = run_in(project, "mergeflow", "sweep", "sweep.yaml", "--log")
+    assert done.returncode == 0, done.stderr
+    assert "Logged in MLflow as run" in done.stdout
+    run_id = done.stdout.rsplit("run ", 1)[1].strip(". \n")
+    with sqlite3.connect(project / "mlflow.db") as database:
+        children = database.execute(
+            "select count(*) from tags where key = 'mlflow.parentRunId' and value = ?", (run_id,)
+        ).fetchone()
+    database.close()
+    assert children == (3,)
+    assert run_in(project, "mergeflow", "check", "sweeps/sweep/winner.yaml").returncode == 0
 
 
 def test_outside_a_project_the_registry_is_not_offered(tmp_path: Path) -> None:
