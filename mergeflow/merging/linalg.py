@@ -69,8 +69,7 @@ def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Ten
 
 def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> tuple[Tensor, Tensor]:
     """Return L [m, k] and R [k, n] with L R = SVD_k(A); the factor on the smaller side is orthonormal."""
-    size = basis_size(min(matrix.shape), rank)
-    basis = cache.basis(matrix, rank, size, leading_basis) if cache is not None else leading_basis(matrix, rank)
+    basis = cache.basis(matrix, rank, leading_basis) if cache is not None else leading_basis(matrix, rank)
     # Contiguous whatever it was cut from: products of the same numbers in another layout may differ in the last bit.
     basis = basis[:, :rank].contiguous()
     if matrix.shape[0] >= matrix.shape[1]:
