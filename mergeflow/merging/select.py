@@ -84,7 +84,7 @@ class _Search:
     def _floats(self, bits: list[int], wanted: tuple[int, ...]) -> Tensor:
         some = torch.tensor([k > 0 for k in wanted])
         kept = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
-        return torch.where(some, ordered_bits(kept.view(self.dtype)).view(self.dtype).double(), torch.inf)
+        return torch.where(some, flip_negative(kept).view(self.dtype).double(), torch.inf)
 
 
 def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
@@ -108,14 +108,23 @@ def _count(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
 
 
 def ordered_bits(values: Tensor) -> Tensor:
-    """Return integers that order as the floats do; applied to its own result (viewed as floats) it undoes itself.
+    """Return integers that order as the floats do; `flip_negative` of them gives the floats' bits back.
 
     Example:
         >>> ordered_bits(torch.tensor([-1.0, -0.5, 0.5])).diff().gt(0).all().item()
         True
     """
     # Minus zero must order with zero, hence the addition.
-    bits = (values + 0.0).contiguous().view(torch.int32 if values.dtype == torch.float32 else torch.int64)
+    return flip_negative(
+        (values + 0.0).contiguous().view(torch.int32 if values.dtype == torch.float32 else torch.int64)
+    )
+
+
+def flip_negative(bits: Tensor) -> Tensor:
+    """Flip all bits but the sign of the negative integers; applied twice it undoes itself.
+
+    On integers throughout: seen as a float, a flipped tiny number is a signalling NaN, which arithmetic would alter.
+    """
     last = bits.element_size() * 8 - 1
     return bits ^ ((bits >> last) & ((1 << last) - 1))
 

@@ -55,6 +55,11 @@ def test_like_a_full_sort(rows, share, wide, magnitudes):
     assert torch.equal(found(rows, k, dtype, magnitudes), expected)
 
 
+def test_a_tiny_negative_whose_order_looks_like_a_signalling_nan():
+    tiny = -1.1125369292536007e-308
+    assert found([[-1.0, tiny]], 1, torch.float64, False).tolist() == [tiny]
+
+
 def test_rank_0_keeps_nothing():
     assert found([[1.0, 2.0]], 0, torch.float32, True).tolist() == [float("inf")]
 
