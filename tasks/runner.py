@@ -21,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
 from tasks.graph import Stage, covers
 from tasks.parameters import Params, load_params
@@ -206,7 +207,7 @@ def _publish(root: Path, stage: Stage, scratch: Path) -> None:
             replaced.mkdir()
             target.rename(replaced / "old")
         built.rename(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
 
 def _write_record(io: StageIO, started: float) -> None:
@@ -249,11 +250,3 @@ def _sync(path: Path) -> None:
         if file_path.is_file():
             with file_path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

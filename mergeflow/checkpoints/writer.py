@@ -120,7 +120,7 @@ class _NamelessFile:
             self._name = self._give_name()
         os.replace(self._name, self._target)
         self._name = None
-        _sync_folder(self._target.parent)
+        sync_folder(self._target.parent)
         self.close()
 
     def _give_name(self) -> str:
@@ -170,7 +170,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder outlast a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

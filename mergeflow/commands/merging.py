@@ -1,13 +1,15 @@
 """Commands that merge: merge, check, methods, diff, compress, extract-task."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+
+from mergeflow.commands.pairs import read_pairs
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
 Overrides = Annotated[
@@ -117,15 +119,18 @@ def compress(
     """Store all experts of a suite in one small file, from which each can be taken alone."""
     from contextlib import ExitStack
 
+    import yaml
+
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.compression import compress as run
     from mergeflow.merging.compression import configure_compressor
 
-    call = configure_compressor(name, _pairs(overrides or [], "--set"))
+    changes = read_pairs(overrides or [], "--set")
+    call = configure_compressor(name, {argument: yaml.safe_load(text) for argument, text in changes.items()})
     with ExitStack() as opened:
         origin = opened.enter_context(open_checkpoint(base))
-        paths = _pairs(expert, "--expert")
-        experts = {task: opened.enter_context(open_checkpoint(str(path))) for task, path in paths.items()}
+        paths = read_pairs(expert, "--expert")
+        experts = {task: opened.enter_context(open_checkpoint(path)) for task, path in paths.items()}
         small = run(call, origin, experts)
         small.write(out)
     share = small.stored_bits / small.expert_bits
@@ -144,19 +149,3 @@ def extract_task(
 
     fingerprint = write_checkpoint(out, run(compressed, task, base), {"task": task})
     typer.echo(f"{out}  {fingerprint[:16]}…")
-
-
-def _pairs(entries: list[str], option: str) -> dict[str, Any]:
-    import yaml
-
-    from mergeflow.errors import MergeflowError
-
-    found: dict[str, Any] = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not equals or not name or not value:
-            raise MergeflowError(f"{option} '{entry}' is not of the form NAME=VALUE.")
-        if name in found:
-            raise MergeflowError(f"{option} names '{name}' twice.")
-        found[name] = yaml.safe_load(value)
-    return found

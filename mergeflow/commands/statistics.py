@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mergeflow.commands.pairs import read_pairs
+
 Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
 Architecture = Annotated[str, typer.Option(help="open_clip's name of the architecture, or pocket-clip.")]
@@ -89,7 +91,14 @@ def adamerge(
     from mergeflow.merging import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    order = AdamergeOrder(architecture, _pairs(task, "--task"), _pairs(head, "--head"), split, batch_size, seed)
+    order = AdamergeOrder(
+        architecture,
+        read_pairs(task, "--task", "TASK=PATH"),
+        read_pairs(head, "--head", "TASK=PATH"),
+        split,
+        batch_size,
+        seed,
+    )
     with progress_bar("adamerging") as progress:
         found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in found.coefficients.items():
@@ -100,20 +109,6 @@ def adamerge(
     if found.losses:
         typer.echo(f"entropy {found.losses[0]:.4f} at the first step, {found.losses[-1]:.4f} at the last")
     typer.echo(f"{out / RECIPE}, for `mergeflow merge {out / RECIPE}`")
-
-
-def _pairs(entries: list[str], option: str) -> dict[str, str]:
-    from mergeflow.errors import MergeflowError
-
-    found: dict[str, str] = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not equals or not name or not value:
-            raise MergeflowError(f"{option} '{entry}' is not of the form TASK=PATH.")
-        if name in found:
-            raise MergeflowError(f"{option} names '{name}' twice.")
-        found[name] = value
-    return found
 
 
 def _write(out: Path, **order: Any) -> None:
