@@ -12,9 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, explain, get
+from mergeflow.merging.frozen import frozen, thawed
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_LIFTED = ("matrices", "split_qkv")
+LIFTED = ("matrices", "split_qkv")
 
 
 def parse_size(value: Any) -> Any:
@@ -24,12 +25,27 @@ def parse_size(value: Any) -> Any:
         >>> parse_size("5GB"), parse_size("64 MiB")
         (5000000000, 67108864)
     """
+    if isinstance(value, bool):
+        raise ValueError("expected a size such as 5GB or 512MiB")
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
     if not found:
         raise ValueError("expected a size such as 5GB or 512MiB")
     return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
+
+
+def _path(value: Any) -> Any:
+    """Return a path as text; what cannot be one is refused."""
+    if not isinstance(value, str | Path):
+        raise ValueError(f"a path is text, found {_shown(value)}")
+    if not str(value) or "\0" in str(value):
+        raise ValueError("a path must hold some character, and no NUL")
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    return "nothing (null)" if value is None else f"{value!r:.60}"
 
 
 def _stem(path: Path) -> str:
@@ -39,41 +55,32 @@ def _stem(path: Path) -> str:
 def _named_paths(value: Any) -> Any:
     """Name the paths of a list by their stems; where stems are equal, by their folders too."""
     if isinstance(value, Mapping):
-        return tuple((str(name), str(path)) for name, path in value.items())
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(isinstance(item, str | Path) for item in value)
-    ):
-        if not value:
-            return ()
-        paths = [Path(item) for item in value]
-        for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-            names = ["/".join((*path.parts[-depth:-1], _stem(path))) for path in paths]
-            if len(set(names)) == len(names):
-                return tuple((name, str(item)) for name, item in zip(names, value, strict=True))
-        raise ValueError("the same path stands twice in the list; give names (name: path) to merge it twice")
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(tuple(item) for item in value)
-    raise ValueError("expected a list of paths, or a mapping of names to paths")
+        return tuple((str(name), _path(path)) for name, path in value.items())
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError(f"expected a list of paths, or a mapping of names to paths, found {_shown(value)}")
+    if value and all(isinstance(item, tuple) and len(item) == 2 for item in value):  # a recipe's own pairs
+        return tuple((str(name), _path(path)) for name, path in value)
+    paths = [Path(_path(item)) for item in value]
+    for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        names = ["/".join((*path.parts[-depth:-1], _stem(path))) for path in paths]
+        if len(set(names)) == len(names):
+            return tuple((name, str(item)) for name, item in zip(names, value, strict=True))
+    if not paths:
+        return ()
+    raise ValueError("the same path stands twice in the list; give names (name: path) to merge it twice")
 
 
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping of names to values, found {_shown(value)}")
+    return frozen(value)
+
+
+Location = Annotated[str, BeforeValidator(_path)]
 Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return tuple(sorted((str(key), _frozen(item)) for key, item in value.items()))
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _thawed(value: Any) -> Any:
-    pairs = isinstance(value, tuple) and all(isinstance(item, tuple) and len(item) == 2 for item in value)
-    return {key: _thawed(item) for key, item in value} if pairs else value
-
-
-Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_frozen), PlainSerializer(_thawed)]
-Weights = tuple[float, ...] | Annotated[tuple[tuple[str, float], ...], BeforeValidator(_frozen), PlainSerializer(dict)]
+Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_mapping), PlainSerializer(thawed)]
+Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_mapping), PlainSerializer(dict)]
+Weights = tuple[float, ...] | Annotated[tuple[tuple[str, float], ...], BeforeValidator(_mapping), PlainSerializer(dict)]
 
 
 class Recipe(BaseModel):
@@ -99,14 +106,14 @@ class Recipe(BaseModel):
 
     method: str
     args: Arguments = ()
-    base: str
+    base: Location
     experts: Paths = ()
     task_vectors: Paths = ()
     weights: Weights | None = None
-    data: Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_frozen), PlainSerializer(dict)] = ()
+    data: Statistics = ()
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    out: str | None = None
+    out: Location | None = None
     shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
 
     @model_validator(mode="before")
@@ -116,8 +123,11 @@ class Recipe(BaseModel):
         if not isinstance(values, dict):
             return values
         values = dict(values)
-        args = dict(values.get("args") or {})
-        for key in _LIFTED:
+        args = {} if values.get("args") is None else values["args"]
+        if not isinstance(args, Mapping):
+            return values
+        args = dict(args)
+        for key in LIFTED:
             if key not in values:
                 continue
             if key in args:
@@ -130,7 +140,7 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
         call = self.call()
-        object.__setattr__(self, "args", _frozen(call.args))
+        object.__setattr__(self, "args", frozen(call.args))
         names = [name for name, _ in (*self.experts, *self.task_vectors)]
         if not names:
             raise ValueError("no experts: give `experts` or `task_vectors`")
@@ -147,7 +157,7 @@ class Recipe(BaseModel):
 
     def call(self) -> MethodCall:
         """Return the configured method."""
-        return configure(self.method, _thawed(self.args))
+        return configure(self.method, thawed(self.args))
 
     def weights_given(self) -> Mapping[str, float] | Sequence[float] | None:
         """Return the weights as a list or a mapping."""
@@ -175,7 +185,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         values = yaml.safe_load(place.read_text(encoding="utf-8"))
     except OSError as error:
         raise MergeflowError(f"cannot read recipe '{place}': {error.strerror}. Check the path.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    # Beside its own errors the reader lets through those of a date such as 2024-13-01 and of deep nesting.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise MergeflowError(f"recipe '{place}' is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):
         raise MergeflowError(
@@ -192,7 +203,7 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     Raises:
         MergeflowError: As `load_recipe`.
     """
-    known = (*Recipe.model_fields, *_LIFTED)
+    known = (*Recipe.model_fields, *LIFTED)
     for key in values:
         if key not in known:
             raise unknown_name("key of a recipe", str(key), known)
@@ -200,6 +211,8 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         return Recipe(**dict(values))
     except ValidationError as error:
         raise MergeflowError(f"{origin}: {explain(error)}") from None
+    except RecursionError:
+        raise MergeflowError(f"{origin}: a value holds itself, or lists are nested too deeply.") from None
 
 
 def _override(values: dict[str, Any], change: str) -> None:
@@ -208,13 +221,14 @@ def _override(values: dict[str, Any], change: str) -> None:
         raise MergeflowError(f"override '{change}' is not of the form key=value, such as args.scale=0.5.")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise MergeflowError(f"override '{change}' has a value that is not valid YAML.") from None
     *path, last = key.split(".")
     place = values
     for step in path:
-        inner = place.setdefault(step, {})
+        inner = {} if place.get(step) is None else place[step]
         if not isinstance(inner, dict):
             raise MergeflowError(f"override '{change}': '{step}' is a {type(inner).__name__}, not a mapping.")
+        place[step] = inner
         place = inner
     place[last] = value

@@ -8,17 +8,14 @@ from typing import Annotated, Any
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.method import Args, Method, Parts, Stack, Statistic, method
 
 _BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
 _LAST = re.compile(r"\b(?:ln_post|ln_final|ln_f|proj|head|lm_head|norm|fc|classifier|text_projection|logit_scale)\b")
 
 
-def _pairs(value: Any) -> Any:
-    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
-
-
-Frozen = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
+Frozen = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(frozen), PlainSerializer(thawed)]
 
 
 class LinesArgs(Args):
@@ -40,15 +37,17 @@ class LinesArgs(Args):
         return name
 
     @model_validator(mode="after")
-    def _valid(self) -> "LinesArgs":
-        self.inner()
+    def _complete(self) -> "LinesArgs":
+        from mergeflow.merging.catalog import configure
+
+        object.__setattr__(self, "of_args", frozen(configure(self.of, thawed(self.of_args)).args))
         return self
 
     def inner(self) -> tuple[Method, Any]:
         """Return the method that is scaled and its arguments."""
         from mergeflow.merging.catalog import configure
 
-        call = configure(self.of, dict(self.of_args))
+        call = configure(self.of, thawed(self.of_args))
         return call.method, call.typed
 
 

@@ -1,0 +1,87 @@
+"""Malformed recipes: whatever YAML stands in whatever field, it is a valid recipe or one MergeflowError."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import Recipe, load_recipe, make_recipe, methods
+from mergeflow.merging.recipe import LIFTED
+
+WORDS = st.sampled_from(["", "a.safetensors", "b.pt", "cuda", "5GB", "9" * 400 + "GB", "a\0b", "all", "ties", "0.5"])
+NUMBERS = st.one_of(st.booleans(), st.integers(-3, 3), st.just(10**400), st.floats())
+SCALARS = st.one_of(st.none(), NUMBERS, st.dates(), st.binary(max_size=2), WORDS)
+KEYS = st.one_of(WORDS, st.integers(-1, 1), st.none(), st.sampled_from(["scale", "keep", "of_args", "fisher", "base"]))
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+FIELDS = [*Recipe.model_fields, *LIFTED]
+METHODS = st.sampled_from(sorted(methods()))
+
+
+def valid_or_refused(values: dict) -> None:
+    try:
+        found = make_recipe(values)
+    except MergeflowError:
+        return
+    again = make_recipe(json.loads(found.record()))
+    assert again == found
+    assert hash(again) == hash(found)
+
+
+def sound(method: str) -> dict:
+    return {"method": method, "base": "base.safetensors", "experts": {"a": "a", "b": "b"}, "out": "out.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"experts": [None]}, r"experts: a path is text, found nothing \(null\)"),
+        ({"experts": {"a": 3}}, "experts: a path is text, found 3"),
+        ({"experts": "a.safetensors"}, "experts: expected a list of paths, or a mapping"),
+        ({"experts": [["a", "b"]]}, "a path is text, found"),
+        ({"base": None}, "base: a path is text"),
+        ({"out": "a\0b"}, "out: a path must hold some character, and no NUL"),
+        ({"args": [1]}, "args: expected a mapping of names to values"),
+        ({"data": [None]}, "data: expected a mapping"),
+        ({"weights": {"a": None}}, "weights"),
+        ({"shard_size": True}, "shard_size: expected a size"),
+        ({"shard_size": "9" * 400 + "GB"}, "shard_size: expected a size"),
+    ],
+)
+def test_one_error_names_the_field(change, message):
+    with pytest.raises(MergeflowError, match=message):
+        make_recipe({**sound("task_arithmetic"), **change})
+
+
+def test_a_value_that_holds_itself(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("method: ties\nbase: a\nexperts: [b]\nargs: &x {keep: *x}\n")
+    with pytest.raises(MergeflowError, match="holds itself"):
+        load_recipe(tmp_path / "recipe.yaml")
+
+
+@settings(max_examples=600, deadline=None)
+@given(method=METHODS, changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=2))
+def test_any_value_in_any_field(method, changes):
+    valid_or_refused({**sound(method), **changes})
+
+
+@settings(max_examples=400, deadline=None)
+@given(method=METHODS, data=st.data())
+def test_any_value_in_any_argument(method, data):
+    names = st.sampled_from([*methods()[method].args.model_fields])
+    args = data.draw(st.dictionaries(names, VALUES, min_size=1, max_size=2))
+    valid_or_refused({**sound(method), "args": args})
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet="ab:-[]{}&*!|>'\"\n\t #%@`0123456789xe.,?<~\x00\x85\ud7ff", max_size=40))
+def test_any_text_as_a_file(text, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MergeflowError):
+        load_recipe(path)
