@@ -1,0 +1,52 @@
+"""Task vectors and gradients: where task arithmetic is joint gradient descent, and how far it is where it is not.
+
+Source: Zhou et al. 2025, On Task Vectors and Gradients, Theorems 1 and 2. The second-order term and the bounds are
+derived here anew, because the printed statement, its proof and the measurement disagree.
+"""
+
+from mergeflow.analysis.equivalence.bounds import (
+    NetworkBounds,
+    derived_network_bounds,
+    pairs_factor,
+    printed_network_bounds,
+    task_factors,
+)
+from mergeflow.analysis.equivalence.feed_forward import FeedForward, random_feed_forward, random_tasks
+from mergeflow.analysis.equivalence.gradient_descent import (
+    Loss,
+    descend,
+    fine_tune,
+    gradient,
+    hessian,
+    hessian_vector,
+    merge,
+    summed,
+)
+from mergeflow.analysis.equivalence.image_encoder import EncoderTask, encoder_losses
+from mergeflow.analysis.equivalence.second_order import Gap, curvature_sum, log_log_slope, measure_gap, mismatches
+
+__all__ = [
+    "EncoderTask",
+    "FeedForward",
+    "Gap",
+    "Loss",
+    "NetworkBounds",
+    "curvature_sum",
+    "derived_network_bounds",
+    "descend",
+    "encoder_losses",
+    "fine_tune",
+    "gradient",
+    "hessian",
+    "hessian_vector",
+    "log_log_slope",
+    "measure_gap",
+    "merge",
+    "mismatches",
+    "pairs_factor",
+    "printed_network_bounds",
+    "random_feed_forward",
+    "random_tasks",
+    "summed",
+    "task_factors",
+]

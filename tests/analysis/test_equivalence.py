@@ -1,0 +1,162 @@
+"""Task vectors as gradients: explicit gradients and Hessians of a tiny net, Theorem 1, and its second-order term."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mergeflow.analysis.equivalence import (
+    FeedForward,
+    Loss,
+    curvature_sum,
+    descend,
+    fine_tune,
+    gradient,
+    hessian,
+    hessian_vector,
+    log_log_slope,
+    measure_gap,
+    merge,
+    mismatches,
+    random_feed_forward,
+    random_tasks,
+    summed,
+)
+from mergeflow.errors import MergeflowError
+
+STEPS = (1e-4, 3e-4, 1e-3)
+
+
+def problem(activation: str, seed: int = 0) -> tuple[Tensor, list[Loss]]:
+    net = FeedForward((5, 7, 6, 3), activation)
+    tasks = random_tasks(3, 5, 3, 20, seed)
+    return random_feed_forward(net, seed), [net.loss(*task) for task in tasks]
+
+
+def test_gradient_and_hessian_match_the_formulas_of_softmax_regression() -> None:
+    net = FeedForward((4, 3), "tanh")
+    inputs, labels = random_tasks(1, 4, 3, 6, 0)[0]
+    point = random_feed_forward(net, 0)
+    loss = net.loss(inputs, labels)
+    chance = torch.softmax(inputs @ point.view(3, 4).T, dim=1)
+    error = chance - torch.nn.functional.one_hot(labels, 3)
+    torch.testing.assert_close(gradient(loss, point), (error.T @ inputs / 6).flatten(), rtol=1e-12, atol=1e-14)
+    expected = sum(
+        torch.kron(torch.diag(p) - torch.outer(p, p), torch.outer(x, x)) / 6
+        for p, x in zip(chance, inputs, strict=True)
+    )
+    torch.testing.assert_close(hessian(loss, point), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_hessian_vector_products_are_the_explicit_hessian_times_the_vector() -> None:
+    point, losses = problem("tanh")
+    vector = torch.randn(len(point), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    matrix = hessian(losses[0], point)
+    torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-14)
+    torch.testing.assert_close(hessian_vector(losses[0], point, vector), matrix @ vector, rtol=1e-12, atol=1e-13)
+    nearby = [gradient(losses[0], point + sign * 1e-5 * vector) for sign in (1, -1)]
+    torch.testing.assert_close(matrix @ vector, (nearby[0] - nearby[1]) / 2e-5, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_after_one_epoch_the_task_vector_is_the_negative_gradient(activation: str) -> None:
+    net = FeedForward((5, 7, 6, 3), activation)
+    point = random_feed_forward(net, 0)
+    for inputs, labels in random_tasks(3, 5, 3, 20, 0):
+        pieces = [slice(start, start + 8) for start in range(0, 20, 8)]
+        batches = [
+            lambda theta, x=inputs[p], y=labels[p]: net.loss(x, y)(theta) * len(x) / 20  # type: ignore[misc]
+            for p in pieces
+        ]
+        vector = fine_tune(batches, point, 0.1, 1) - point
+        assert (vector + 0.1 * gradient(net.loss(inputs, labels), point)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.7, 1.5])
+def test_task_arithmetic_of_one_epoch_is_one_joint_step_and_of_more_is_not(scale: float) -> None:
+    start, losses = problem("tanh")
+    merged, joint = {}, {}
+    for epochs in (1, 3):
+        vectors = [fine_tune([loss], start, 0.1, epochs) - start for loss in losses]
+        merged[epochs] = start + merge(vectors, scale)
+        joint[epochs] = fine_tune([summed(losses)], start, scale * 0.1, epochs)
+    assert (merged[1] - joint[1]).abs().max() < 1e-12
+    assert (merged[3] - joint[3]).abs().max() > 1e-6
+
+
+def test_descent_is_what_a_training_run_does_and_deterministic() -> None:
+    start, losses = problem("tanh")
+    moves = descend(losses[0], start, 0.1, 5)
+    torch.testing.assert_close(start + moves[-1], fine_tune([losses[0]], start, 0.1, 5), rtol=0, atol=1e-14)
+    again = descend(losses[0], start, 0.1, 5)
+    assert all(torch.equal(one, other) for one, other in zip(moves, again, strict=True))
+    values = [float(losses[0](start + move)) for move in moves]
+    assert all(later < earlier for earlier, later in pairwise(values))
+
+
+def test_the_curvature_sum_is_the_double_sum_with_explicit_hessians() -> None:
+    start, losses = problem("tanh")
+    points = [start + move for move in descend(summed(losses), start, 0.01, 3)]
+    for shift in (0, 1):
+        expected = torch.zeros_like(start)
+        for loss in losses:
+            for epoch in range(3):
+                for earlier in range(epoch + 1):
+                    pull = 0.7 * sum(gradient(other, points[earlier]) for other in losses)
+                    pull = pull - gradient(loss, points[earlier])
+                    expected += hessian(loss, points[epoch + shift]) @ pull
+        torch.testing.assert_close(curvature_sum(losses, points, 0.7, shift), expected, rtol=1e-10, atol=1e-12)
+    assert curvature_sum(losses, points[:1], 0.7, 0).abs().max() == 0
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away(activation: str, epochs: int) -> None:
+    start, losses = problem(activation)
+    found = [measure_gap(losses, start, 0.7, step, epochs) for step in STEPS]
+    assert log_log_slope(STEPS, [one.gap for one in found]) == pytest.approx(2, abs=0.02)
+    assert log_log_slope(STEPS, [one.after_derived for one in found]) == pytest.approx(3, abs=0.02)
+    assert log_log_slope(STEPS, [one.after_printed for one in found]) == pytest.approx(2, abs=0.02)
+    assert log_log_slope(STEPS, [one.after_halved for one in found]) == pytest.approx(2, abs=0.02)
+
+
+@given(scale=st.floats(0.1, 2), count=st.integers(2, 4), seed=st.integers(0, 99))
+@settings(max_examples=10, deadline=None)
+def test_the_coefficient_along_c_is_minus_the_scale(scale: float, count: int, seed: int) -> None:
+    net = FeedForward((3, 4, 3), "tanh")
+    losses = [net.loss(*task) for task in random_tasks(count, 3, 3, 8, seed)]
+    found = measure_gap(losses, random_feed_forward(net, seed), scale, 1e-5, 3)
+    assert found.coefficient == pytest.approx(-scale, abs=2e-3 * max(scale, 1))
+    assert found.aligned == pytest.approx(-1, abs=1e-3)
+
+
+def test_the_gap_of_quadratic_losses_is_exact_after_two_epochs() -> None:
+    matrices = [torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double(), torch.tensor([[1.0, -0.3], [-0.3, 3.0]]).double()]
+    centres = [torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, -1.0]).double()]
+    losses: list[Loss] = [
+        lambda theta, a=a, c=c: (theta - c) @ a @ (theta - c) / 2  # type: ignore[misc]
+        for a, c in zip(matrices, centres, strict=True)
+    ]
+    found = measure_gap(losses, torch.zeros(2, dtype=torch.float64), 0.7, 0.1, 2)
+    assert found.gap > 1e-3
+    assert found.after_derived < 1e-16
+
+
+def test_mismatches_sum_to_what_the_paper_says() -> None:
+    point, losses = problem("tanh")
+    gradients = [gradient(loss, point) for loss in losses]
+    first = 0.7 * (gradients[1] + gradients[2]) + (0.7 - 1) * gradients[0]
+    torch.testing.assert_close(mismatches(losses, point, 0.7)[0], first, rtol=1e-12, atol=1e-14)
+
+
+def test_errors_say_what_to_do() -> None:
+    start, losses = problem("tanh")
+    with pytest.raises(MergeflowError, match="expected epochs ≥ 2"):
+        measure_gap(losses, start, 0.7, 0.1, 1)
+    with pytest.raises(MergeflowError, match=r"diverged in epoch .* smaller step"):
+        descend(lambda theta: (theta**4).sum(), start, 1e3, 20)
+    with pytest.raises(MergeflowError, match="did you mean 'tanh'"):
+        FeedForward((2, 2), "tahn")

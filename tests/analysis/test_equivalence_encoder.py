@@ -1,0 +1,70 @@
+"""A CLIP image encoder as losses of one float64 vector: the same losses, one epoch of experts is one joint step."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mergeflow.analysis.equivalence import (
+    EncoderTask,
+    Loss,
+    encoder_losses,
+    fine_tune,
+    gradient,
+    measure_gap,
+    merge,
+    summed,
+)
+from mergeflow.vision.heads import build_head
+from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.vision.suites import get_suite
+
+
+@pytest.fixture(scope="module")
+def encoder_and_tasks() -> tuple[ImageEncoder, list[EncoderTask]]:
+    clip = load_clip("pocket-clip", "pocket8")
+    tasks = []
+    for name in ("signs", "land"):
+        task = get_suite("pocket8").tasks[name]
+        pairs = [task.sample("train", index) for index in range(3)]
+        tasks.append(
+            EncoderTask(
+                torch.stack([torch.from_numpy(image) for image, _ in pairs]),
+                torch.tensor([label for _, label in pairs]),
+                build_head(clip, task.class_names, task.templates),
+            )
+        )
+    return ImageEncoder(clip), tasks
+
+
+@pytest.fixture(scope="module")
+def problem(encoder_and_tasks: tuple[ImageEncoder, list[EncoderTask]]) -> tuple[Tensor, list[Loss]]:
+    return encoder_losses(*encoder_and_tasks)
+
+
+def test_the_losses_are_those_of_the_image_encoder(encoder_and_tasks, problem) -> None:
+    encoder, tasks = encoder_and_tasks
+    start, losses = problem
+    before = {name: tensor.clone() for name, tensor in encoder.encoder_state().items()}
+    for task, loss in zip(tasks, losses, strict=True):
+        reference = torch.nn.functional.cross_entropy(task.head.logits(encoder(task.images)), task.labels)
+        reference.backward()
+        torch.testing.assert_close(loss(start).float(), reference.detach(), rtol=1e-5, atol=1e-6)
+        slope = torch.cat([parameter.grad.flatten() for parameter in encoder.visual.parameters()])
+        torch.testing.assert_close(gradient(loss, start).float(), slope, rtol=1e-3, atol=1e-4)
+        encoder.zero_grad()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.encoder_state().items())
+
+
+def test_one_epoch_of_experts_merges_to_one_joint_step(problem) -> None:
+    start, losses = problem
+    experts = [fine_tune([loss], start, 1e-3, 1) for loss in losses]
+    for expert, loss in zip(experts, losses, strict=True):
+        assert (expert - start + 1e-3 * gradient(loss, start)).abs().max() < 1e-12
+    merged = start + merge([expert - start for expert in experts], 0.7)
+    assert (merged - fine_tune([summed(losses)], start, 0.7e-3, 1)).abs().max() < 1e-12
+
+
+def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
+    found = measure_gap(problem[1], problem[0], 0.7, 1e-6, 2)
+    assert found.coefficient == pytest.approx(-0.7, abs=1e-4)
+    assert found.after_derived < 1e-3 * found.gap < found.after_printed
