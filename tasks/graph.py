@@ -9,6 +9,8 @@ import yaml
 
 from mergeflow.errors import MergeflowError, unknown_name
 
+MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -18,10 +20,11 @@ class Stage:
         name: the stage's name, for example `finetune`.
         item: the item's key, for example `digits`; None for a stage that is not repeated.
         module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
-        params: dotted keys of params.yaml that the stage may read.
+        params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
         deps: paths the stage may read, relative to the project folder.
         outs: paths the stage makes.
         frozen: run by name only, never by the pipeline.
+        file: the dvc.yaml that has the stage.
     """
 
     name: str
@@ -31,11 +34,13 @@ class Stage:
     deps: tuple[str, ...]
     outs: tuple[str, ...]
     frozen: bool = False
+    file: str = MAIN
 
     @property
     def address(self) -> str:
-        """DVC's address of the stage: `finetune@digits`, or `select`."""
-        return self.name if self.item is None else f"{self.name}@{self.item}"
+        """DVC's address of the stage: `finetune@digits`, `select`, or `studies/dvc.yaml:mima`."""
+        name = self.name if self.item is None else f"{self.name}@{self.item}"
+        return name if self.file == MAIN else f"{self.file}:{name}"
 
     @property
     def folder_name(self) -> str:
@@ -57,26 +62,32 @@ def read_yaml(path: Path) -> Any:
         raise MergeflowError(f"{path.name} is not valid YAML: {error}") from None
 
 
-def load_graph(root: Path) -> dict[str, Stage]:
+def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
     """Return every stage of the project in `root` by its address, in an order in which they can run.
+
+    Args:
+        root: the project folder.
+        studies: also the stages of studies/dvc.yaml, which read those of dvc.yaml.
 
     Raises:
         MergeflowError: dvc.yaml or params.yaml is missing, or a template names a key that params.yaml lacks.
     """
-    values = read_yaml(root / "params.yaml")
     stages: dict[str, Stage] = {}
-    for name, body in read_yaml(root / "dvc.yaml")["stages"].items():
-        for item in _items(name, body, values):
-            stage = _stage(name, item, body.get("do", body))
-            stages[stage.address] = stage
+    for file in (MAIN, STUDIES) if studies else (MAIN,):
+        values = read_yaml((root / file).with_name("params.yaml"))
+        for name, body in read_yaml(root / file)["stages"].items():
+            for item in _items(name, body, values):
+                stage = _stage(file, name, item, body.get("do", body))
+                stages[stage.address] = stage
     return _in_order(stages)
 
 
 def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
     """Return the stage `name` (and its `item`), or say which names there are."""
     address = name if item is None else f"{name}@{item}"
-    if address in stages:
-        return stages[address]
+    for known in (address, f"{STUDIES}:{address}"):
+        if known in stages:
+            return stages[known]
     items = [stage.item for stage in stages.values() if stage.name == name]
     if not items:
         raise unknown_name("stage", name, {stage.name for stage in stages.values()})
@@ -122,9 +133,9 @@ def _items(name: str, body: dict[str, Any], values: dict[str, Any]) -> list[str 
     return [str(item) for item in group]
 
 
-def _stage(name: str, item: str | None, body: dict[str, Any]) -> Stage:
+def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stage:
     def fill(entries: list[Any]) -> tuple[str, ...]:
-        names = [next(iter(entry)) if isinstance(entry, dict) else str(entry) for entry in entries]
+        names = [text for entry in entries for text in _names(entry)]
         return tuple(text.replace("${key}", item or "") for text in names)
 
     outs = [entry for kind in ("outs", "metrics", "plots") for entry in body.get(kind, [])]
@@ -136,7 +147,16 @@ def _stage(name: str, item: str | None, body: dict[str, Any]) -> Stage:
         deps=fill(body.get("deps", [])),
         outs=fill(outs),
         frozen=bool(body.get("frozen", False)),
+        file=file,
     )
+
+
+def _names(entry: Any) -> list[str]:
+    """Return the names in one entry of a list in dvc.yaml: `a`, `a: {cache: false}`, or `file: [key, key]`."""
+    if not isinstance(entry, dict):
+        return [str(entry)]
+    (name, value), *_ = entry.items()
+    return [f"{name}:{key}" for key in value] if isinstance(value, list) else [str(name)]
 
 
 def _in_order(stages: dict[str, Stage]) -> dict[str, Stage]:

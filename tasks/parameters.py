@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -15,6 +15,9 @@ class Section(BaseModel):
     """A frozen part of params.yaml."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Whole = TypeVar("Whole", bound=Section)
 
 
 class DataSection(Section):
@@ -41,13 +44,14 @@ class RegistrySection(Section):
 
     margin: least gain in mean normalised validation accuracy over the champion. tolerance: largest loss of one
     task's validation accuracy, as a fraction. confidence: level of the paired bootstrap interval of the gain, which
-    must lie above 0; null asks for none.
+    must lie above 0; null asks for none. require_reproducible: replaying the winner's recipe must give the same bytes.
     """
 
     model: str = Field(min_length=1)
     margin: float = Field(0.0, ge=0.0, le=1.0)
     tolerance: float = Field(0.05, ge=0.0, le=1.0)
     confidence: float | None = Field(0.95, gt=0.0, lt=1.0)
+    require_reproducible: bool = True
 
 
 class RunSection(Section):
@@ -94,6 +98,45 @@ class Params(Section):
         return value
 
 
+class StudyParams(Section):
+    """All of studies/params.yaml.
+
+    seeds: one repetition of every training run for each. runs: name → what the run changes in params.yaml's
+    `finetune`. studies: name → that study's choices, which the study validates.
+    """
+
+    seeds: list[int] = Field(min_length=1)
+    runs: dict[str, FineTuneSettings]
+    studies: dict[str, dict[str, Any]]
+
+    def lookup(self, key: str) -> Any:
+        """Return the value under a dotted key, for example `runs.mima_4` or `studies.mima`."""
+        value: Any = self
+        for part in key.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value
+
+    def lookup_json(self, key: str) -> Any:
+        """Return the value under a dotted key as plain JSON values."""
+        value: Any = self.model_dump(mode="json")
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+
+def load_study_params(root: Path, params: Params) -> StudyParams:
+    """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set.
+
+    Raises:
+        MergeflowError: listing every unknown key and every ill-typed value at once.
+    """
+    path = root / "studies" / "params.yaml"
+    raw = read_yaml(path)
+    common = params.finetune.model_dump(mode="json")
+    runs = {name: {**common, **changes} for name, changes in raw.get("runs", {}).items()}
+    return _validated(StudyParams, {**raw, "runs": runs}, "studies/params.yaml")
+
+
 def load_params(path: Path) -> Params:
     """Read and validate params.yaml.
 
@@ -106,11 +149,7 @@ def load_params(path: Path) -> Params:
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
-    try:
-        params = Params.model_validate(raw)
-    except ValidationError as error:
-        lines = [f"  {_explain(issue)}" for issue in error.errors()]
-        raise MergeflowError("\n".join([f"{path.name} has {len(lines)} error(s):", *lines])) from None
+    params = _validated(Params, raw, path.name)
     _check_sweep(params.sweep)
     return params
 
@@ -144,16 +183,23 @@ def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:
                 raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None
 
 
-def _explain(issue: Any) -> str:
+def _validated(model: type[Whole], raw: Any, name: str) -> Whole:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"  {_explain(model, issue)}" for issue in error.errors()]
+        raise MergeflowError("\n".join([f"{name} has {len(lines)} error(s):", *lines])) from None
+
+
+def _explain(model: type[Section], issue: Any) -> str:
     where = ".".join(map(str, issue["loc"]))
     if issue["type"] == "extra_forbidden":
-        return f"{where}: {unknown_name('key', str(issue['loc'][-1]), _keys_at(issue['loc'][:-1]))}"
+        return f"{where}: {unknown_name('key', str(issue['loc'][-1]), _keys_at(model, issue['loc'][:-1]))}"
     found = "" if issue["type"] == "missing" else f" (found {issue['input']!r})"
     return f"{where}: {issue['msg']}{found}"
 
 
-def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    model: Any = Params
+def _keys_at(model: Any, location: tuple[Any, ...]) -> list[str]:
     for part in location:
-        model = model.model_fields[part].annotation
+        model = model.model_fields[part].annotation if hasattr(model, "model_fields") else get_args(model)[1]
     return list(model.model_fields)

@@ -14,8 +14,8 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from filelock import FileLock
 
 from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
-from tasks.graph import Stage, covers
-from tasks.parameters import Params, load_params
+from tasks.graph import MAIN, Stage, covers
+from tasks.parameters import Params, StudyParams, load_params, load_study_params
 
 STATE = ".mergeflow"
 PROGRESS_SECONDS = 0.2
@@ -40,14 +40,20 @@ class StageIO:
         root: the project folder.
         scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
         params: the validated parameters.
+        studies: the validated studies/params.yaml, for the stages of studies/dvc.yaml.
         report: called as `report(what, done, total)` while the stage works.
+        costs: what a stage adds to its cost record.
+        holds: what is held until the stage ends, such as a device.
     """
 
     stage: Stage
     root: Path
     scratch: Path
     params: Params
+    studies: StudyParams | None = None
     report: Progress = field(default=lambda what, done, total: None)
+    costs: dict[str, Any] = field(default_factory=dict)
+    holds: ExitStack = field(default_factory=ExitStack)
 
     @property
     def item(self) -> str:
@@ -73,7 +79,7 @@ class StageIO:
     def section(self, key: str) -> Any:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
         assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
-        return self.params.lookup(key)
+        return _lookup(self.params, self.studies, key)
 
 
 def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
@@ -88,32 +94,46 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full. Outputs that were
             there before stay as they were.
     """
-    params = load_params(root / "params.yaml")
     state = root / STATE
     with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
         manifest = _ready(state / "manifests" / f"{stage.folder_name}.json")
-        fingerprint = _fingerprint(root, stage, params)
+        io, fingerprint = open_stage(root, stage)
         if not force and _up_to_date(root, stage, manifest, fingerprint):
             return False
-        scratch = state / "scratch" / stage.folder_name / fingerprint[:16]
+        scratch = io.scratch
         _forget_other_runs(scratch)
         done = scratch / "complete"
         if force or not done.exists():
-            with progress_file(state, stage) as report:
-                _build(StageIO(stage, root, scratch, params, report), done)
+            with progress_file(state, stage.folder_name) as report, io.holds:
+                _build(replace(io, report=report), done)
         _publish(root, stage, scratch)
         _write_json(manifest, {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}})
         shutil.rmtree(scratch.parent)
     return True
 
 
+def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
+    """Return what a stage would work with now, and its fingerprint; nothing is run.
+
+    The scratch folder is the one that a run finds, so parts of a stage's work can be done before it, elsewhere.
+
+    Raises:
+        MergeflowError: an input is missing, or a parameter is wrong.
+    """
+    params = load_params(root / "params.yaml")
+    studies = load_study_params(root, params) if stage.file != MAIN else None
+    fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key))
+    scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
+    return StageIO(stage, root, scratch, params, studies), fingerprint
+
+
 @contextmanager
-def progress_file(state: Path, stage: Stage) -> Iterator[Progress]:
+def progress_file(state: Path, name: str) -> Iterator[Progress]:
     """Give a callback that leaves word of the stage's progress in a file while it runs.
 
     A file, because whoever shows the progress may be another process, whatever runner placed the stage.
     """
-    path = _ready(state / "progress" / f"{stage.folder_name}.json")
+    path = _ready(state / "progress" / f"{name}.json")
     last = 0.0
 
     def report(what: str, done: int, total: int) -> None:
@@ -149,7 +169,17 @@ def read_record(root: Path, address: str) -> dict[str, Any]:
     return record
 
 
-def _fingerprint(root: Path, stage: Stage, params: Params) -> str:
+def _lookup(params: Params, studies: StudyParams | None, key: str) -> Any:
+    file, _, name = key.rpartition(":")
+    return studies.lookup(name) if file and studies else params.lookup(key)
+
+
+def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
+    file, _, name = key.rpartition(":")
+    return studies.lookup_json(name) if file and studies else params.lookup_json(key)
+
+
+def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
     for dep in stage.deps:
         if not (root / dep).exists():
             raise MergeflowError(
@@ -158,7 +188,7 @@ def _fingerprint(root: Path, stage: Stage, params: Params) -> str:
             )
     facts = {
         "stage": stage.address,
-        "params": {key: params.lookup_json(key) for key in stage.params},
+        "params": {key: lookup(key) for key in stage.params},
         "deps": {dep: digest(root / dep) for dep in stage.deps},
         "outs": stage.outs,
     }
@@ -216,6 +246,7 @@ def _write_record(io: StageIO, started: float) -> None:
         "started": started,
         "seconds": round(time.time() - started, 3),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        **io.costs,
     }
     _write_json(_ready(io.root / STATE / "records" / f"{io.stage.folder_name}.json"), record)
 

@@ -13,25 +13,21 @@ from mergeflow.evaluation import LabelledImages
 from mergeflow.vision.data import load_split
 from mergeflow.vision.heads import Head, load_head
 from mergeflow.vision.models import ImageEncoder, load_clip
+from tasks.devices import device_names, device_slot
 from tasks.runner import StageIO
 
 BASE = "outputs/base/image_encoder.safetensors"
 
 
 def choose_device(io: StageIO) -> torch.device:
-    """Return the device of `run.device`; `auto` is CUDA where there is one. A process uses one thread per worker.
+    """Return a device that `run.device` allows, held until the stage ends; `auto` is CUDA where there is one.
 
     Raises:
         MergeflowError: CUDA is asked for and there is none.
     """
     # One thread per stage: results must not depend on how many stages run at once.
     torch.set_num_threads(1)
-    wanted = io.params.run.device
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise MergeflowError(f"run.device is '{wanted}', but torch finds no CUDA device: use 'auto' or 'cpu'.")
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+    return torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
 
 
 def load_encoder(io: StageIO, checkpoint: str, device: torch.device) -> ImageEncoder:

@@ -55,8 +55,8 @@ def make_expert(base: str, name: str, folder: str) -> None:
         return
     torch.set_num_threads(1)
     encoder, data = ImageEncoder(load_clip(POCKET, base)), labelled(base, TASKS[name], "train")
-    training = TrainingSet(name, data.images, data.labels)
-    fine_tune(encoder, data.head.logits, training, FINE_TUNE, 0, path.with_suffix(".resume"), lambda: 0.0)
+    training = TrainingSet(name, data.images, data.labels, data.head.logits)
+    fine_tune(encoder, [training], FINE_TUNE, 0, path.with_suffix(".resume"), lambda: 0.0)
     write_checkpoint(path, encoder.encoder_state())
 
 

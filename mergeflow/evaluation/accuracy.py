@@ -1,6 +1,6 @@
 """Accuracy of one image encoder on many tasks, with the images decoded once and the heads built once."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mergeflow.vision.heads import Head
-from mergeflow.vision.models import ImageEncoder
+
+Encoder = Callable[[Tensor], Tensor]  # uint8 images [B, S, S, 3] → features [B, D]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class LabelledImages:
 
 
 @torch.inference_mode()
-def correct_predictions(encoder: ImageEncoder, data: LabelledImages, batch_size: int = 256) -> np.ndarray:
+def correct_predictions(encoder: Encoder, data: LabelledImages, batch_size: int = 256) -> np.ndarray:
     """Return for each image whether the class with the largest logit is the right one: bool [N]."""
     hits = [
         data.head.logits(encoder(images)).argmax(dim=1) == labels
@@ -36,6 +37,6 @@ def correct_predictions(encoder: ImageEncoder, data: LabelledImages, batch_size:
     return torch.cat(hits).cpu().numpy()
 
 
-def accuracies(encoder: ImageEncoder, tasks: Mapping[str, LabelledImages], batch_size: int = 256) -> dict[str, float]:
+def accuracies(encoder: Encoder, tasks: Mapping[str, LabelledImages], batch_size: int = 256) -> dict[str, float]:
     """Return each task's accuracy, a fraction in [0, 1]."""
     return {task: float(correct_predictions(encoder, data, batch_size).mean()) for task, data in tasks.items()}

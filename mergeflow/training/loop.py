@@ -1,20 +1,25 @@
-"""The one training loop: fine-tune an image encoder under a frozen zero-shot head, resumable to the bit."""
+"""The one training loop: every regime is this loop with other batches, resumable to the bit."""
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mergeflow.errors import MergeflowError
+from mergeflow.training.batches import Batches, Part, plan_batches
 from mergeflow.training.settings import FineTuneSettings
-from mergeflow.training.trajectory import Trajectory, distance_between
+from mergeflow.training.trajectory import Cost, Trajectory
 
 Logits = Callable[[Tensor], Tensor]
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -24,84 +29,115 @@ class TrainingSet:
     Attributes:
         task: the task's name, for messages.
         images: uint8 [N, S, S, 3].
-        labels: int64 [N], each below the head's number of classes.
+        labels: int64 [N], each below the number of classes.
+        logits: maps features [B, D] to class logits [B, C]; the frozen head.
     """
 
     task: str
     images: Tensor
     labels: Tensor
+    logits: Logits
+
+
+@dataclass(frozen=True)
+class Span:
+    """The steps `first` .. `last` − 1 of a budget; the learning rate is that of (step − origin)/length.
+
+    A run of its own is Span(0, S, 0, S). Round r of an iterative run is Span((r−1)K, rK, 0, S) with a schedule over
+    the whole budget, and Span((r−1)K, rK, (r−1)K, K) with a schedule per round.
+    """
+
+    first: int
+    last: int
+    origin: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves besides the trained encoder: its trajectory, its cost, its optimiser's state."""
+
+    trajectory: Trajectory
+    cost: Cost
+    optimiser: dict[str, Any]
 
 
 def fine_tune(
     encoder: nn.Module,
-    logits: Logits,
-    data: TrainingSet,
+    data: Sequence[TrainingSet],
     settings: FineTuneSettings,
     seed: int,
     saved: Path,
     validate: Callable[[], float],
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> Trajectory:
-    """Fine-tune `encoder` in place by AdamW on mean cross-entropy.
+    report: Report = lambda done, total: None,
+    *,
+    span: Span | None = None,
+    optimiser_state: Mapping[str, Any] | None = None,
+    each_epoch: Callable[[int], None] = lambda epoch: None,
+) -> Outcome:
+    """Fine-tune `encoder` in place on the mean cross-entropy of the tasks' images.
 
-    Minimises (1/B) Σ_i −log softmax(logits(encoder(x_i)))[y_i] over shuffled batches; batch order is a pure function
-    of (seed, epoch). The optimiser's state is saved to `saved` every `settings.save_every` steps; when the file
+    Minimises Σ_parts w · (1/n) Σ_i −log softmax(logits(encoder(x_i)))[y_i] with the parts of `plan_batches`. The state
+    (weights, optimiser, position, trajectory) is saved to `saved` every `settings.save_every` steps; when the file
     exists the run continues from it and ends with the same bits as an uninterrupted one on the same machine.
 
     Args:
         encoder: maps uint8 images [B, S, S, 3] to features [B, D]; its parameters with `requires_grad` are trained.
-        logits: maps features [B, D] to class logits [B, C]; not trained.
-        data: the training set, on the encoder's device.
+        data: the tasks, on the encoder's device; more than one for `joint` alone.
         settings: optimiser, schedule and length.
         seed: seed of the batch order, at least 0.
         saved: file for the resumable state.
         validate: returns the validation accuracy of the encoder as it stands; called once an epoch.
-        report: called as `report(done, total)` after each step.
+        report: called as `report(done, total)` after each step of the span.
+        span: which part of the budget to do; the whole by default.
+        optimiser_state: state to start the optimiser with, from the `Outcome` of an earlier span.
+        each_epoch: called with the epoch's number after each row; the place to keep a task vector.
 
     Returns:
-        The trajectory, one row per (possibly partial) epoch.
+        The trajectory (one row per epoch or part of one), the cost and the optimiser's state.
 
     Raises:
-        MergeflowError: the task has no images, or the loss is no longer finite.
+        MergeflowError: a task has no images, or the loss is no longer finite.
     """
-    if len(data.labels) == 0:
-        raise MergeflowError(f"task '{data.task}' has no training images: check its source in params.yaml.")
-    origin = {name: p.detach().clone() for name, p in encoder.named_parameters() if p.requires_grad}
-    trained = [p for p in encoder.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
-    total = settings.total_steps(len(data.labels))
-    step, trajectory = _resume(saved, encoder, optimiser)
+    for one in data:
+        if len(one.labels) == 0:
+            raise MergeflowError(f"task '{one.task}' has no training images: check its source in params.yaml.")
+    batches = plan_batches([len(one.labels) for one in data], settings, seed)
+    total = settings.total_steps(batches.steps_per_epoch)
+    span = span or Span(0, total, 0, total)
+    run = _Run(encoder, data, settings, optimiser_state)
+    first = run.resume(saved) if saved.exists() else span.first
     encoder.train()
-    for epoch, batch in _batches(len(data.labels), settings.batch_size, seed, step, total):
-        loss, norm = _step(encoder, logits, data, batch, optimiser, settings, step / total)
-        if not math.isfinite(loss):
-            raise MergeflowError(
-                f"task '{data.task}': the loss became {loss} at step {step + 1} of {total} (epoch {epoch + 1}). "
-                f"Lower finetune.learning_rate (now {settings.learning_rate}) or raise finetune.warmup."
-            )
-        step += 1
-        trajectory.add_step(loss, norm)
-        if step == total or step % _steps_per_epoch(data, settings) == 0:
+    started = time.perf_counter()
+    for step in range(first, span.last):
+        run.step(batches.parts(step), step, span)
+        report(step + 1 - span.first, span.last - span.first)
+        if step + 1 == span.last or _ends_epoch(step + 1, batches):
             encoder.eval()
-            distance = distance_between(dict(encoder.named_parameters()), origin)
-            trajectory.close_epoch(step, distance, validate())
+            run.close_epoch(step + 1, validate())
+            each_epoch(len(run.trajectory.rows))
             encoder.train()
-        if step % settings.save_every == 0 and step < total:
-            _save(saved, step, encoder, optimiser, trajectory)
-        report(step, total)
+        if (step + 1) % settings.save_every == 0 and step + 1 < span.last:
+            run.charge(time.perf_counter() - started)
+            started = time.perf_counter()
+            run.save(saved, step + 1)
     encoder.eval()
-    return trajectory
+    run.charge(time.perf_counter() - started)
+    return Outcome(run.trajectory, run.cost, run.optimiser.state_dict())
 
 
 def learning_rate_factor(settings: FineTuneSettings, progress: float) -> float:
     """Return the learning rate at `progress` ∈ [0, 1) as a fraction of its peak.
 
     With warm-up share w: p/w while p < w, then (1 + cos(π (p − w)/(1 − w)))/2 for `cosine`, or 1 for `constant`.
+    Full-batch gradient descent has the factor 1 throughout.
 
     Example:
         >>> learning_rate_factor(FineTuneSettings(warmup=0.5), 0.25)
         0.5
     """
+    if settings.regime == "full_batch_gd":
+        return 1.0
     if progress < settings.warmup:
         return progress / settings.warmup
     if settings.schedule == "constant":
@@ -109,63 +145,114 @@ def learning_rate_factor(settings: FineTuneSettings, progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (progress - settings.warmup) / (1.0 - settings.warmup)))
 
 
-def _step(
-    encoder: nn.Module,
-    logits: Logits,
-    data: TrainingSet,
-    batch: Tensor,
-    optimiser: torch.optim.Optimizer,
-    settings: FineTuneSettings,
-    progress: float,
-) -> tuple[float, float]:
-    device = data.images.device
-    images, labels = data.images[batch.to(device)], data.labels[batch.to(device)]
-    with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
-        loss = cross_entropy(logits(encoder(images)).float(), labels)
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    trained = [p for group in optimiser.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(trained, settings.gradient_clip or math.inf)
-    for group in optimiser.param_groups:
-        group["lr"] = settings.learning_rate * learning_rate_factor(settings, progress)
-    optimiser.step()
-    return float(loss.detach()), float(norm)
+class _Run:
+    """The moving parts of a run: weights, optimiser, trajectory, cost."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        data: Sequence[TrainingSet],
+        settings: FineTuneSettings,
+        optimiser_state: Mapping[str, Any] | None,
+    ) -> None:
+        self.encoder, self.data, self.settings = encoder, data, settings
+        self.parameters = [p for p in encoder.parameters() if p.requires_grad]
+        self.start = [p.detach().clone() for p in self.parameters]
+        self.optimiser = _optimiser(self.parameters, settings)
+        if optimiser_state is not None:
+            self.optimiser.load_state_dict(dict(optimiser_state))
+        self.trajectory, self.cost = Trajectory(), Cost()
+        self.device = data[0].images.device
+        self.forward: Any = torch.compile(encoder) if settings.compile else encoder
+
+    def step(self, parts: Sequence[Part], step: int, span: Span) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = sum(self._backward(part) for part in parts)
+        if not math.isfinite(loss):
+            names = ", ".join(one.task for one in self.data)
+            raise MergeflowError(
+                f"task '{names}': the loss became {loss} at step {step + 1} of {span.last}. "
+                f"Lower finetune.learning_rate (now {self.settings.learning_rate}) or raise finetune.warmup."
+            )
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        exact = self.settings.regime == "full_batch_gd"
+        norm = nn.utils.get_total_norm(gradients)
+        self.trajectory.add_step(loss, float(norm), gradients)
+        if self.settings.gradient_clip and not exact:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.settings.gradient_clip, norm)
+        factor = learning_rate_factor(self.settings, (step - span.origin) / span.length)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.settings.learning_rate * factor
+        self.optimiser.step()
+        self.cost.steps += 1
+        self.cost.images += sum(len(part.indices) for part in parts)
+
+    def _backward(self, part: Part) -> float:
+        data, indices = self.data[part.task], part.indices.to(self.device)
+        autocast = self.settings.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+            logits = data.logits(self.forward(data.images[indices]))
+        loss = cross_entropy(logits.float() if autocast else logits, data.labels[indices]) * part.weight
+        loss.backward()
+        return float(loss.detach())
+
+    def close_epoch(self, steps: int, accuracy: float) -> None:
+        self.trajectory.close_epoch(steps, [p.detach() for p in self.parameters], self.start, accuracy)
+
+    def charge(self, seconds: float) -> None:
+        """Add to the cost; called before each save, so that a resumed run counts what it had done."""
+        cuda = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) // 2**20 if cuda else _process_peak_mib()
+        self.cost += Cost(seconds=seconds, gpu_seconds=seconds if cuda else 0.0, peak_memory_mib=peak)
+
+    def save(self, saved: Path, step: int) -> None:
+        state = {
+            "step": step,
+            "encoder": self.encoder.state_dict(),
+            "start": self.start,
+            "optimiser": self.optimiser.state_dict(),
+            "trajectory": self.trajectory.as_state(),
+            "cost": asdict(self.cost),
+        }
+        save_state(saved, state)
+
+    def resume(self, saved: Path) -> int:
+        state = load_state(saved, self.device)
+        self.encoder.load_state_dict(state["encoder"])
+        self.start = state["start"]
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.trajectory, self.cost = Trajectory.from_state(state["trajectory"]), Cost(**state["cost"])
+        return int(state["step"])
 
 
-def _batches(images: int, size: int, seed: int, done: int, total: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (epoch, indices) for the steps `done` .. `total` − 1."""
-    per_epoch = -(-images // size)
-    for epoch in range(done // per_epoch, -(-total // per_epoch)):
-        order = torch.randperm(images, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-        first = max(done - epoch * per_epoch, 0)
-        last = min(total - epoch * per_epoch, per_epoch)
-        for index in range(first, last):
-            yield epoch, order[index * size : (index + 1) * size]
-
-
-def _steps_per_epoch(data: TrainingSet, settings: FineTuneSettings) -> int:
-    return -(-len(data.labels) // settings.batch_size)
-
-
-def _save(saved: Path, step: int, encoder: nn.Module, optimiser: torch.optim.Optimizer, trajectory: Trajectory) -> None:
-    state = {
-        "step": step,
-        "encoder": encoder.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "trajectory": trajectory.as_json(),
-    }
-    temporary = saved.with_suffix(".tmp")
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state of tensors and plain values; the file is there whole or not at all."""
+    temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        torch.save(state, file)
+        torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(saved)
+    temporary.rename(path)
 
 
-def _resume(saved: Path, encoder: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, Trajectory]:
-    if not saved.exists():
-        return 0, Trajectory()
-    state = torch.load(saved, weights_only=True, map_location="cpu")
-    encoder.load_state_dict(state["encoder"])
-    optimiser.load_state_dict(state["optimiser"])
-    return int(state["step"]), Trajectory.from_json(state["trajectory"])
+def load_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read what `save_state` wrote; nothing but tensors and plain values is unpickled."""
+    state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
+    return state
+
+
+def _optimiser(parameters: list[nn.Parameter], settings: FineTuneSettings) -> torch.optim.Optimizer:
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.regime == "full_batch_gd":
+        return torch.optim.SGD(parameters, lr=rate)
+    if settings.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+
+
+def _ends_epoch(steps: int, batches: Batches) -> bool:
+    return steps % batches.steps_per_epoch == 0
+
+
+def _process_peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

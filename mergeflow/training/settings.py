@@ -1,39 +1,129 @@
 """How an expert is fine-tuned: the settings of one run, frozen and validated."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mergeflow.errors import MergeflowError
 
-class FineTuneSettings(BaseModel):
+TOGETHER = ("joint", "iterative")  # regimes that train all tasks in one run
+
+Regime = Literal["one_epoch", "steps", "epochs", "full_batch_gd", "joint", "iterative", "lora", "linearised"]
+
+
+class Settings(BaseModel):
+    """A frozen group of settings; unknown names and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class IterativeSettings(Settings):
+    """How iterative merge-and-tune goes round.
+
+    Attributes:
+        rounds: N ≥ 1 rounds of tuning; between two rounds the tasks' models are merged and all restart from the merge.
+        per_round: `steps` gives every round K = S/N of the S = `finetune.steps` steps; `one_epoch` one pass over the
+            task's images.
+        merge: the catalog method between the rounds. `average` is MIMA; `task_arithmetic` with a scale is ATM.
+        args: the method's arguments.
+        optimiser: what becomes of a task's optimiser state at a merge: `kept` or `reset`.
+        schedule: the learning rate's course: once over the `whole` budget, or anew `per_round`.
+    """
+
+    rounds: int = Field(8, ge=1)
+    per_round: Literal["steps", "one_epoch"] = "steps"
+    merge: str = "average"
+    args: dict[str, Any] = Field(default_factory=dict)
+    optimiser: Literal["kept", "reset"] = "reset"
+    schedule: Literal["whole", "per_round"] = "whole"
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters W + (alpha/rank)·B·A on the image tower's weight matrices.
+
+    Attributes:
+        rank: of B·A, at least 1.
+        alpha: scale of the update, at least 1.
+        targets: endings of the module names that get an adapter, as open_clip calls them.
+    """
+
+    rank: int = Field(8, ge=1)
+    alpha: int = Field(16, ge=1)
+    targets: list[str] = Field(default_factory=lambda: ["attn", "c_fc", "c_proj"], min_length=1)
+
+
+class FineTuneSettings(Settings):
     """Settings of one fine-tuning run. The defaults are those for a real CLIP.
 
     Attributes:
-        regime: `steps` trains for `steps` optimiser steps; `one_epoch` passes over the training images once.
-        steps: optimiser steps, at least 1; not used by `one_epoch`.
-        batch_size: images per step, at least 1. The last batch of an epoch is smaller when it has to be.
-        learning_rate: peak learning rate of AdamW, above 0.
-        weight_decay: decoupled weight decay, at least 0.
+        regime: `one_epoch`: one pass over the training images. `steps`, `epochs`: that many of them.
+            `full_batch_gd`: plain gradient descent θ ← θ − η ∇L with the exact gradient over all images, one step an
+            epoch, for `epochs`; of the optimiser's settings it uses `learning_rate` alone. `joint`: one model on all
+            tasks. `iterative`: rounds of merging and tuning. `lora`: `steps` steps of low-rank adapters.
+            `linearised`: `steps` steps in the tangent space of the base.
+        steps: optimiser steps (for `iterative`, of all rounds together), at least 1.
+        epochs: passes over the images for `epochs` and `full_batch_gd`, at least 1.
+        batch_size: images per step and task, at least 1. The last batch of an epoch is smaller when it has to be.
+        accumulate: parts into which a batch is split to save memory; their gradients are summed in a fixed order.
+        optimiser: `adamw`, or `sgd` with `momentum`.
+        momentum: of SGD, in [0, 1).
+        learning_rate: peak learning rate, above 0.
+        weight_decay: decoupled for AdamW, of the gradient for SGD; at least 0.
         warmup: share of the steps with a linearly rising learning rate, in [0, 1).
         schedule: `cosine` falls to 0 after the warm-up; `constant` stays.
         gradient_clip: largest 2-norm of the whole gradient; 0 turns clipping off.
         precision: `bfloat16` computes the forward pass under autocast; weights and optimiser stay float32.
+        compile: run the encoder through torch.compile.
         save_every: steps between two saved states from which a killed run continues.
+        keep_epochs: keep the task vector of every epoch.
+        sampling: of `joint`: `sum` minimises Σ_t L_t, one batch of every task a step; `proportional` draws mixed
+            batches from all images, so that tasks count by their size.
+        iterative: of the regime of that name.
+        lora: of the regime of that name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    regime: Literal["steps", "one_epoch"] = "steps"
+    regime: Regime = "steps"
     steps: int = Field(2000, ge=1)
+    epochs: int = Field(1, ge=1)
     batch_size: int = Field(128, ge=1)
+    accumulate: int = Field(1, ge=1)
+    optimiser: Literal["adamw", "sgd"] = "adamw"
+    momentum: float = Field(0.0, ge=0.0, lt=1.0)
     learning_rate: float = Field(1e-5, gt=0.0)
     weight_decay: float = Field(0.1, ge=0.0)
     warmup: float = Field(0.1, ge=0.0, lt=1.0)
     schedule: Literal["cosine", "constant"] = "cosine"
     gradient_clip: float = Field(1.0, ge=0.0)
     precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
     save_every: int = Field(100, ge=1)
+    keep_epochs: bool = False
+    sampling: Literal["sum", "proportional"] = "sum"
+    iterative: IterativeSettings = Field(IterativeSettings.model_validate({}))
+    lora: LoraSettings = Field(LoraSettings.model_validate({}))
 
-    def total_steps(self, images: int) -> int:
-        """Return the number of optimiser steps for a training set of `images` images."""
-        return self.steps if self.regime == "steps" else -(-images // self.batch_size)
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of optimiser steps of the whole run, given those of one pass over the images."""
+        if self.regime in ("epochs", "full_batch_gd"):
+            return self.epochs * steps_per_epoch
+        if self.regime == "one_epoch":
+            return steps_per_epoch
+        if self.regime == "iterative" and self.iterative.per_round == "one_epoch":
+            return self.iterative.rounds * steps_per_epoch
+        return self.steps
+
+    def steps_per_round(self, steps_per_epoch: int) -> int:
+        """Return K = S/N of the regime `iterative`.
+
+        Raises:
+            MergeflowError: N does not divide S; the message names the nearest budgets that fit.
+        """
+        total, rounds = self.total_steps(steps_per_epoch), self.iterative.rounds
+        if total % rounds:
+            lower = total // rounds * rounds
+            fitting = " or ".join(str(steps) for steps in (lower, lower + rounds) if steps)
+            raise MergeflowError(
+                f"regime iterative: {total} steps cannot be shared equally by {rounds} rounds; "
+                f"set finetune.steps to {fitting}, or choose rounds that divide {total}."
+            )
+        return total // rounds

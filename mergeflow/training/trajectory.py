@@ -1,30 +1,73 @@
-"""What is remembered of a fine-tuning run: one row per epoch, small enough to keep for ever."""
+"""What is remembered of a fine-tuning run: one row per epoch, small enough to keep for ever, and its cost."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass
 class EpochRow:
-    """Means over the steps of one epoch.
+    """One epoch (the last one may be a part of an epoch).
 
     Attributes:
         epoch: from 1.
         steps: optimiser steps done by its end.
-        loss: mean cross-entropy in nats.
+        loss: mean loss over its steps, in nats.
         gradient_norm: mean 2-norm of the whole gradient before clipping.
-        distance: 2-norm of (weights − base weights) at its end.
-        validation_accuracy: fraction in [0, 1] at its end.
+        mean_gradient_norm: 2-norm of the mean of the gradients; for one full batch the same as `gradient_norm`.
+        cosine_to_first: cosine of the mean gradient with that of the run's first epoch, in [−1, 1].
+        parameter_norm: 2-norm of the trained parameters at its end.
+        distance: 2-norm of (parameters − parameters at the start) at its end.
+        validation_accuracy: fraction in [0, 1] at its end; mean over the tasks of a joint run.
     """
 
     epoch: int
     steps: int
     loss: float
     gradient_norm: float
+    mean_gradient_norm: float
+    cosine_to_first: float
+    parameter_norm: float
     distance: float
     validation_accuracy: float
+
+
+@dataclass
+class Cost:
+    """What a run took; not part of any fingerprint, because it differs from run to run.
+
+    Attributes:
+        steps: optimiser steps.
+        images: images that went through the encoder in training.
+        seconds: wall time of the training steps and validations.
+        gpu_seconds: the part of `seconds` that held a CUDA device; 0 on a CPU.
+        peak_memory_mib: largest memory of the CUDA device, else of the process.
+    """
+
+    steps: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    peak_memory_mib: int = 0
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "images_per_second": round(self.images_per_second, 1)}
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.steps + other.steps,
+            self.images + other.images,
+            self.seconds + other.seconds,
+            self.gpu_seconds + other.gpu_seconds,
+            max(self.peak_memory_mib, other.peak_memory_mib),
+        )
 
 
 @dataclass
@@ -35,30 +78,58 @@ class Trajectory:
     loss_sum: float = 0.0
     norm_sum: float = 0.0
     steps_in_epoch: int = 0
+    gradient_sum: list[Tensor] = field(default_factory=list)
+    first_gradient: list[Tensor] = field(default_factory=list)
 
-    def add_step(self, loss: float, gradient_norm: float) -> None:
+    @torch.no_grad()
+    def add_step(self, loss: float, gradient_norm: float, gradients: Sequence[Tensor]) -> None:
+        """Add one step; `gradients` are those before clipping, one per trained parameter."""
         self.loss_sum += loss
         self.norm_sum += gradient_norm
         self.steps_in_epoch += 1
+        if not self.gradient_sum:
+            self.gradient_sum = [torch.zeros_like(gradient) for gradient in gradients]
+        torch._foreach_add_(self.gradient_sum, list(gradients))
 
-    def close_epoch(self, steps: int, distance: float, validation_accuracy: float) -> None:
+    @torch.no_grad()
+    def close_epoch(self, steps: int, parameters: Sequence[Tensor], start: Sequence[Tensor], accuracy: float) -> None:
+        """End the epoch under way with a row."""
         count = self.steps_in_epoch
+        mean = [gradient / count for gradient in self.gradient_sum]
+        self.first_gradient = self.first_gradient or mean
+        lengths = _norm(mean) * _norm(self.first_gradient)
         row = EpochRow(
-            len(self.rows) + 1, steps, self.loss_sum / count, self.norm_sum / count, distance, validation_accuracy
+            epoch=len(self.rows) + 1,
+            steps=steps,
+            loss=self.loss_sum / count,
+            gradient_norm=self.norm_sum / count,
+            mean_gradient_norm=_norm(mean),
+            cosine_to_first=_dot(mean, self.first_gradient) / lengths if lengths else 0.0,
+            parameter_norm=_norm(parameters),
+            distance=_norm([p.double() - s.double() for p, s in zip(parameters, start, strict=True)]),
+            validation_accuracy=accuracy,
         )
         self.rows.append(row)
         self.loss_sum = self.norm_sum = 0.0
         self.steps_in_epoch = 0
+        self.gradient_sum = []
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the rows as plain values."""
+        return [asdict(row) for row in self.rows]
+
+    def as_state(self) -> dict[str, Any]:
+        """Return everything, to be saved with the run's state."""
+        return {**vars(self), "rows": self.as_json()}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Trajectory":
+    def from_state(cls, value: Mapping[str, Any]) -> "Trajectory":
         return cls(**{**value, "rows": [EpochRow(**row) for row in value["rows"]]})
 
 
-def distance_between(parameters: dict[str, torch.Tensor], origin: dict[str, torch.Tensor]) -> float:
-    """Return ‖θ − θ0‖₂ over all parameters, in float64."""
-    squares = sum(float((parameters[name].detach().double() - origin[name].double()).square().sum()) for name in origin)
-    return float(squares**0.5)
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return sum(float(x.double().flatten() @ y.double().flatten()) for x, y in zip(a, b, strict=True))
+
+
+def _norm(a: Sequence[Tensor]) -> float:
+    return float(_dot(a, a) ** 0.5)

@@ -36,7 +36,7 @@ def data(images: int = 18) -> TrainingSet:
     labels = torch.arange(images) % 3
     pixels = torch.randint(0, 60, (images, 4, 4, 3), generator=generator, dtype=torch.uint8)
     pixels[torch.arange(images), labels] += 150
-    return TrainingSet("toy", pixels, labels)
+    return TrainingSet("toy", pixels, labels, logits)
 
 
 def logits(features: Tensor) -> Tensor:
@@ -45,10 +45,9 @@ def logits(features: Tensor) -> Tensor:
 
 def train(folder: Path, settings: FineTuneSettings = SETTINGS, seed: int = 0, **extra) -> tuple[Tiny, Trajectory]:  # type: ignore[no-untyped-def]
     encoder = Tiny()
-    found = fine_tune(
-        encoder, logits, extra.pop("data", data()), settings, seed, folder / "saved.pt", lambda: 0.5, **extra
-    )
-    return encoder, found
+    tasks = [extra.pop("data", data())]
+    found = fine_tune(encoder, tasks, settings, seed, folder / "saved.pt", lambda: 0.5, **extra)
+    return encoder, found.trajectory
 
 
 def weights(encoder: nn.Module) -> Tensor:
@@ -111,9 +110,9 @@ def test_one_epoch_sees_each_image_once(tmp_path: Path) -> None:
             return super().forward(images)
 
     settings = FineTuneSettings(regime="one_epoch", batch_size=4)
-    found = fine_tune(Counting(), logits, data(), settings, 0, tmp_path / "s.pt", lambda: 0.0)
+    found = fine_tune(Counting(), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
     assert seen == [4, 4, 4, 4, 2]
-    assert [row.steps for row in found.rows] == [5]
+    assert [row.steps for row in found.trajectory.rows] == [5]
 
 
 def test_a_diverging_run_names_task_and_step(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_a_diverging_run_names_task_and_step(tmp_path: Path) -> None:
 
 
 def test_an_empty_task_is_named(tmp_path: Path) -> None:
-    empty = TrainingSet("toy", torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+    empty = TrainingSet("toy", torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), logits)
     with pytest.raises(MergeflowError, match="task 'toy' has no training images"):
         train(tmp_path, data=empty)
 

@@ -1,0 +1,161 @@
+"""Iterative merge-and-tune: rounds of {tune every task from a common start, merge, restart from the merge}."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.training.batches import plan_batches
+from mergeflow.training.loop import Report, Span, TrainingSet, fine_tune, load_state, save_state
+from mergeflow.training.settings import FineTuneSettings
+from mergeflow.vision.models import ImageEncoder
+
+
+@dataclass(frozen=True)
+class IterativeRun:
+    """One iterative run on disk: θ̄(0) = θ0; θ_t(i) = FineTune(θ̄(i−1), D_t, K); θ̄(i) = merge of {θ_t(i)} on θ̄(i−1).
+
+    With `average` this is MIMA; with `task_arithmetic` of scale α, θ̄(i) = θ̄(i−1) + α Σ_t δ_t(i), it is ATM. Every
+    piece of work, one task of one round or one merge, is a method that leaves its result whole or not at all and does
+    nothing where the result is there; so a killed run goes on where it was, whoever runs the pieces and how many at
+    once. The tasks of a round do not depend on each other.
+
+    Attributes:
+        folder: where the rounds are kept.
+        base: checkpoint of θ0.
+        tasks: names.
+        settings: with `regime="iterative"`.
+        seed: of the batch order, which goes on from round to round.
+
+    Source: MIMA, Section 4, equations 4, 5, 8; Task Vectors and Gradients, Section 5 (ATM).
+    """
+
+    folder: Path
+    base: Path
+    tasks: tuple[str, ...]
+    settings: FineTuneSettings
+    seed: int
+
+    @property
+    def rounds(self) -> int:
+        return self.settings.iterative.rounds
+
+    @property
+    def merge_call(self) -> MethodCall:
+        """The catalog method between the rounds, validated."""
+        return configure(self.settings.iterative.merge, self.settings.iterative.args)
+
+    def start(self, number: int) -> Path:
+        """Return the checkpoint from which round `number` (from 1) starts: θ0, or the merge of the round before."""
+        return self.base if number == 1 else self.merged(number - 1)
+
+    def merged(self, number: int) -> Path:
+        return self._round(number) / "merged.safetensors"
+
+    def expert(self, number: int, task: str) -> Path:
+        return self._round(number) / task / "image_encoder.safetensors"
+
+    def record(self, number: int, task: str) -> dict[str, Any]:
+        """Return what was recorded of a task in a round: its epochs' rows and its cost."""
+        record: dict[str, Any] = json.loads((self._round(number) / task / "training.json").read_text())
+        return record
+
+    def waiting(self, number: int) -> list[str]:
+        """Return the tasks that still have to be tuned in a round."""
+        if self.merged(number).exists():
+            return []
+        return [task for task in self.tasks if not self.expert(number, task).exists()]
+
+    def tune(
+        self,
+        number: int,
+        encoder: ImageEncoder,
+        data: TrainingSet,
+        validate: Callable[[], float],
+        report: Report = lambda done, total: None,
+    ) -> None:
+        """Tune one task in one round.
+
+        Raises:
+            MergeflowError: the budget cannot be shared by the rounds, or training fails; the message names the round.
+        """
+        if data.task not in self.waiting(number):
+            return
+        folder = self._round(number) / data.task
+        folder.mkdir(parents=True, exist_ok=True)
+        with open_checkpoint(self.start(number)) as state:
+            encoder.load_encoder_state(state)
+        before = self._round(number - 1) / data.task / "optimiser.pt"
+        device = data.images.device
+        kept = load_state(before, device) if self._keeps_optimiser and number > 1 else None
+        try:
+            outcome = fine_tune(
+                encoder,
+                [data],
+                self.settings,
+                self.seed,
+                folder / "state.pt",
+                validate,
+                report,
+                span=self.span(number, len(data.labels)),
+                optimiser_state=kept,
+            )
+        except MergeflowError as error:
+            raise MergeflowError(f"round {number} of {self.rounds}: {error}") from None
+        if self._keeps_optimiser:
+            save_state(folder / "optimiser.pt", outcome.optimiser)
+        record = {"round": number, "epochs": outcome.trajectory.as_json(), "cost": outcome.cost.as_json()}
+        (folder / "training.json").write_text(json.dumps(record))
+        write_checkpoint(self.expert(number, data.task), encoder.encoder_state())  # last: it says that all is there
+        (folder / "state.pt").unlink(missing_ok=True)
+
+    def span(self, number: int, images: int) -> Span:
+        """Return the steps of a round for a task with `images` images."""
+        per_epoch = plan_batches([images], self.settings, self.seed).steps_per_epoch
+        steps = self.settings.steps_per_round(per_epoch)
+        first, last = (number - 1) * steps, number * steps
+        if self.settings.iterative.schedule == "whole":
+            return Span(first, last, 0, self.rounds * steps)
+        return Span(first, last, first, steps)
+
+    def merge(self, number: int) -> None:
+        """Merge a round's experts on its start, and drop the experts of the round before."""
+        if not self.merged(number).exists():
+            missing = self.waiting(number)
+            assert not missing, f"round {number}: {missing} not tuned"
+            start = _tensors(self.start(number))
+            experts = {task: _tensors(self.expert(number, task)) for task in self.tasks}
+            call = self.merge_call
+            write_checkpoint(self.merged(number), prepare(call, start, experts).at(call.scale))
+        for task in self.tasks if number > 1 else ():
+            self.expert(number - 1, task).unlink(missing_ok=True)
+            (self._round(number - 1) / task / "optimiser.pt").unlink(missing_ok=True)
+
+    def run(self, tune: Callable[[int, Sequence[str]], None]) -> None:
+        """Do all rounds; `tune(number, tasks)` has to tune the tasks that wait, in any order, and return."""
+        for number in range(1, self.rounds + 1):
+            tune(number, self.waiting(number))
+            self.merge(number)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _keeps_optimiser(self) -> bool:
+        return self.settings.iterative.optimiser == "kept"
+
+    def _round(self, number: int) -> Path:
+        return self.folder / f"round_{number:03}"
+
+
+def _tensors(path: Path) -> Mapping[str, Tensor]:
+    with open_checkpoint(path) as state:
+        return {name: state[name].clone() for name in state}

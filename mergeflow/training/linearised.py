@@ -1,0 +1,62 @@
+"""Fine-tuning in the tangent space: the encoder replaced by its first-order Taylor expansion at the base."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mergeflow.vision.models import ImageEncoder
+
+
+class LinearisedEncoder(nn.Module):
+    """f_lin(x; θ) = f(x; θ0) + ∇_θ f(x; θ0)ᵀ (θ − θ0), normalised like the encoder's own features.
+
+    The image tower f is linearised before the normalisation to unit length. θ are the trained parameters; they start
+    at θ0, where f_lin = f.
+
+    Args:
+        encoder: the encoder whose present weights are θ0; it is not changed.
+
+    Source: Ortiz-Jimenez et al. 2023, equation 4.
+    """
+
+    def __init__(self, encoder: ImageEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder.requires_grad_(False)
+        self.names = [name for name, _ in encoder.visual.named_parameters()]
+        start = [p.detach().clone() for p in encoder.visual.parameters()]
+        self.weights = nn.ParameterList([nn.Parameter(p.clone()) for p in start])
+        self.start = start
+        self.train(encoder.training)
+
+    def train(self, mode: bool = True) -> "LinearisedEncoder":
+        """Set the mode; attention stays in training mode, whose code has a forward-mode derivative (no dropout)."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.training = True
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return unit features [B, D] of uint8 images [B, S, S, 3]."""
+        pixels = self.encoder.normalised_pixels(images)
+        visual: Any = self.encoder.visual
+
+        def tower(weights: dict[str, Tensor]) -> Tensor:
+            features: Tensor = functional_call(visual, weights, (pixels,))
+            return features
+
+        origin = dict(zip(self.names, self.start, strict=True))
+        change = {name: w - origin[name] for name, w in zip(self.names, self.weights, strict=True)}
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
+            value, slope = jvp(tower, (origin,), (change,))[:2]
+        return nn.functional.normalize((value + slope).float(), dim=-1)
+
+    @torch.no_grad()
+    def encoder_state(self) -> dict[str, Tensor]:
+        """Return θ by the encoder's names: what the expert of this regime holds."""
+        state = dict(self.encoder.encoder_state())
+        state.update({f"visual.{name}": w.detach() for name, w in zip(self.names, self.weights, strict=True)})
+        return state
