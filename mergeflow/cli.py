@@ -4,6 +4,7 @@ Heavy imports happen inside the commands, so that `mergeflow --help` answers at 
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,8 +48,23 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     return resolve
 
 
+def _run_the_projects_own_library(project: Path | None) -> None:
+    """Start again with the library that lies in the project folder, where another copy of it is running.
+
+    DVC runs experiments in copies of the project and records the copy's code as what made the results.
+    """
+    if project is None:
+        return
+    own, paths = project / "mergeflow", os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if (own / "cli.py").is_file() and not own.samefile(Path(__file__).parent) and str(project) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), *paths]))
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "mergeflow.cli", *sys.argv[1:]])
+
+
 def main() -> None:
     """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
+    _run_the_projects_own_library(find_project(Path.cwd()))
     resolve = add_all_commands(Path.cwd())
     try:
         app(obj=resolve)

@@ -1,9 +1,10 @@
-"""Stage `figures`: the curves of the run, as SVG files that DVC, MLflow and the report all show."""
+"""Stage `figures`: the curves of the run, as SVG files and as tables that DVC, MLflow and the report all show."""
 
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -24,9 +25,17 @@ from tasks.plotting.drawing import (
     to_svg,
 )
 from tasks.plotting.palette import GRID, INK, MUTED, SERIES
+from tasks.plotting.series import (
+    accuracy_series,
+    argument_series,
+    cosine_series,
+    scale_series,
+    training_series,
+    write_series,
+)
 from tasks.runner import StageIO
 
-FOLDER = "outputs/results/figures"
+FOLDER, SERIES_FOLDER = "outputs/results/figures", "outputs/results/series"
 Row = Mapping[str, Any]
 _RADAR_METHODS = 5
 
@@ -57,7 +66,10 @@ class Results:
 
 
 def run(io: StageIO) -> None:
-    """Write `outputs/results/figures/<figure>.svg`; a figure without data (a radar of two tasks) is left out."""
+    """Write `outputs/results/figures/<figure>.svg`, and `outputs/results/series/<name>.json` with the numbers.
+
+    A figure without data (a radar of two tasks) is left out.
+    """
     folder = io.out(FOLDER)
     folder.mkdir()
     results = _read(io)
@@ -66,6 +78,7 @@ def run(io: StageIO) -> None:
         if figure is not None:
             (folder / f"{name}.svg").write_bytes(to_svg(figure, title))
         io.report("figures", done, len(FIGURES))
+    _write_tables(results, io.out(SERIES_FOLDER))
 
 
 def _read(io: StageIO) -> Results:
@@ -80,6 +93,15 @@ def _read(io: StageIO) -> Results:
         load("outputs/results/geometry.json"),
         {task: load(f"outputs/experts/{task}/training.json")["epochs"] for task in selection["tasks"]},
     )
+
+
+def _write_tables(results: Results, folder: Path) -> None:
+    folder.mkdir()
+    write_series(folder, "scales", scale_series(results.sweeps))
+    write_series(folder, "arguments", argument_series(results.sweeps))
+    write_series(folder, "accuracy", accuracy_series(results.test))
+    write_series(folder, "training", training_series(results.epochs))
+    write_series(folder, "cosines", cosine_series(results.geometry))
 
 
 def cosines(results: Results) -> Figure | None:

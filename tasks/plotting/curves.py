@@ -65,19 +65,13 @@ def argument_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None
     Returns:
         The figure; None where no method tried two values.
     """
-    shown = [
-        (method, argument)
-        for method, rows in sweeps.items()
-        for argument in rows[0]["args"]
-        if argument != "scale" and len(_values(rows, argument)) > 1
-    ]
+    shown = swept_arguments(sweeps)
     if not shown:
         return None
     figure, axes = panels(len(shown), 2 if len(shown) != 3 else 3, 3.2)
     for panel, (method, argument) in zip(axes, shown, strict=True):
         rows = sweeps[method]
-        values = _values(rows, argument)
-        best = [max((r for r in rows if r["args"][argument] == v), key=lambda r: r["normalised"]) for v in values]
+        values, best = _values(rows, argument), best_by_value(rows, argument)
         dress(panel, f"{method}: {argument}", argument, _NORMALISED)
         panel.plot(*_curve(best, argument), **series_style(list(choices).index(method)))
         number_ticks(panel, values, spans_decades(values))
@@ -87,10 +81,31 @@ def argument_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None
     return figure
 
 
+def swept_arguments(sweeps: Sweeps) -> list[tuple[str, str]]:
+    """Return (method, argument) wherever two numbers were tried for an argument other than `scale`."""
+    return [
+        (method, argument)
+        for method, rows in sweeps.items()
+        for argument in rows[0]["args"]
+        if argument != "scale" and len(_values(rows, argument)) > 1
+    ]
+
+
+def best_by_value(rows: list[Row], argument: str) -> list[Row]:
+    """Return the best candidate for each number that was tried for an argument, in the numbers' order."""
+    values = _values(rows, argument)
+    return [max((r for r in rows if r["args"][argument] == v), key=lambda r: r["normalised"]) for v in values]
+
+
+def is_number(value: Any) -> bool:
+    """Whether an argument's value can be put on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _values(rows: list[Row], argument: str) -> list[float]:
     """Return the distinct numbers that were tried for an argument, in order."""
     values = {row["args"].get(argument) for row in rows}
-    return sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+    return sorted(value for value in values if is_number(value))
 
 
 def _lines(rows: list[Row]) -> tuple[str, dict[str, list[Row]]]:
@@ -99,15 +114,11 @@ def _lines(rows: list[Row]) -> tuple[str, dict[str, list[Row]]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         values = [row["args"][name] for name in names]
-        label = ", ".join(f"{value:g}" if _is_number(value) else str(value) for value in values)
+        label = ", ".join(f"{value:g}" if is_number(value) else str(value) for value in values)
         groups.setdefault(label, []).append(row)
     ranked = sorted(groups, key=lambda label: -max(row["normalised"] for row in groups[label]))[:_SHOWN_LINES]
     title = ", ".join(names) + (f" (best {_SHOWN_LINES} of {len(groups)})" if len(groups) > _SHOWN_LINES else "")
     return title, {label: points for label, points in groups.items() if label in ranked}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _curve(rows: list[Row], argument: str) -> tuple[list[float], list[float]]:
