@@ -1,10 +1,30 @@
 """What is logged of a pipeline run: plain values that the caller fills; nothing here knows MLflow."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Scalar = str | int | float | bool | None
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the values with dotted keys for what is nested, and lists as text.
+
+    Example:
+        >>> flat({"steps": 5, "lora": {"rank": 8, "targets": ["out_proj", "c_fc"]}})
+        {'steps': 5, 'lora.rank': 8, 'lora.targets': 'out_proj, c_fc'}
+    """
+    found: dict[str, Scalar] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{below}": one for below, one in flat(value).items()}
+        else:
+            found[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return found
+
+
+Params = Annotated[dict[str, Scalar], BeforeValidator(flat)]
 
 
 class _Record(BaseModel):
@@ -44,7 +64,7 @@ class ChildRecord(_Record):
 
     kind: Literal["expert", "method", "trial"]
     name: str
-    params: dict[str, Scalar] = {}
+    params: Params = {}
     metrics: dict[str, float] = {}
     steps: tuple[tuple[str, int, float], ...] = ()
     tags: dict[str, str] = {}
@@ -67,7 +87,7 @@ class PipelineRecord(_Record):
 
     name: str
     fingerprint: str
-    params: dict[str, Scalar] = {}
+    params: Params = {}
     metrics: dict[str, float] = {}
     tags: dict[str, str] = {}
     dvc: dict[str, str] = {}
