@@ -71,7 +71,7 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
         from tasks.graph import find_stage, load_graph
         from tasks.runner import run_stage
 
-        stage = find_stage(load_graph(root), name, item)
+        stage = find_stage(load_graph(root, studies=True), name, item)
         console = Console()
         with progress_bars(root, [stage.address], console):
             ran = run_stage(root, stage, force)

@@ -27,4 +27,4 @@ def run(io: StageIO) -> None:
         folder,
         lambda done, total: io.report("steps", done, total),
     )
-    io.costs.update(cost.as_json())
+    io.costs["training"] = cost.as_json()

@@ -45,7 +45,12 @@ class Stage:
     @property
     def folder_name(self) -> str:
         """The address as one path component."""
-        return re.sub(r"[^\w.@-]", "_", self.address)
+        return file_name(self.address)
+
+
+def file_name(address: str) -> str:
+    """Return an address as one path component."""
+    return re.sub(r"[^\w.@-]", "_", address)
 
 
 def read_yaml(path: Path) -> Any:

@@ -35,7 +35,7 @@ def run(io: StageIO) -> None:
                 tune(io, number, task)
             rounds.merge(number)
         cost = write_last_round(Workbench.open(io), rounds, folder)
-        io.costs.update(cost.as_json())
+        io.costs["training"] = cost.as_json()
 
 
 def open_rounds(io: StageIO) -> IterativeRun:
@@ -67,6 +67,6 @@ def _joint(io: StageIO, tasks: list[str]) -> None:
         model,
         lambda done, total: io.report("steps", done, total),
     )
-    io.costs.update(cost.as_json())
+    io.costs["training"] = cost.as_json()
     for task in tasks:
         shutil.copytree(model, io.out(FOLDER) / task)

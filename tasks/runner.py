@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
-from tasks.graph import MAIN, Stage, covers
+from tasks.graph import MAIN, Stage, covers, file_name
 from tasks.parameters import Params, StudyParams, load_params, load_study_params
 
 STATE = ".mergeflow"
@@ -99,6 +99,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         manifest = _ready(state / "manifests" / f"{stage.folder_name}.json")
         io, fingerprint = open_stage(root, stage)
         if not force and _up_to_date(root, stage, manifest, fingerprint):
+            manifest.touch()  # so that whoever shows the progress counts it
             return False
         scratch = io.scratch
         _forget_other_runs(scratch)
@@ -164,7 +165,7 @@ def digest(path: Path) -> str:
 
 def read_record(root: Path, address: str) -> dict[str, Any]:
     """Return the cost record of the last time a stage really ran; empty if there is none."""
-    path = root / STATE / "records" / f"{address}.json"
+    path = root / STATE / "records" / f"{file_name(address)}.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return record
 

@@ -29,7 +29,7 @@ def run(io: StageIO) -> None:
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
         merged = prepare(call, base, experts).at(call.scale)
-        recipe = _recipe(io, call.name, dict(call.args), experts)
+        recipe = _recipe(io, call.name, dict(call.args), base, experts)
         digest = write_checkpoint(folder / f"{method}.safetensors", merged, {"recipe": json.dumps(recipe)})
         chosen[method] = {
             "args": best["args"],
@@ -47,12 +47,13 @@ def run(io: StageIO) -> None:
     _write_winner_answers(io, folder / f"{winner}.safetensors", tasks)
 
 
-def _recipe(io: StageIO, method: str, args: dict[str, Any], experts: dict[str, Any]) -> dict[str, Any]:
+def _recipe(io: StageIO, method: str, args: dict[str, Any], base: Any, experts: dict[str, Any]) -> dict[str, Any]:
     """Return the record that makes the merge again: method, arguments, inputs and their fingerprints."""
     return {
         "method": method,
         "args": args,
         "base": BASE,
+        "base_fingerprint": fingerprint(base),
         "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in experts},
         "fingerprints": {task: fingerprint(state) for task, state in experts.items()},
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import LabelledImages, accuracies
 from mergeflow.evaluation.accuracy import Encoder
