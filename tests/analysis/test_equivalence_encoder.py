@@ -65,6 +65,6 @@ def test_one_epoch_of_experts_merges_to_one_joint_step(problem) -> None:
 
 
 def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
-    found = measure_gap(problem[1], problem[0], 0.7, 1e-6, 2)
+    found = measure_gap(problem[1], problem[0], 0.7, 1e-7, 2)
     assert found.coefficient == pytest.approx(-0.7, abs=1e-4)
     assert found.after_derived < 1e-3 * found.gap < found.after_printed

@@ -20,6 +20,7 @@ from mergeflow.analysis.equivalence.gradient_descent import (
     hessian,
     hessian_vector,
     merge,
+    spectral_norm,
     summed,
 )
 from mergeflow.analysis.equivalence.image_encoder import EncoderTask, encoder_losses
@@ -47,6 +48,7 @@ __all__ = [
     "printed_network_bounds",
     "random_feed_forward",
     "random_tasks",
+    "spectral_norm",
     "summed",
     "task_factors",
 ]

@@ -58,6 +58,22 @@ class FeedForward:
             inputs = activate(inputs @ weight.T)
         return inputs @ last.T
 
+    def switched(self, points: Sequence[Tensor], inputs: Tensor) -> int:
+        """Count the (input, hidden unit) pairs whose pre-activation changes its sign between the points.
+
+        A Taylor expansion of a ReLU net holds while none does: beyond a kink the gradient jumps.
+        """
+        sides = torch.stack([self._sides(point, inputs) for point in points])
+        return int((sides != sides[0]).any(dim=0).sum())
+
+    def _sides(self, point: Tensor, inputs: Tensor) -> Tensor:
+        activate, sides = ACTIVATIONS[self.activation][0], []
+        for weight in self.weights(point)[:-1]:
+            inputs = inputs @ weight.T
+            sides.append(inputs > 0)
+            inputs = activate(inputs)
+        return torch.cat(sides, dim=1)
+
     def loss(self, inputs: Tensor, labels: Tensor) -> Loss:
         """Return the mean cross-entropy over inputs [N, D_0] and labels [N] as a function of the flat parameters."""
         return lambda point: cross_entropy(self.logits(point, inputs), labels)

@@ -50,6 +50,21 @@ def hessian(loss: Loss, point: Tensor) -> Tensor:
     return rows
 
 
+def spectral_norm(loss: Loss, point: Tensor, products: int, seed: int = 0) -> float:
+    """Return an estimate from below of ‖∇²L(θ)‖₂: power iteration with `products` Hessian-vector products.
+
+    Example:
+        >>> round(spectral_norm(lambda theta: (theta**2 * torch.tensor([1.0, -3.0])).sum(), torch.zeros(2), 20), 4)
+        6.0
+    """
+    vector = torch.randn(len(point), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(point)
+    for _ in range(products):
+        vector = hessian_vector(loss, point, vector / vector.norm())
+        if not vector.any():
+            return 0.0
+    return float(vector.norm())
+
+
 def summed(losses: Sequence[Loss]) -> Loss:
     """Return the joint loss Σ_t L_t(θ)."""
     return lambda point: torch.stack([loss(point) for loss in losses]).sum()
