@@ -3,41 +3,79 @@
 import os
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
-from flows.staleness import stale_stages
+from flows.faults import own_traceback
+from flows.plan import needed_for, stages_to_run
 from flows.summary import print_summary
 from flows.watch import progress_bars
-from tasks.graph import downstream_closure, load_graph
+from mergeflow.errors import MergeflowError
+from tasks.graph import load_graph
 from tasks.parameters import load_params
+
+REGISTER = "register"
 
 
 def run_pipeline(root: Path, console: Console, push: bool = False) -> None:
     """Bring the whole project up to date and print the result.
 
+    Raises:
+        MergeflowError: a parameter is wrong or a stage failed.
+    """
+    ran = bring_up_to_date(root, console, push)
+    if not ran:
+        console.print("[bold]Nothing changed:[/] every stage is up to date.")
+    print_summary(root, console)
+
+
+def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: list[str] | None = None) -> list[str]:
+    """Run what is stale and show the progress; return the addresses of the stages that were submitted.
+
     DVC is asked first; when nothing is stale, Prefect is not even imported. Otherwise the flow runs against the
     server of PREFECT_API_URL, or an ephemeral one that lives as long as the run.
+
+    Args:
+        root: the project folder.
+        console: where progress is shown.
+        push: send the outputs to DVC's remote at the end.
+        targets: only these stages and what they need, by address or name, studies too; None for all of dvc.yaml.
 
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
     load_params(root / "params.yaml")
-    stages = load_graph(root)
-    todo = downstream_closure(stale_stages(root, stages), stages)
-    lost = "register" not in todo and not _registered(root)
-    if todo or lost:
-        console.print(f"[bold]{len(todo) or 1} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
-        _quiet_prefect(root)
-        from flows.pipeline import pipeline
+    stages = load_graph(root, studies=targets is not None)
+    todo = stages_to_run(root, stages, targets)
+    wanted = targets is None or REGISTER in needed_for(targets, stages)
+    lost = wanted and REGISTER not in todo and not _registered(root)
+    todo = todo or ([REGISTER] if lost else [])
+    if todo:
+        console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
+        _run_flow(root, console, todo, lost, push, targets)
+    return todo
 
-        with progress_bars(root, todo or ["register"], console):
-            pipeline(str(root), force_register=lost, push=push)
-        from tasks.report import write_report
 
+def _run_flow(
+    root: Path, console: Console, todo: list[str], force_register: bool, push: bool, targets: list[str] | None
+) -> None:
+    _quiet_prefect(root)
+    from flows.pipeline import pipeline
+    from tasks.report import write_report
+
+    try:
+        with progress_bars(root, todo, console):
+            pipeline(str(root), force_register=force_register, push=push, targets=targets)
+    except MergeflowError:
+        raise
+    except Exception as error:
+        trace = own_traceback(error)
+        if trace is None:
+            raise
+        typer.echo(trace, err=True)  # the stage's own, without the frames of Prefect and the command line
+        raise typer.Exit(1) from None
+    if (root / "outputs/results/test.json").exists():
         write_report(root, root / "outputs" / "report.html")
-    else:
-        console.print("[bold]Nothing changed:[/] every stage is up to date.")
-    print_summary(root, console)
 
 
 def _registered(root: Path) -> bool:

@@ -1,19 +1,23 @@
 """The pipeline as a Prefect flow: the stages of dvc.yaml that are stale, placed on the configured task runner."""
 
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.futures import PrefectFuture, wait
+from prefect.futures import PrefectFuture, as_completed
 from prefect.states import State
 from prefect.task_runners import TaskRunner
 
+from flows.faults import keep_traceback
+from flows.plan import stages_to_run
 from flows.runners import task_runner
-from flows.staleness import push_outputs, record_outputs, stale_stages
+from flows.slots import gpu_slot
+from flows.staleness import push_outputs, record_outputs
 from mergeflow.errors import MergeflowError
-from tasks.graph import Stage, downstream_closure, find_stage, load_graph, upstream
+from tasks.graph import STUDIES, Stage, load_graph, upstream
 from tasks.parameters import load_params
 from tasks.runner import run_stage
 
@@ -42,18 +46,46 @@ def is_passing_fault(_task: Any, _run: Any, state: State[Any]) -> bool:
 )
 def stage(root: str, address: str, force: bool = False) -> bool:
     """Run one stage; return whether it had anything to do."""
-    name, _, item = address.partition("@")
-    return run_stage(Path(root), find_stage(load_graph(Path(root)), name, item or None), force)
+    folder = Path(root)
+    try:
+        found = load_graph(folder, studies=address.startswith(STUDIES))[address]
+        with gpu_slot(folder, found):
+            ran = run_stage(folder, found, force)
+    except Exception as error:
+        keep_traceback(error)
+        raise
+    get_run_logger().info("%s %s", address, "has run" if ran else "is up to date")
+    return ran
+
+
+def submit(
+    runner: TaskRunner[Any], root: Path, address: str, above: Iterable[PrefectFuture[Any]] = (), force: bool = False
+) -> PrefectFuture[bool]:
+    """Place one stage on the runner.
+
+    Args:
+        runner: a started task runner.
+        root: the project folder.
+        address: which stage.
+        above: what it comes after, for the run's picture; a worker that has to wait for one is lost to others.
+        force: run it even if it is up to date.
+    """
+    arguments = {"root": str(root), "address": address, "force": force}
+    placed: PrefectFuture[bool] = runner.submit(stage, arguments, wait_for=list(above))
+    return placed
 
 
 @flow(name="pipeline", validate_parameters=False)
-def pipeline(root: str, force_register: bool = False, push: bool = False) -> list[str]:
+def pipeline(
+    root: str, force_register: bool = False, push: bool = False, targets: list[str] | None = None
+) -> list[str]:
     """Run every stale stage and what depends on it; then record the outputs in DVC, as its only writer.
 
     Args:
         root: the project folder.
         force_register: register again although the files are up to date (the registry has lost or never seen them).
         push: send the outputs to DVC's remote at the end.
+        targets: only these stages and what they need, by address or name, studies too; None for all of dvc.yaml.
 
     Returns:
         The addresses of the stages that were submitted.
@@ -61,32 +93,52 @@ def pipeline(root: str, force_register: bool = False, push: bool = False) -> lis
     Raises:
         MergeflowError: a stage failed; stages that do not depend on it have finished and are kept.
     """
-    folder = Path(root)
-    stages = load_graph(folder)
-    stale = stale_stages(folder, stages) | ({"register"} if force_register else set())
-    todo = downstream_closure(stale, stages)
-    run = load_params(folder / "params.yaml").run
+    return run_stages(Path(root), force_register, push, targets)
+
+
+def run_stages(
+    root: Path, force_register: bool = False, push: bool = False, targets: list[str] | None = None
+) -> list[str]:
+    """Do what `pipeline` does, within the flow run that calls it."""
+    stages = load_graph(root, studies=targets is not None)
+    always = {REGISTER} if force_register else set[str]()
+    todo = stages_to_run(root, stages, targets, always)
+    run = load_params(root / "params.yaml").run
     with task_runner(run.runner, run.workers) as runner:
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
         for group in ([a for a in todo if a != REGISTER], [a for a in todo if a == REGISTER]):
-            _run_group(folder, runner, group, stages, force_register)
+            _run_group(root, runner, group, stages, always)
     if push:
-        push_outputs(folder)
+        push_outputs(root)
     return todo
 
 
 def _run_group(
-    root: Path, runner: TaskRunner[Any], group: list[str], stages: dict[str, Stage], force_register: bool
+    root: Path, runner: TaskRunner[Any], group: list[str], stages: dict[str, Stage], always: set[str]
 ) -> None:
-    """Run stages as soon as what they read is there, record the finished ones, then raise what went wrong."""
+    """Run stages as soon as what they read is there, record the finished ones, then raise what went wrong.
+
+    A stage is handed to the runner only when it can start: on Ray each waiting one would hold a process.
+    """
+    above = {address: [up for up in upstream(stages[address], stages) if up in group] for address in group}
     futures: dict[str, PrefectFuture[bool]] = {}
-    for address in group:
-        above = [futures[up] for up in upstream(stages[address], stages) if up in futures]
-        arguments = {"root": str(root), "address": address, "force": force_register and address == REGISTER}
-        futures[address] = runner.submit(stage, arguments, wait_for=above)
-    wait(list(futures.values()))
-    record_outputs(root, [address for address, future in futures.items() if future.state.is_completed()])
-    _raise_first({address: future.state for address, future in futures.items() if future.state.is_failed()})
+    states: dict[str, State[Any]] = {}
+    while True:
+        ready = [a for a in group if a not in futures and all(_is_done(states.get(up)) for up in above[a])]
+        for address in ready:
+            futures[address] = submit(runner, root, address, [futures[up] for up in above[address]], address in always)
+        running = {future: address for address, future in futures.items() if address not in states}
+        if not running:
+            break
+        finished = next(as_completed(list(running)))
+        finished.wait()
+        states[running[finished]] = finished.state
+    record_outputs(root, [address for address, state in states.items() if state.is_completed()])
+    _raise_first({address: state for address, state in states.items() if not state.is_completed()})
+
+
+def _is_done(state: State[Any] | None) -> bool:
+    return state is not None and state.is_completed()
 
 
 def _raise_first(failures: dict[str, State[Any]]) -> None:

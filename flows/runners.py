@@ -1,19 +1,27 @@
 """The task runner by configuration: one line of params.yaml decides where the stages run."""
 
 import importlib
+import os
+from pathlib import Path
 from typing import Any
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from mergeflow.errors import MergeflowError
 
+PROJECT = Path(__file__).resolve().parents[1]
+# Ray's default is 30 % of the memory; what crosses a task border here is a path.
+OBJECT_STORE = 100 * 2**20
+
 
 def task_runner(name: str, workers: int) -> TaskRunner[Any]:
     """Return the Prefect task runner called `name`.
 
     Args:
-        name: `threads`, `processes`, `dask` (a local cluster of processes) or `ray` (a local cluster).
-        workers: stages that run at once, at least 1.
+        name: `threads`, `processes`, `dask` or `ray`. The last two start a cluster on this machine, or use the running
+            one that the environment names in DASK_SCHEDULER_ADDRESS or RAY_ADDRESS; its workers must see the project
+            folder under the same path.
+        workers: stages that run at once, at least 1; a running cluster has its own number.
 
     Raises:
         MergeflowError: the runner's package is not installed.
@@ -22,10 +30,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
         return ThreadPoolTaskRunner(max_workers=workers)
     if name == "processes":
         return ProcessPoolTaskRunner(max_workers=workers)
-    module, attribute, options = {
-        "dask": ("prefect_dask", "DaskTaskRunner", {"cluster_kwargs": {"n_workers": workers, "threads_per_worker": 1}}),
-        "ray": ("prefect_ray", "RayTaskRunner", {"init_kwargs": {"num_cpus": workers}}),
-    }[name]
+    module, attribute, options = {"dask": _dask, "ray": _ray}[name](workers)
     try:
         runner: TaskRunner[Any] = getattr(importlib.import_module(module), attribute)(**options)
     except ModuleNotFoundError:
@@ -34,3 +39,20 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
             f"run.runner is '{name}', which needs the package {package}: install it, or use 'threads' or 'processes'."
         ) from None
     return runner
+
+
+def _dask(workers: int) -> tuple[str, str, dict[str, Any]]:
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+    local = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
+    return "prefect_dask", "DaskTaskRunner", {"address": address} if address else {"cluster_kwargs": local}
+
+
+def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
+    # Ray's workers are fresh processes that know neither the driver's folder nor its import path.
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}, "log_to_driver": False}
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        return "prefect_ray", "RayTaskRunner", {"address": address, "init_kwargs": options}
+    local = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    return "prefect_ray", "RayTaskRunner", {"init_kwargs": options | local}

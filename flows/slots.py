@@ -1,0 +1,48 @@
+"""GPU slots: on a Prefect server the limit `gpu` says how many stages may use a CUDA device at once, on all machines.
+
+On one machine a file lock per device keeps stages apart, with or without a server (tasks/devices.py).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+
+from mergeflow.errors import MergeflowError
+from tasks.graph import Stage
+from tasks.parameters import load_params
+
+LIMIT = "gpu"
+LEASE_SECONDS = 60  # the slot of a holder that was killed is free again after this long
+
+
+@contextmanager
+def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
+    """Hold a slot while the block runs, if the stage uses a CUDA device and PREFECT_API_URL names a server.
+
+    Raises:
+        MergeflowError: the server has no such limit; without it any number of stages would share the device.
+    """
+    if "PREFECT_API_URL" not in os.environ or not _uses_cuda(root, stage):
+        yield
+        return
+    try:
+        # A renewal that fails must not end hours of training: the device's file lock still keeps others off.
+        with concurrency(LIMIT, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
+            yield
+    except ConcurrencySlotAcquisitionError as error:
+        raise MergeflowError(
+            f"stage {stage.address} uses a GPU and the Prefect server refuses a slot of the limit '{LIMIT}' ({error}): "
+            f"create it once with `prefect global-concurrency-limit create {LIMIT} --limit 1`."
+        ) from error
+
+
+def _uses_cuda(root: Path, stage: Stage) -> bool:
+    if "model" not in stage.params:  # it computes no features
+        return False
+    from tasks.devices import device_names  # torch comes with it
+
+    return device_names(load_params(root / "params.yaml").run.device) != ["cpu"]
