@@ -1,6 +1,10 @@
 """Summaries of per-task accuracies."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
 
 
 def mean(values: Mapping[str, float]) -> float:
@@ -26,3 +30,26 @@ def normalised(merged: Mapping[str, float], individual: Mapping[str, float]) -> 
     assert merged.keys() == individual.keys()
     ratios = [merged[t] / individual[t] if individual[t] else 1.0 + merged[t] for t in individual]
     return sum(ratios) / len(ratios)
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the mean of n repetitions and the half-width of its interval, t · s/√n by Student's t with n − 1 degrees.
+
+    Args:
+        values: one number per repetition (seed), at least one.
+        confidence: level of the interval, in (0, 1).
+
+    Returns:
+        (mean, half-width); the half-width of a single value is infinite.
+
+    Example:
+        >>> centre, half = mean_interval([70.0, 71.0, 72.0])
+        >>> centre, round(half, 2)
+        (71.0, 2.48)
+    """
+    assert len(values) > 0
+    centre = float(np.mean(values))
+    if len(values) == 1:
+        return centre, math.inf
+    quantile = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
+    return centre, quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))

@@ -1,0 +1,164 @@
+"""What a study reads: the base, the training runs, and how good a model is on validation and on test."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.evaluation import LabelledImages, best_candidate
+from mergeflow.evaluation.scoring import CandidateScorer, score_of
+from mergeflow.evaluation.statistics import mean
+from mergeflow.merging import configure
+from tasks.parameters import candidates
+from tasks.runner import StageIO
+from tasks.studies.runs import FOLDER, PARAMS
+from tasks.vision import BASE, choose_device, load_encoder, load_images
+
+State = dict[str, Tensor]
+Accuracy = dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One run of studies/params.yaml, as the stage `train` left it.
+
+    Attributes:
+        io: the study's files.
+        name: the run's name.
+    """
+
+    io: StageIO
+    name: str
+
+    def expert(self, seed: int, task: str) -> State:
+        """Return θ_t; of an iterative run that of the last round."""
+        return self._state(f"seed_{seed}/experts/{task}/image_encoder")
+
+    def experts(self, seed: int) -> dict[str, State]:
+        return {task: self.expert(seed, task) for task in self.io.section("tasks")}
+
+    def epoch(self, seed: int, task: str, number: int) -> State:
+        """Return θ_t after epoch `number` (from 1) of a run with `keep_epochs`."""
+        return self._state(f"seed_{seed}/experts/{task}/epochs/epoch_{number:03}")
+
+    def training(self, seed: int, task: str) -> dict[str, Any]:
+        """Return an expert's training.json; `epochs` are its rows."""
+        return self._json(f"seed_{seed}/experts/{task}/training.json")
+
+    def model(self, seed: int) -> State:
+        """Return the model of a joint run."""
+        return self._state(f"seed_{seed}/model/image_encoder")
+
+    def rounds(self, seed: int) -> list[dict[str, Any]]:
+        """Return the rows of an iterative run: round, steps, tasks, cosine_tau, cosine_delta, expert_validation."""
+        rows: list[dict[str, Any]] = self._json(f"seed_{seed}/rounds.json")
+        return rows
+
+    def merged(self, seed: int, number: int) -> State:
+        """Return θ̄(i), the merge after round `number`, of an iterative run."""
+        return self._state(f"seed_{seed}/merged/round_{number:03}")
+
+    def start(self, seed: int) -> State:
+        """Return θ̄(N−1), from which the last round of an iterative run started."""
+        return self._state(f"seed_{seed}/start")
+
+    def cost(self, seed: int) -> dict[str, Any]:
+        """Return steps, images, seconds, gpu_seconds, peak_memory_mib of one seed's training."""
+        cost: dict[str, Any] = self.io.cost(f"studies/dvc.yaml:train@{self.name}")["training"][f"seed_{seed}"]
+        return cost
+
+    def _state(self, name: str) -> State:
+        return _load(self.io, f"{FOLDER}/{self.name}/{name}.safetensors")
+
+    def _json(self, name: str) -> Any:
+        return json.loads(self.io.dep(f"{FOLDER}/{self.name}/{name}").read_text())
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A candidate chosen on validation, and the one look at its test accuracy.
+
+    Attributes:
+        args: the chosen arguments.
+        validation: accuracy per task.
+        test: accuracy per task.
+        state: the merged model.
+    """
+
+    args: dict[str, Any]
+    validation: Accuracy
+    test: Accuracy
+    state: State
+
+
+class StudyInputs:
+    """The inputs of one study; images are decoded and loaded once, weights are swapped in place."""
+
+    def __init__(self, io: StageIO) -> None:
+        self.io = io
+        self.tasks = list(io.section("tasks"))
+        self.seeds: list[int] = list(io.section(f"{PARAMS}:seeds"))
+        self.device = choose_device(io)
+        self._images: dict[str, dict[str, LabelledImages]] = {}
+
+    @cached_property
+    def base(self) -> State:
+        """The base's image encoder θ0."""
+        return _load(self.io, BASE)
+
+    def run(self, name: str) -> TrainingRun:
+        return TrainingRun(self.io, name)
+
+    def options(self, study: str) -> dict[str, Any]:
+        """Return the study's section of studies/params.yaml."""
+        options: dict[str, Any] = self.io.section(f"{PARAMS}:studies.{study}")
+        return options
+
+    def images(self, split: str) -> dict[str, LabelledImages]:
+        """Return every task's images of a split, with its head, on the device."""
+        if split not in self._images:
+            self._images[split] = {task: load_images(self.io, split, task, self.device) for task in self.tasks}
+        return self._images[split]
+
+    def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
+        """Return what merges and scores candidates of these experts on validation."""
+        batch_size = self.io.section("evaluation").batch_size
+        return CandidateScorer(self.encoder, self.images("validation"), self.base, experts, batch_size=batch_size)
+
+    def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
+        """Return the accuracy of an image encoder on each task, or on those given, a fraction in [0, 1]."""
+        images = {task: self.images(split)[task] for task in tasks or self.tasks}
+        return self.scorer({}).state(state, images)
+
+    def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
+        """Return every expert's accuracy on its own task."""
+        return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
+
+    def choose(self, experts: Mapping[str, State], method: str, grid: Mapping[str, Sequence[Any]]) -> Chosen:
+        """Try every combination of the grid on validation, take the best by mean accuracy, look at test once."""
+        scorer = self.scorer(experts)
+        rows = []
+        for args in candidates(method, {name: list(values) for name, values in grid.items()}):
+            accuracy = scorer.candidate(configure(method, args))
+            rows.append({"args": args, "accuracy": accuracy, "normalised": score_of(accuracy, None).mean})
+        best = best_candidate(rows)
+        state = scorer.merge(configure(method, best["args"]))
+        return Chosen(best["args"], best["accuracy"], self.accuracy(state, "test"), state)
+
+    @cached_property
+    def encoder(self) -> Any:
+        return load_encoder(self.io, BASE, self.device)
+
+
+def mean_accuracy(accuracy: Accuracy) -> float:
+    """Return the mean over tasks, in %."""
+    return 100 * mean(accuracy)
+
+
+def _load(io: StageIO, path: str) -> State:
+    with open_checkpoint(io.dep(path)) as state:
+        return {name: state[name].clone() for name in state}
