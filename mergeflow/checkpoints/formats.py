@@ -32,12 +32,15 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
         MergeflowError: Nothing readable is there, it is not valid, or it holds code.
     """
     place = Path(path)
-    if place.is_dir():
-        state = _open_folder(place)
-        state.path = str(place)
-        return state
-    if not place.exists():
-        raise MergeflowError(f"no checkpoint at '{place}'. Check the path.")
+    try:
+        if place.is_dir():
+            state = _open_folder(place)
+            state.path = str(place)
+            return state
+        if not place.exists():
+            raise MergeflowError(f"no checkpoint at '{place}'. Check the path.")
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise MergeflowError(f"cannot read checkpoint '{place}': {error.strerror}. Check the path.") from None
     if place.name.endswith(_INDEX_SUFFIX):
         return _open_index(place)
     if place.suffix in PICKLES:

@@ -1,5 +1,6 @@
 """PEFT LoRA adapters as task vectors: τ = (α / r) · B A for the weights they adapt, zero elsewhere."""
 
+import re
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -16,6 +17,8 @@ from mergeflow.errors import MergeflowError
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
+# Ways to start an adapter that move its weight in the base as well, so that B A is not the whole difference.
+_MOVED = ("pissa", "olora", "corda", "loftq")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -91,6 +94,12 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
         raise MergeflowError(
             f"adapter '{folder}' is a DoRA, not a difference of weights. Merge it into its base first."
         )
+    start = str(config.get("init_lora_weights")).lower()
+    if start.startswith(_MOVED):
+        raise MergeflowError(
+            f"adapter '{folder}' was started by {start!r}, which changes the base too: it is no difference from yours. "
+            "Convert it when it is saved (PEFT's path_initial_model_for_weight_conversion), or merge it first."
+        )
 
 
 def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]) -> tuple[LoraEntry, TensorInfo]:
@@ -114,11 +123,26 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
 
 
 def _number(config: dict[str, Any], pattern: str, key: str, module: str, default: float) -> float:
-    patterns = config.get(pattern) or {}
-    for suffix, value in patterns.items() if isinstance(patterns, dict) else ():
-        if module == suffix or module.endswith(f".{suffix}"):
-            return float(value)
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise MergeflowError(f"the adapter's configuration gives {key} = {value!r}, expected a positive number.")
+    for expression, own in _mapping(config, pattern).items():
+        try:
+            matches = re.match(rf"(.*\.)?({expression})$", module)
+        except (re.error, RecursionError) as error:
+            raise MergeflowError(
+                f"the adapter's {pattern} has the wrong expression {expression!r:.60}: {error}."
+            ) from None
+        if matches:
+            value = own
+            break
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise MergeflowError(
+            f"the adapter's configuration gives {key} = {value!r:.60} for '{module}', expected a positive number."
+        )
     return float(value)
+
+
+def _mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
+    found = config.get(key) or {}
+    if not isinstance(found, dict):
+        raise MergeflowError(f"the adapter's configuration gives {key} = {found!r:.60}, expected a mapping.")
+    return found

@@ -33,11 +33,15 @@ class StreamWriter:
         self._digests: dict[tuple[str, int], bytes] = {}
         head, self._offsets = build_header(self.infos, self.metadata)
         self._size = len(head) + sum(info.nbytes for info in self.infos.values())
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = _NamelessFile(self.path)
         with _disk_errors(self.path, self._size):
-            self._file.allocate(self._size)
-            self._file.write(head, 0)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _NamelessFile(self.path)
+            try:
+                self._file.allocate(self._size)
+                self._file.write(head, 0)
+            except OSError:
+                self._file.close()
+                raise
 
     def write(self, name: str, start: int, piece: Tensor) -> None:
         """Store a flat piece of tensor `name` from element `start` on (a multiple of the block of fingerprints)."""
@@ -210,11 +214,11 @@ def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: 
 def write_text(path: str | Path, text: str) -> None:
     """Write a small text file atomically."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    file = _NamelessFile(target)
-    try:
-        with _disk_errors(target, len(text)):
+    with _disk_errors(target, len(text)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = _NamelessFile(target)
+        try:
             file.write(text.encode(), 0)
             file.publish()
-    finally:
-        file.close()
+        finally:
+            file.close()

@@ -148,6 +148,7 @@ def learn_coefficients(
             inputs.experts,
             lambda state, step: entropy_gradient(encoder, tasks, state, order.batch_size, order.seed, step),
             progress,
+            recipe.device,
         )
     for name, values in found.coefficients.items():
         tensors = {tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in values.items()}

@@ -46,6 +46,7 @@ def learn(
     experts: Mapping[str, State],
     loss: Loss,
     progress: Callable[[int, int], None] | None = None,
+    device: str = "cpu",
 ) -> Learned:
     """Minimise a loss over the coefficients λ by Adam.
 
@@ -58,6 +59,7 @@ def learn(
             depend on their number. On `cart` the low-rank directions are formed from factors kept in memory.
         loss: Entropy of the merged model on unlabelled images, with its gradient: (state, step) → (loss, gradients).
         progress: Called with steps done and in all.
+        device: "cpu" or a CUDA device, where the states given to the loss are made.
 
     Raises:
         MergeflowError: Another method, experts that do not fit, or a loss that is not finite.
@@ -68,7 +70,7 @@ def learn(
     check_compatible(base, experts)
     # The factors are found once, in the first step; what is kept of an expert is of low rank.
     kept = FactorCache(args.rank_ratio) if args.on == "cart" else None
-    engine = Engine(call, base, experts, cache=kept, workers=1)
+    engine = Engine(call, base, experts, cache=kept, workers=1, device=device)
     names = list(engine.model.shapes)
     values = torch.full((len(engine.names), len(names)), args.init, dtype=torch.float64)
     mean, square = torch.zeros_like(values), torch.zeros_like(values)

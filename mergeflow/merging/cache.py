@@ -47,5 +47,5 @@ class FactorCache:
 
 
 def _digest(matrix: Tensor) -> bytes:
-    shape = f"{tuple(matrix.shape)}{matrix.dtype}".encode()
+    shape = f"{tuple(matrix.shape)}{matrix.dtype}{matrix.device}".encode()
     return hashlib.sha256(shape + hashlib.sha256(raw_bytes(matrix)).digest()).digest()

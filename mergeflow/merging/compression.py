@@ -126,6 +126,7 @@ def compress(
     base: Mapping[str, Tensor],
     experts: Mapping[str, Mapping[str, Tensor]],
     workers: int | None = None,
+    device: str = "cpu",
 ) -> Compressed:
     """Compress the experts of a suite.
 
@@ -134,6 +135,7 @@ def compress(
         base: θ0, in memory or lazy.
         experts: State dicts by task, in memory or lazy.
         workers: Threads, by default one per core.
+        device: "cpu" or a CUDA device for the arithmetic.
 
     Returns:
         Everything needed to make each task's model again (with θ0 where the compressor needs it), stored in the base's
@@ -146,7 +148,7 @@ def compress(
         raise MergeflowError("nothing to compress: give one expert at least.")
     check_compatible(base, experts)
     infos = infos_of(base)
-    engine = Engine(call, base, experts, workers=workers)
+    engine = Engine(call, base, experts, workers=workers, device=device)
     stored: dict[str, Tensor] = {}
     lock = Lock()
 
@@ -157,7 +159,7 @@ def compress(
             else _named(unit.name, result, engine.names, infos[unit.name].dtype)
         )
         with lock:
-            stored.update({name: tensor.clone() for name, tensor in found.items()})
+            stored.update({name: tensor.to("cpu", copy=True) for name, tensor in found.items()})
 
     engine.first_passes()
     engine.run(keep, None if not call.method.needs_base else engine.model.shapes)

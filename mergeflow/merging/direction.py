@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.cache import FactorCache
-from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.catalog import MethodCall, methods
 from mergeflow.merging.engine import Engine, Unit
 from mergeflow.merging.method import Stack
 
@@ -170,12 +170,19 @@ def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str
     """Check the number of experts and that needed data statistics are there.
 
     Raises:
-        MergeflowError: Too few or too many experts for the method, or a statistic is missing.
+        MergeflowError: Too few or too many experts; a statistic that is missing, unknown or of no expert.
     """
     least, most = call.method.experts
     if not least <= len(experts) <= (most or len(experts)):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
         raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
+    known = {datum.name for method in methods().values() for datum in method.given}
+    for kind, by_expert in (data or {}).items():
+        if kind not in known:
+            raise unknown_name("statistic", kind, known)
+        for name in by_expert:
+            if name not in experts:
+                raise unknown_name(f"expert of the statistic '{kind}'", name, experts)
     for kind in call.method.data:
         missing = sorted(set(experts) - set((data or {}).get(kind, {})))
         if missing:

@@ -20,6 +20,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
 from mergeflow.merging.cache import FactorCache
+from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.lapack import one_thread
 from mergeflow.merging.method import Model, Stack, Statistic
 
@@ -108,6 +109,7 @@ class Engine:
             cache=self.cache,
         )
         self._scratch = local()
+        check_device(self.device)
 
     def _arithmetic(self) -> torch.dtype:
         found = [info.dtype for state in (self.base, *self.experts.values()) for info in infos_of(state).values()]
@@ -209,11 +211,15 @@ class Engine:
 
     def _buffers(self, count: int) -> tuple[Tensor, Tensor]:
         if count > BLOCK:
-            return torch.empty(count, dtype=self.dtype), torch.empty(len(self.names), count, dtype=self.dtype)
+            return self._empty(count), self._empty(len(self.names), count)
         if not hasattr(self._scratch, "space"):
-            self._scratch.space = torch.empty((len(self.names) + 1) * BLOCK, dtype=self.dtype)
+            self._scratch.space = self._empty((len(self.names) + 1) * BLOCK)
         space: Tensor = self._scratch.space[: (len(self.names) + 1) * count]
         return space[:count], space[count:].reshape(len(self.names), count)
+
+    def _empty(self, *shape: int) -> Tensor:
+        # A device reads pinned memory without a copy in between.
+        return torch.empty(shape, dtype=self.dtype, pin_memory=self.device != "cpu")
 
     def _cost(self, unit: Unit) -> int:
         return (len(self.names) + 3) * (unit.stop - unit.start) * self.dtype.itemsize
@@ -224,6 +230,7 @@ class Engine:
         largest = max((info.numel for info in self.infos.values()), default=0)
         budget = (len(self.names) + 3) * largest * self.dtype.itemsize + self.buffer
         flying: dict[Future[None], int] = {}
+        start_linear_algebra(self.device)
         whole = not self.call.method.elementwise(self.call.typed)
         with one_thread() if whole else nullcontext(), single_threaded(workers) as pool:
             try:

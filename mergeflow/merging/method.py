@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.merging.cache import FactorCache
 
 
@@ -94,6 +95,8 @@ class Stack:
             return None
         if found.numel() == self.shape.numel():
             found = found.reshape(-1)[self.start : self.start + self.base.numel()].reshape(self.base.shape)
+        if not all_finite(found):
+            raise not_finite(f"{kind} of {expert}", self.name)
         return found.to(self.base.device, self.base.dtype)
 
     @property
@@ -103,6 +106,24 @@ class Stack:
 
 
 Parts = tuple[Tensor, Tensor]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Datum:
+    """A statistic of data that a method is given per expert and tensor.
+
+    Attributes:
+        name: What a recipe calls it.
+        shape: The statistic's shape, from the tensor's.
+        everywhere: Whether every floating-point tensor needs it; else a tensor may be without it in all experts alike.
+        needed: Whether the method cannot do without.
+    """
+
+    name: str
+    shape: Callable[[Shape], Shape]
+    everywhere: bool = False
+    needed: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,7 +171,7 @@ class Method:
         anchor: The anchor, in words.
         weighted: Whether per-expert weights have a meaning.
         experts: Smallest and largest number of experts.
-        data: Names of the data statistics it must be given, per expert.
+        given: The statistics of data it takes.
     """
 
     name: str
@@ -161,7 +182,12 @@ class Method:
     anchor: str
     weighted: bool
     experts: tuple[int, int | None]
-    data: tuple[str, ...]
+    given: tuple[Datum, ...]
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Names of the statistics of data it must be given, per expert."""
+        return tuple(datum.name for datum in self.given if datum.needed)
 
     def __call__(self, stack: Stack, args: Any) -> Parts:
         """Apply the method to one stack."""
@@ -202,7 +228,7 @@ def method(
     anchor: str = "θ0",
     weighted: bool = True,
     experts: tuple[int, int | None] = (1, None),
-    data: tuple[str, ...] = (),
+    data: tuple[Datum, ...] = (),
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
     """Declare a function as a method of the catalog; the catalog finds it in its module."""
 

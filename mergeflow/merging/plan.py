@@ -10,9 +10,11 @@ import torch
 from mergeflow.checkpoints.checks import check_compatible
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.recipe import Recipe
 
@@ -93,6 +95,10 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
             return opened.enter_context(open_checkpoint(local_path(path, resolve)))
 
         base = enter(recipe.base)
+        if base.is_task_vector:
+            raise MergeflowError(
+                f"the base '{recipe.base}' is a task vector or an adapter, not a model: it can only be an expert."
+            )
         experts = {name: enter(path) for name, path in recipe.experts}
         for name, path in recipe.task_vectors:
             experts[name] = enter(path)
@@ -101,7 +107,35 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         _check_types(base)
         _check_origin(base, experts)
         data = {kind: {name: enter(path) for name, path in paths} for kind, paths in recipe.data}
-        yield Inputs(base, experts, data, {"base": base.path, **{name: state.path for name, state in experts.items()}})
+        _check_statistics(recipe.call(), base, data)
+        paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
+        for kind, states in data.items():
+            paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
+        yield Inputs(base, experts, data, paths)
+
+
+def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, Mapping[str, LazyStateDict]]) -> None:
+    """Check from headers that the statistics a method is given fit the base, all faults at once."""
+    faults = []
+    tensors = {name: info.shape for name, info in base.infos.items() if info.dtype.is_floating_point}
+    for datum in call.method.given:
+        states = data.get(datum.name, {})
+        for name, shape in tensors.items():
+            found = {expert: state.infos[name].shape if name in state else None for expert, state in states.items()}
+            wanted = datum.shape(shape)
+            some = any(each is not None for each in found.values()) or (datum.everywhere and name not in base.tied)
+            faults += [
+                f"{datum.name} of '{expert}', tensor '{name}': "
+                + ("missing" if each is None else f"shape {list(each)}, expected {list(wanted)}")
+                for expert, each in found.items()
+                if (each != wanted and each is not None) or (each is None and some and datum.needed)
+            ]
+    if faults:
+        more = f"\n  … and {len(faults) - 20} more" if len(faults) > 20 else ""
+        shown = "\n".join(f"  - {fault}" for fault in faults[:20])
+        raise MergeflowError(
+            f"{len(faults)} statistics do not fit the base:\n{shown}{more}\nMake them again with this base and experts."
+        )
 
 
 def local_path(path: str, resolve: Resolve | None) -> str:
@@ -149,6 +183,7 @@ def check_recipe(recipe: Recipe, resolve: Resolve | None = None, buffer: int = B
     Raises:
         MergeflowError: Anything that would stop the merge.
     """
+    check_device(recipe.device)
     with open_inputs(recipe, resolve) as inputs:
         return make_plan(recipe, inputs, buffer)
 
@@ -219,19 +254,28 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     single = target.suffix == ".safetensors"
     if single and shard_size is not None:
         raise MergeflowError(f"`shard_size` makes a folder, but out is the file '{out}': name a folder, or remove it.")
-    if not single and target.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+    if not single and target.suffix in PICKLES:
         raise MergeflowError(f"out '{out}': results are safetensors. End it in .safetensors, or name a folder.")
+    try:
+        _check_place(target, single, inputs)
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise MergeflowError(f"cannot write '{out}': {error.strerror}. Choose another place.") from None
+    return target
+
+
+def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
     real = target.resolve()
     for name, path in inputs.items():
         source = Path(path).resolve()
         inside = source.is_dir() and (real == source or source in real.parents)
         if real == source or inside or real in source.parents or _same_file(real, source):
-            raise MergeflowError(f"out '{out}' would overwrite the input '{name}' ({path}): choose another place.")
+            raise MergeflowError(f"out '{target}' would overwrite the input '{name}' ({path}): choose another place.")
     if single and target.is_dir():
-        raise MergeflowError(f"out '{out}' is a folder: give another name.")
+        raise MergeflowError(f"out '{target}' is a folder: give another name.")
+    if not single and target.is_file():
+        raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
     if not single and target.exists() and not (target / "mergeflow.json").exists() and any_file(target):
-        raise MergeflowError(f"out '{out}' exists and was not made by a merge: choose another place or remove it.")
-    return target
+        raise MergeflowError(f"out '{target}' exists and was not made by a merge: choose another place or remove it.")
 
 
 def _same_file(a: Path, b: Path) -> bool:

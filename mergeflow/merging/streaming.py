@@ -10,7 +10,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite
@@ -19,7 +18,8 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.card import model_card
+from mergeflow.merging.card import check_card, model_card
+from mergeflow.merging.device import check_device
 from mergeflow.merging.direction import settle, weights_by_name
 from mergeflow.merging.engine import BUFFER, Engine, Unit, common_ties
 from mergeflow.merging.method import Stack
@@ -94,20 +94,17 @@ def merge(
     began = time.monotonic()
     if out is not None:
         recipe = recipe.model_copy(update={"out": str(out)})
-    _check_device(recipe.device)
+    check_device(recipe.device)
     with open_inputs(recipe, resolve) as inputs:
         target = check_out(recipe.out, recipe.shard_size, inputs.paths)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
         single = target.suffix == ".safetensors"
+        if single:
+            check_card(target.with_suffix(".md"))
         result, digests = job.into_file() if single else job.into_folder(resume)
         if progress is not None:
             progress(job.plan.bytes_read, job.plan.bytes_read)
     return Merged(target, result, digests, recipe, time.monotonic() - began)
-
-
-def _check_device(device: str) -> None:
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise MergeflowError(f"device '{device}' was asked for, but torch sees no CUDA device: use device: cpu.")
 
 
 class _Job:
@@ -244,6 +241,8 @@ class _Job:
             if found.get("identity") == identity and all((partial / file).exists() for file in found["shards"]):
                 self.digests.tensors = found["inputs"]
                 return found
+        if partial.is_symlink() or partial.is_file():
+            raise MergeflowError(f"'{partial}', where the unfinished folder belongs, is a file or a link: move it.")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         return {"identity": identity, "shards": {}, "inputs": {}}

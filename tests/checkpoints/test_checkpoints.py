@@ -211,6 +211,10 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
         ({"use_dora": True}, "DoRA"),
         ({"r": 3}, "has rank 2, its configuration says 3"),
         ({"lora_alpha": None}, "expected a positive number"),
+        ({"alpha_pattern": {"mlp": "6"}}, "lora_alpha = '6' for 'mlp'"),
+        ({"alpha_pattern": [3]}, r"alpha_pattern = \[3\], expected a mapping"),
+        ({"rank_pattern": {"(": 2}}, "wrong expression"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base too"),
     ],
 )
 def test_adapters_that_cannot_be_merged(adapter, change, message):
@@ -218,6 +222,34 @@ def test_adapters_that_cannot_be_merged(adapter, change, message):
     (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(MergeflowError, match=message):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_adapters_that_peft_itself_writes(tmp_path, rslora):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+
+    def model():
+        torch.manual_seed(1)
+        block = torch.nn.ModuleDict({"attn": torch.nn.Linear(6, 5), "mlp": torch.nn.Linear(5, 6)})
+        return torch.nn.ModuleDict({"layers": torch.nn.ModuleList([block]), "head": torch.nn.Linear(6, 2)})
+
+    base = {name: value.clone() for name, value in model().state_dict().items()}
+    config = peft.LoraConfig(
+        r=2, lora_alpha=6, target_modules=["attn", "mlp"], modules_to_save=["head"], use_rslora=rslora,
+        rank_pattern={r"layers\.\d\.attn": 3}, alpha_pattern={"^layers.0.mlp": 5},
+    )  # fmt: skip
+    wrapped = peft.get_peft_model(model(), config)
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.copy_(torch.randn_like(value))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    expected = wrapped.merge_and_unload().state_dict()
+    with open_checkpoint(tmp_path / "adapter") as found:
+        assert set(found) == {"layers.0.attn.weight", "layers.0.mlp.weight", "head.weight", "head.bias"}
+        for name, value in found.items():
+            torch.testing.assert_close(value + (0 if name in found.absolute else base[name]), expected[name])
 
 
 def test_paths_that_hold_nothing(tmp_path):

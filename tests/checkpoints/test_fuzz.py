@@ -134,6 +134,24 @@ def test_mutated_pickles(memory):
     assert refused > 100
 
 
+def test_mutated_adapters(memory):
+    folder = memory / "adapter"
+    weights = {
+        "base_model.model.mlp.lora_A.weight": torch.ones(2, 5),
+        "base_model.model.mlp.lora_B.weight": torch.ones(4, 2),
+    }
+    write_checkpoint(folder / "adapter_model.safetensors", weights)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "alpha_pattern": {"mlp": 3}, "fan_in_fan_out": False}
+    rng, refused = random.Random(2), 0
+    for _ in range(800):
+        key, value = rng.choice([*config, "rank_pattern", "use_rslora", "use_dora"]), rng.choice(NUMBERS)
+        changed = {**config, key: rng.choice([value, {"mlp": value}, {str(value): 2}, {"(": value}])}
+        raw = json.dumps(changed).encode()
+        (folder / "adapter_config.json").write_bytes(raw if rng.random() < 0.7 else flip(raw, rng))
+        refused += reads_or_refuses(folder)
+    assert 200 < refused < 800
+
+
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [

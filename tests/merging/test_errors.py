@@ -9,7 +9,7 @@ import torch
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, load_recipe, make_recipe, merge, prepare
-from tests.merging.helpers import awkward, recipe
+from tests.merging.helpers import awkward, recipe, statistics
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,8 @@ from tests.merging.helpers import awkward, recipe
         ({"method": "average", "weights": [1, -1, 0]}, "sum to 0"),
         ({"method": "ties", "matrices": "all"}, "treats no matrices apart"),
         ({"method": "fisher"}, "needs the statistic 'fisher'"),
+        ({"data": {"fishr": {}}}, "unknown statistic 'fishr': did you mean 'fisher'"),
+        ({"data": {"gram": {"expert9": "x"}}}, "unknown expert of the statistic 'gram' 'expert9'"),
         ({"dtype": "int8"}, "dtype"),
         ({"device": "tpu"}, "device"),
         ({"shard_size": "big"}, "expected a size such as 5GB"),
@@ -137,6 +139,69 @@ def test_outputs_that_make_no_sense(files):
     assert (files / "mine" / "thesis.txt").exists()
 
 
+def test_only_an_older_card_is_overwritten(files):
+    merge(recipe(files))
+    merge(recipe(files))
+    (files / "out.md").write_text("# Notes of a year")
+    with pytest.raises(MergeflowError, match=r"card would overwrite '.*out\.md'"):
+        merge(recipe(files, args={"scale": 2}))
+    assert (files / "out.md").read_text() == "# Notes of a year"
+
+
+def test_a_place_that_cannot_be_written_or_read(files):
+    (files / "file").write_text("")
+    for out in (files / "file" / "x.safetensors", files / ("x" * 300 + ".safetensors")):
+        with pytest.raises(MergeflowError, match="cannot write"):
+            merge(recipe(files), out=out)
+    with pytest.raises(MergeflowError, match="is a file"):
+        merge(recipe(files), out=files / "file")
+    (files / ".out.partial").symlink_to(files)
+    with pytest.raises(MergeflowError, match="is a file or a link"):
+        merge(recipe(files), out=files / "out")
+    with pytest.raises(MergeflowError, match="cannot read checkpoint"):
+        check_recipe(recipe(files, base="x" * 5000))
+    before = sorted(path.name for path in files.iterdir())
+    assert before == sorted([".out.partial", "base.safetensors", "file", *(f"expert{i}.safetensors" for i in range(3))])
+
+
+def test_a_task_vector_is_no_base(files):
+    from mergeflow.merging.vectors import extract
+
+    extract(files / "base.safetensors", files / "expert0.safetensors", files / "tau.safetensors")
+    with pytest.raises(MergeflowError, match="is a task vector or an adapter, not a model"):
+        check_recipe(recipe(files, base=str(files / "tau.safetensors")))
+
+
+def test_statistics_are_checked_before_weights_are_read(files):
+    base, experts = awkward(torch.float32)
+    data = statistics(base, experts)
+    paths = {kind: {name: str(files / f"{kind}-{name}.safetensors") for name in experts} for kind in data}
+
+    def write(kind, name, **changes):
+        state = {**data[kind][name], **changes}
+        write_checkpoint(paths[kind][name], {key: value for key, value in state.items() if value is not None})
+
+    for kind in data:
+        for name in experts:
+            write(kind, name)
+    for kind, method in (("fisher", "fisher"), ("gram", "regmean")):
+        check_recipe(recipe(files, method=method, data={kind: paths[kind]}))
+    write("fisher", "expert0", conv=torch.ones(3), bias=None)
+    write("gram", "expert1", **{"blocks.0.mlp.weight": torch.ones(6, 6)})
+    with pytest.raises(MergeflowError) as caught:
+        check_recipe(recipe(files, method="fisher", data={"fisher": paths["fisher"]}))
+    assert "2 statistics do not fit" in str(caught.value)
+    assert "fisher of 'expert0', tensor 'conv': shape [3], expected [4, 3, 2, 2]" in str(caught.value)
+    assert "fisher of 'expert0', tensor 'bias': missing" in str(caught.value)
+    with pytest.raises(MergeflowError, match=r"tensor 'blocks\.0\.mlp\.weight': shape \[6, 6\], expected \[10, 10\]"):
+        check_recipe(recipe(files, method="regmean", data={"gram": paths["gram"]}))
+    write("fisher", "expert0", bias=torch.full((5,), float("nan")))
+    with pytest.raises(MergeflowError, match="'fisher of expert0' holds NaN or infinity in tensor 'bias'"):
+        merge(recipe(files, method="fisher", data={"fisher": paths["fisher"]}))
+    with pytest.raises(MergeflowError, match="would overwrite the input 'fisher of expert1'"):
+        merge(recipe(files, method="fisher", data={"fisher": paths["fisher"]}), out=paths["fisher"]["expert1"])
+
+
 def test_missing_files_and_references(files):
     (files / "expert1.safetensors").unlink()
     with pytest.raises(MergeflowError, match=r"no checkpoint at '.*expert1"):
@@ -163,8 +228,14 @@ def test_a_full_disk_is_one_error(files, monkeypatch):
 def test_cuda_without_a_device(files):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    with pytest.raises(MergeflowError, match="no CUDA device"):
-        merge(recipe(files, device="cuda"))
+    base, experts = awkward(torch.float32)
+    for run in (
+        lambda: merge(recipe(files, device="cuda")),
+        lambda: check_recipe(recipe(files, device="cuda:1")),
+        lambda: prepare(configure("ties"), base, experts, device="cuda"),
+    ):
+        with pytest.raises(MergeflowError, match="no CUDA device"):
+            run()
 
 
 def test_check_reads_headers_only(files, monkeypatch):

@@ -3,6 +3,7 @@
 Here they are pure functions of those statistics; who has data computes them and passes `data`.
 """
 
+from math import isfinite
 from typing import Literal
 
 import torch
@@ -12,7 +13,11 @@ from torch import Tensor
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.linalg import truncate
 from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
-from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.method import Args, Datum, Parts, Stack, method
+
+FISHER = Datum("fisher", lambda shape: shape, everywhere=True)
+GRAM = Datum("gram", lambda shape: (shape[-1], shape[-1]) if len(shape) == 2 else ())
+COEFFICIENTS = Datum("coefficients", lambda shape: (), needed=False)
 
 
 class FisherArgs(Args):
@@ -51,7 +56,7 @@ def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
     return found
 
 
-@method("fisher", FisherArgs, elementwise=True, anchor="–", data=("fisher",))
+@method("fisher", FisherArgs, elementwise=True, anchor="–", data=(FISHER,))
 def fisher(stack: Stack, args: FisherArgs) -> Parts:
     """Mean of the experts weighted by their diagonal Fisher information.
 
@@ -72,7 +77,7 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 
 
-@method("regmean", RegmeanArgs, anchor="–", data=("gram",))
+@method("regmean", RegmeanArgs, anchor="–", data=(GRAM,))
 def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
     """The weights whose outputs are nearest to every expert's on its own inputs.
 
@@ -124,7 +129,7 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
     ]
 
 
-@method("adamerging", AdamergingArgs, anchor="θ0 or mean θ_t")
+@method("adamerging", AdamergingArgs, anchor="θ0 or mean θ_t", data=(COEFFICIENTS,))
 def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     """Sum of directions with coefficients learned by entropy minimisation.
 
@@ -145,5 +150,7 @@ def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     for name, direction in zip(stack.model.experts, directions, strict=True):
         found = given.get(name, args.init)
         value = float(found) if isinstance(found, int | float) else float(found.get(stack.name, args.init))
+        if not isfinite(value):
+            raise MergeflowError(f"the coefficient of expert '{name}' for tensor '{stack.name}' is {value}.")
         result += direction * value
     return anchor, result

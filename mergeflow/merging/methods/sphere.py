@@ -29,7 +29,9 @@ class ModelStockArgs(Args):
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """a · b summed in float64, in pieces that fit the processor's cache."""
+    """a · b summed in float64, on the processor in pieces that fit its cache."""
+    if a.device.type != "cpu":
+        return (a.double() * b.double()).sum()
     total = torch.zeros((), dtype=torch.float64, device=a.device)
     for x, y in zip(blocks(a), blocks(b), strict=True):
         total += (x.double() * y.double()).sum()
