@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from flows.faults import own_traceback
-from flows.plan import needed_for, stages_to_run
+from flows.plan import needed_for, registration_lost, stages_to_run
 from flows.summary import print_summary
 from flows.watch import progress_bars
 from mergeflow.errors import MergeflowError
@@ -48,7 +48,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
     wanted = targets is None or REGISTER in needed_for(targets, stages)
-    lost = wanted and REGISTER not in todo and not _registered(root)
+    lost = wanted and REGISTER not in todo and registration_lost(root)
     todo = todo or ([REGISTER] if lost else [])
     if todo:
         console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
@@ -76,13 +76,6 @@ def _run_flow(
         raise typer.Exit(1) from None
     if (root / "outputs/results/test.json").exists():
         write_report(root, root / "outputs" / "report.html")
-
-
-def _registered(root: Path) -> bool:
-    """Whether the registry that is configured now holds the version this project registered."""
-    from registry.stage import is_registered
-
-    return bool(is_registered(root))
 
 
 def _quiet_prefect(root: Path) -> None:

@@ -41,6 +41,15 @@ def needed_for(targets: Iterable[str], stages: dict[str, Stage]) -> set[str]:
     return wanted
 
 
+def registration_lost(root: Path) -> bool:
+    """Whether the registry that is configured now lacks the version that this project registered."""
+    if not (root / "outputs/registration.json").exists():
+        return False
+    from registry.stage import is_registered
+
+    return not is_registered(root)
+
+
 def _addresses(target: str, stages: dict[str, Stage]) -> list[str]:
     found = [address for address, stage in stages.items() if target in (address, stage.name)]
     if not found:

@@ -1,0 +1,112 @@
+"""What Prefect runs on a schedule or on demand: the flows that prefect.yaml deploys.
+
+Each works in a project folder, one run after the other: `root` is that folder or lies in it; by default the folder
+that prefect.yaml's pull step goes to.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+
+from flows.artifacts import publish_decision, publish_results
+from flows.pipeline import run_stages
+from flows.plan import registration_lost
+from flows.turns import turn
+from mergeflow.cli import find_project
+from mergeflow.errors import MergeflowError
+from tasks.parameters import load_params
+
+
+@flow(name="nightly")
+def nightly(root: str = ".", push: bool = False, targets: list[str] | None = None) -> list[str]:
+    """Bring the project up to date: whatever changed in data, parameters or code runs again, then the gates decide.
+
+    Args:
+        root: the project folder.
+        push: send the outputs to DVC's remote at the end.
+        targets: only these stages and what they need, by address or name, studies too; None for all of dvc.yaml.
+
+    Returns:
+        The addresses of the stages that were submitted.
+    """
+    from tasks.report import write_report
+
+    folder = project_folder(root)
+    with turn(folder):
+        done = run_stages(folder, registration_lost(folder), push, targets)
+        if (folder / "outputs/results/test.json").exists():
+            write_report(folder, folder / "outputs/report.html")
+        publish_results(folder)
+    return done
+
+
+@flow(name="add-task")
+def add_task(
+    source: str, name: str | None = None, promote: bool = True, full_sweep: bool = False, root: str = "."
+) -> dict[str, Any]:
+    """Add a task to the champion: one expert, a new merge, the gates, promotion; nothing else is touched.
+
+    Args:
+        source: a folder of images or Parquet files, or KIND:ADDRESS as in params.yaml.
+        name: of the task; None takes the last part of the source.
+        promote: make the result champion if the gates let it.
+        full_sweep: try every candidate of params.yaml, as a run does.
+        root: the project folder.
+
+    Returns:
+        What was registered, and the gates' decision.
+    """
+    from flows import add_task as adding
+    from registry.store import connect
+
+    folder, logger = project_folder(root), get_run_logger()
+    with turn(folder):
+        task, place = adding.read_address(folder, source, name)
+        store = connect(project_root=folder)
+        done = adding.add_task(folder, store, task, place, promote=promote, full_sweep=full_sweep, report=logger.info)
+        publish_decision(store, done.model, done.version, done.champion, done.decision)
+    return asdict(done)
+
+
+@flow(name="gate")
+def gate(version: str = "candidate", model: str | None = None, root: str = ".") -> dict[str, Any]:
+    """Ask the gates of params.yaml about a registered version, and make it champion if they let it.
+
+    Args:
+        version: its number or an alias.
+        model: the registered model; None for params.yaml's.
+        root: the project folder.
+
+    Returns:
+        The version, the champion now, whether it changed; a refused version is no error.
+    """
+    from registry.gates import GateSettings
+    from registry.lookup import find_version
+    from registry.promotion import promote
+    from registry.store import connect
+
+    folder = project_folder(root)
+    section = load_params(folder / "params.yaml").registry
+    store, asked = connect(project_root=folder), model or section.model
+    number = find_version(store, asked, version).version
+    done = promote(store, asked, number, GateSettings(**section.model_dump(exclude={"model"})))
+    publish_decision(store, asked, number, done.champion, done.decision)
+    return {"model": asked, "version": number, "champion": done.champion, "changed": done.changed}
+
+
+def project_folder(root: str) -> Path:
+    """Return the project folder that is `root` or holds it.
+
+    Raises:
+        MergeflowError: there is none.
+    """
+    start = Path(root).resolve()
+    found = find_project(start)
+    if found is None:
+        raise MergeflowError(
+            f"{start} does not lie in a project folder (dvc.yaml, params.yaml, flows/): start the worker with "
+            "MERGEFLOW_PROJECT set to the project folder, or give the flow's parameter root."
+        )
+    return found
