@@ -25,6 +25,7 @@ class Stage:
         outs: paths the stage makes.
         frozen: run by name only, never by the pipeline.
         file: the dvc.yaml that has the stage.
+        systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Stage:
     outs: tuple[str, ...]
     frozen: bool = False
     file: str = MAIN
+    systems: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -153,6 +155,7 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
         outs=fill(outs),
         frozen=bool(body.get("frozen", False)),
         file=file,
+        systems=tuple(body["meta"].get("systems", ())),
     )
 
 

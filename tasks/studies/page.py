@@ -1,0 +1,68 @@
+"""A study's page in the docs, written from its outputs: nothing on it is typed by hand but the study's docstring."""
+
+import ast
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from tasks.graph import Stage
+from tasks.runner import read_record
+from tasks.studies.results import StudyResult, markdown_table
+
+
+def study_text(root: Path, stage: Stage) -> tuple[str, str]:
+    """Return the title and the text of a study: its module's docstring, without importing it."""
+    path = root / Path(*stage.module.split(".")).with_suffix(".py")
+    title, _, text = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
+    return title.rstrip("."), text.strip()
+
+
+def write_page(root: Path, stage: Stage) -> Path:
+    """Write `docs/studies/<name>.md`, its figures and `results/<name>.json`; return the page's path.
+
+    Args:
+        root: the project folder, where the study has run.
+        stage: the study's stage.
+    """
+    folder, name = root / "docs" / "studies", stage.name
+    made = root / stage.outs[0]
+    result = StudyResult.read(made)
+    for part in ("figures", "results"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    shutil.copy(made / "result.json", folder / "results" / f"{name}.json")
+    figures = json.loads((made / "result.json").read_text())["figures"]
+    for figure in figures:
+        shutil.copy(made / f"{figure}.svg", folder / "figures" / f"{name}_{figure}.svg")
+    title, text = study_text(root, stage)
+    seconds = read_record(root, stage.address).get("seconds", 0)
+    parts = [
+        f"# {title}",
+        text,
+        f"Command: `mergeflow study {name}`. Measured on {_hardware()}, {seconds:.0f} s without the training runs; "
+        "selection on validation, one look at test; ± is half a 95 % interval over the seeds. The embedded suite shows "
+        "mechanisms: do not compare its numbers with tables of papers.",
+        "## Findings",
+        *(_finding(one.system, one.claim, one.measured, one.holds) for one in result.findings),
+        *([f"**What decides it.** {' '.join(result.notes)}"] if result.notes else []),
+        "## Measured",
+        *(f"**{table.title}**\n\n{markdown_table(table)}" for table in result.tables),
+        *(f"![{figure}](figures/{name}_{figure}.svg)" for figure in figures),
+    ]
+    page = folder / f"{name}.md"
+    page.write_text("\n\n".join(parts) + "\n")
+    return page
+
+
+def _finding(system: str, claim: str, measured: str, holds: bool) -> str:
+    return f"- **{system}, {'holds' if holds else 'does not hold here'}.** {claim} *Measured:* {measured}"
+
+
+def _hardware() -> str:
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
