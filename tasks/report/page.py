@@ -13,8 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.plotting.palette import DARK, LIGHT
+from tasks.report.decision import decision_picture
 from tasks.report.drawings import drawings
 from tasks.report.files import RunFiles, read_run
+from tasks.report.lineage import lineage_picture, origin
 from tasks.report.tables import (
     arguments_text,
     candidates_table,
@@ -92,6 +94,9 @@ def render(run: RunFiles) -> str:
         started=_started(run),
         registration=registration,
         decision=decision,
+        lineage_picture=Markup(lineage_picture(run)),
+        origin=origin(run),
+        decision_picture=Markup(decision_picture(decision) or ""),
         gates=gates_table(decision) if decision and decision.get("gates") else None,
         drawings=drawings(run.figures),
         recipe=_recipe(run.selection["methods"][winner]),

@@ -126,28 +126,33 @@ def lineage_table(run: RunFiles) -> Table:
 
 
 def cost_table(run: RunFiles) -> Table:
-    """Return what each stage cost when it last ran, in the order in which they started."""
-    total = sum(record["seconds"] for record in run.costs)
-    peak = max(record["peak_memory_mib"] for record in run.costs)
+    """Return what each stage cost when it last ran, in the order in which they started; GPU columns where one was."""
     longest = max(record["seconds"] for record in run.costs) or 1.0
-    columns = [
-        Column("stage", numeric=False),
-        Column("started, UTC"),
-        Column("seconds"),
-        Column("peak memory, MiB", note="largest resident size so far of the process that ran the stage"),
-    ]
+    optional = {
+        "gpu_seconds": Column("GPU seconds", note="time on a CUDA device"),
+        "images_per_second": Column("images / s", note="training throughput"),
+    }
+    shown = {key: column for key, column in optional.items() if any(record.get(key) for record in run.costs)}
+    memory = "largest resident size so far of the process that ran the stage"
+    columns = [Column("stage", numeric=False), Column("started, UTC"), Column("seconds"), *shown.values()]
+    columns.append(Column("peak memory, MiB", note=memory))
     rows = [
         Row(
             [
                 Cell(record["stage"], record["stage"]),
                 Cell(f"{datetime.fromtimestamp(record['started'], UTC):%H:%M:%S}", record["started"]),
                 Cell(f"{record['seconds']:.1f}", record["seconds"], depth=round(record["seconds"] / longest, 3)),
+                *(_measured(record.get(key)) for key in shown),
                 Cell(f"{record['peak_memory_mib']}", record["peak_memory_mib"]),
             ]
         )
         for record in run.costs
     ]
-    return Table("Cost of each stage", columns, rows, ["all stages", "", f"{total:.1f}", f"{peak}"], bars=True)
+    sums = {key: sum(record.get(key) or 0.0 for record in run.costs) for key in ("seconds", "gpu_seconds")}
+    foot = ["all stages", "", f"{sums['seconds']:.1f}"]
+    foot += [f"{sums[key]:.1f}" if key in sums else "" for key in shown]
+    foot.append(f"{max(record['peak_memory_mib'] for record in run.costs)}")
+    return Table("Cost of each stage", columns, rows, foot, bars=True)
 
 
 def gates_table(decision: Json) -> Table:
@@ -212,6 +217,10 @@ def _share(value: float, low: float, high: float) -> float:
 
 def _count(value: int | None) -> Cell:
     return _absent() if value is None else Cell(f"{value}", value)
+
+
+def _measured(value: float | None) -> Cell:
+    return Cell(f"{value:.1f}", value) if value else _absent()
 
 
 def _absent() -> Cell:

@@ -34,6 +34,18 @@ say.before = column(0);
 click(last); say.descending = column(last).map(Number); say.first = heading(last).getAttribute("aria-sort");
 click(last); say.ascending = column(last).map(Number); say.second = heading(last).getAttribute("aria-sort");
 click(0); say.names = column(0); say.sorted = document.querySelectorAll("#results th[aria-sort]").length;
+say.tables = [...document.querySelectorAll("table")].map((one) => {
+  one.tHead.rows[0].cells[0].querySelector("button").click();
+  const orders = [...one.tBodies[0].rows].map((row) => row.cells[0].dataset.order);
+  const ascending = one.tHead.rows[0].cells[0].getAttribute("aria-sort") === "ascending";
+  const numeric = one.tHead.rows[0].cells[0].classList.contains("number");
+  const compare = numeric ? (a, b) => a - b : (a, b) => a.localeCompare(b, "en", { numeric: true });
+  return orders.every((order, i) => i === 0 || compare(orders[i - 1], order) * (ascending ? 1 : -1) <= 0);
+});
+const lineage = document.querySelector("#figure-lineage svg");
+say.boxes = lineage.querySelectorAll("rect").length;
+say.spilt = [...lineage.querySelectorAll("text")].filter((text) => text.getBBox().x + text.getBBox().width > 1120);
+say.spilt = say.spilt.map((text) => text.textContent);
 const drawing = document.querySelector("#figure-accuracy svg");
 say.drawing = [drawing.getBoundingClientRect().width, drawing.getBoundingClientRect().height];
 say.overflow = document.documentElement.scrollWidth - window.innerWidth;
@@ -79,6 +91,10 @@ def test_it_renders_and_sorts_without_an_error(probed):
     assert (found["first"], found["second"]) == ("descending", "ascending")
     assert found["names"] == sorted(found["before"]) != found["before"]
     assert found["sorted"] == 1
+    assert len(found["tables"]) >= 7
+    assert all(found["tables"])
+    assert found["boxes"] == 8 + 8 + 1 + 1 + 1  # data, experts, base, merge, version
+    assert found["spilt"] == []
     assert min(found["drawing"]) > 200
     assert found["overflow"] <= 0
 

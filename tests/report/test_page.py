@@ -50,7 +50,7 @@ def test_the_page_is_whole_and_needs_no_network(finished):
     assert all(address.startswith(("#", "data:")) for address in addresses)
     assert "http://" not in page
     assert "https://" not in page
-    assert sum(tag == "svg" for tag, _ in tags) == 6
+    assert sum(tag == "svg" for tag, _ in tags) == 6 + 1  # the figures and the lineage
     for words in ("Results", "The choice on validation", "Where it comes from", "Registry", "Cost", "Make it again"):
         assert words in page
     assert "rank_ratio 0.08, scale 1.5" in page
@@ -76,7 +76,9 @@ def test_identifiers_are_unique_and_every_reference_finds_its_own(finished):
 
 
 def test_figures_on_the_page_have_only_colours_that_follow_the_theme(finished):
-    for svg in re.findall("<svg.*?</svg>", written(finished), re.DOTALL):
+    figures = re.findall('<div class="drawing" .*?</svg>', written(finished), re.DOTALL)
+    assert len(figures) == 6
+    for svg in figures:
         assert "var(--ink)" in svg
         assert not re.findall(r"#[0-9a-f]{6}\b", svg)
 
@@ -100,8 +102,9 @@ def test_everything_optional_may_be_missing(make_run):
         path.unlink()
     page = written(root)
     Tags(page)
-    for words in ('id="registry"', 'id="cost"', "<svg", "<details"):
+    for words in ('id="registry"', 'id="cost"', 'id="figure-accuracy"', "<details", ">registered version<"):
         assert words not in page
+    assert "base and experts" in page
 
 
 def test_one_task_and_one_method(make_run):
@@ -128,6 +131,56 @@ def test_a_refused_candidate_shows_the_reasons(make_run):
     assert "The gates refused it; the champion is version 7." in page
     assert "<strong>failed</strong>" in page
     assert "no gain" in page
+
+
+def changed(root, **decision):
+    path = root / "outputs/registration.json"
+    found = json.loads(path.read_text())
+    found["decision"] |= decision
+    path.write_text(json.dumps(found))
+    return found
+
+
+def test_the_decision_is_drawn_against_what_is_allowed(make_run):
+    root = make_run()
+    assert 'id="figure-decision"' not in written(root)  # the first champion is compared with nothing
+    numbers = {"gain": 0.012, "interval": [0.003, 0.027], "settings": {"tolerance": 0.05, "margin": 0.0}}
+    changed(root, numbers={**numbers, "change": {"digits": 0.02, "land": -0.061, "signs": 0.0}})
+    page = written(root)
+    Tags(page)
+    picture = page.partition('id="figure-decision"')[2].partition("</svg>")[0]
+    assert [text for text in ("+1.20", "+2.00", "−6.10", "+0.00", "allowed: −5.00") if text not in picture] == []
+    assert picture.count('class="worse"') == 1
+    assert "<strong>Promoted.</strong>" in page
+
+
+def test_the_lineage_says_what_the_registry_knows(make_run):
+    root = make_run()
+    path = root / "outputs/registration.json"
+    environment = {"python": "3.11.7", "system": "Linux", "processor": "EPYC", "accelerator": None}
+    lineage = {
+        "git_commit": "3f2a9c7e51d0b8a64f1e with local changes",
+        "run": {"id": "8d3b"},
+        "environment": {**environment, "packages": {"torch": "2.9.1"}},
+        "experts": [{"task": "digits", "regime": "lora", "seed": 7}],
+        "missing": ["the run 77 of the expert 'land'"],
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lineage": lineage}))
+    page = unescape(written(root))
+    for words in ("commit 3f2a9c7e51d0<", "3f2a9c7e51d0b8a64f1e with local changes", "8d3b", "lora · seed 7 · weights"):
+        assert words in page
+    assert "Python 3.11.7, Linux, EPYC, torch 2.9.1" in page
+    assert "the run 77 of the expert 'land'" in page
+
+
+def test_a_gpu_has_its_columns(make_run):
+    root = make_run()
+    assert "GPU seconds" not in written(root)
+    path = root / ".mergeflow/records/finetune@digits.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu_seconds": 12.5, "images_per_second": 640.0}))
+    page = written(root)
+    assert "GPU seconds" in page
+    assert ">640.0<" in page
 
 
 def test_a_registration_without_a_decision_is_shown(make_run):
