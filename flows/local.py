@@ -8,6 +8,7 @@ from rich.console import Console
 
 from flows.faults import own_traceback
 from flows.plan import needed_for, registration_lost, stages_to_run
+from flows.staleness import push_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
 from mergeflow.errors import MergeflowError
@@ -26,6 +27,9 @@ def run_pipeline(root: Path, console: Console, push: bool = False) -> None:
     ran = bring_up_to_date(root, console, push)
     if not ran:
         console.print("[bold]Nothing changed:[/] every stage is up to date.")
+        _write_report(root)  # after `dvc checkout` or `dvc repro` the one on disk is of other results
+        if push:
+            push_outputs(root)
     print_summary(root, console)
 
 
@@ -61,7 +65,6 @@ def _run_flow(
 ) -> None:
     _quiet_prefect(root)
     from flows.pipeline import pipeline
-    from tasks.report import write_report
 
     try:
         with progress_bars(root, todo, console):
@@ -74,7 +77,13 @@ def _run_flow(
             raise
         typer.echo(trace, err=True)  # the stage's own, without the frames of Prefect and the command line
         raise typer.Exit(1) from None
+    _write_report(root)
+
+
+def _write_report(root: Path) -> None:
     if (root / "outputs/results/test.json").exists():
+        from tasks.report import write_report
+
         write_report(root, root / "outputs" / "report.html")
 
 
