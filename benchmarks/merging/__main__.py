@@ -3,6 +3,7 @@
     python -m benchmarks.merging                       # everything on ViT-B/32 shapes, 8 experts; about ten minutes
     python -m benchmarks.merging --only ties cart --experts 20
     python -m benchmarks.merging --model tiny          # a smoke test in half a minute
+    python -m benchmarks.merging --device cuda         # another table: when a CUDA device pays
 
 It makes random float32 checkpoints (351 MB each for ViT-B-32) in --scratch and removes them afterwards.
 """
@@ -18,7 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.merging.devices import table
 from benchmarks.merging.shapes import TOWERS, make_checkpoints, tower
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.device import check_device
 
 WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "ta": ("task_arithmetic", {}),
@@ -62,6 +66,8 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     base, experts = make_checkpoints(scratch, options.model, options.experts)
     common = {"base": str(base), "out": str(scratch / "out.safetensors"), "args": {}, "blocks": options.blocks}
     everything = [str(path) for path in experts]
+    if options.device:
+        return table(measure, {**common, "experts": everything}, options.device)
     measure({**common, "kind": "limit", "experts": everything})  # warms the page cache
     rows = []
 
@@ -111,10 +117,15 @@ def main() -> None:
         "--plain", nargs="*", choices=list(WORK), default=list(WORK), help="plain formulas to measure too"
     )
     parser.add_argument("--blocks", type=int, default=2, help="blocks a plain SVD is measured on and extrapolated from")
+    parser.add_argument("--device", help="measure every method there and on the processor, and nothing else")
     parser.add_argument("--scratch", type=Path, help="folder for the checkpoints; a temporary one by default")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoints in --scratch")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args()
+    try:
+        check_device(options.device or "cpu")
+    except MergeflowError as error:
+        sys.exit(str(error))
     scratch = options.scratch or Path(tempfile.mkdtemp(prefix="mergeflow-bench-"))
     scratch.mkdir(parents=True, exist_ok=True)
     needed = (options.experts + 2) * sum(info.nbytes for info in tower(options.model).values())

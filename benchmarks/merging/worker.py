@@ -24,6 +24,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         return plain(job["method"], base, experts, out, job["blocks"])
     if job["kind"] == "grid":
         return grid(base, experts)
+    if job["kind"] == "device":
+        from benchmarks.merging.devices import merge_there
+
+        return merge_there(job)
     from mergeflow.merging import make_recipe, merge
 
     names = {f"e{index:02d}": str(path) for index, path in enumerate(experts)}

@@ -1,0 +1,85 @@
+"""When a CUDA device pays: each method's merge on the processor and on the device, and what moving the data costs.
+
+A row is two processes, one for each place, on the same files. Seconds are those of the merge alone: imports and the
+start of the device are left out. The transfer is measured by a method that only moves what the merge moves.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "task_arithmetic": {}, "ties": {}, "dare": {}, "della": {}, "breadcrumbs": {}, "consensus": {}, "pcb": {},
+    "slerp": {}, "karcher": {}, "model_stock": {}, "iso_c": {}, "cart": {}, "low_rank": {}, "tsv": {}, "iso_cts": {},
+    "knots": {}, "wudi": {},
+}  # fmt: skip
+
+
+def table(measure: Callable[[dict[str, Any]], dict[str, Any]], common: dict[str, Any], device: str) -> list[Any]:
+    """Print one row for each method and return the rows."""
+    print(f"| method | cpu | {device} | cpu / {device} | share of transfers |\n|---|---|---|---|---|")
+    rows = []
+    for method, args in DEFAULTS.items():
+        chosen = common["experts"][:2] if method == "slerp" else common["experts"]
+        job = {**common, "kind": "device", "method": method, "args": args, "experts": chosen}
+        there, here = (measure({**job, "device": place}) for place in (device, "cpu"))
+        share = there["passes"] * max(there["moving"] - here["moving"], 0.0) / there["seconds"]
+        ratio = here["seconds"] / there["seconds"]
+        print(
+            f"| `{method}` | {here['seconds']:.1f} s | {there['seconds']:.1f} s | {ratio:.2f} | {share:.0%} |",
+            flush=True,
+        )
+        rows.append({"method": method, "cpu": here, device: there, "share": share})
+    print(f"{device} is {rows[0][device]['device']}.")
+    return rows
+
+
+def merge_there(job: dict[str, Any]) -> dict[str, Any]:
+    """Merge once on a device that has been started; returns its seconds, and those of moving the data alone."""
+    from mergeflow.merging import check_recipe, make_recipe, merge
+
+    names = {f"e{index:02d}": path for index, path in enumerate(map(str, job["experts"]))}
+    values = {"method": job["method"], "args": job["args"], "base": job["base"], "experts": names}
+    recipe = make_recipe({**values, "device": job["device"], "out": job["out"]})
+    moving(recipe, Path(job["base"]), {})  # starts the device and warms the page cache
+    seconds = merge(recipe).seconds
+    experts = {name: Path(path) for name, path in names.items()}
+    return {
+        "seconds": seconds,
+        "moving": moving(recipe, Path(job["base"]), experts),
+        "passes": check_recipe(recipe).passes,
+        "device": device_name(job["device"]),
+    }
+
+
+def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
+    """Return the seconds of reading every unit of a merge, moving it to the device, and one tensor of it back."""
+    from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.merging.catalog import MethodCall
+    from mergeflow.merging.engine import Engine
+    from mergeflow.merging.method import Args, Method
+
+    real = recipe.call()
+    alone = real.method.elementwise(real.typed)
+    mover = Method(
+        "moving", lambda stack, args: (stack.base, stack.base), Args, lambda args: alone, lambda args, dtype: (), "θ0",
+        True, (0, None), (),
+    )  # fmt: skip
+
+    class Moving(MethodCall):
+        method = mover
+
+    opened = {name: open_checkpoint(path) for name, path in experts.items()}
+    with open_checkpoint(base) as start:
+        engine = Engine(Moving("moving", Args()), start, opened, device=recipe.device)
+        began = time.perf_counter()
+        engine.run(lambda unit, stack, result: None if stack is None else result[1].cpu())
+        return time.perf_counter() - began
+
+
+def device_name(device: str) -> str:
+    """Return what the device calls itself."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
