@@ -1,4 +1,4 @@
-"""The project's commands for the registry: what is live, why, and what was before."""
+"""The project's commands for the registry: what is live, why, where it comes from, and what was before."""
 
 import json
 from collections.abc import Callable
@@ -10,9 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-Which = Annotated[str, typer.Argument(help="A version's number or an alias.")]
+from flows import rebuild_commands
+from mergeflow.errors import MergeflowError
+
+Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
 Name = Annotated[str | None, typer.Option("--model", help="The registered model; params.yaml's by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Opened = Callable[..., tuple[Any, str, str]]
+"""(name or None, which) → the open registry, the model's name, the version's number or alias."""
 
 
 def add_commands(app: typer.Typer, root: Path) -> None:
@@ -20,23 +26,38 @@ def add_commands(app: typer.Typer, root: Path) -> None:
     group = typer.Typer(help="The registry: versions, the champion, promotion and rollback.", no_args_is_help=True)
     app.add_typer(group, name="registry")
 
-    def opened(name: str | None) -> tuple[Any, str]:
+    def opened(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
         from registry.store import connect
         from tasks.parameters import load_params
 
-        return connect(project_root=root), name or load_params(root / "params.yaml").registry.model
+        model, number = split_address(which)
+        model = model or name or load_params(root / "params.yaml").registry.model
+        return connect(project_root=root), model, number
 
     _add_questions(group, opened)
+    _add_lineage(group, opened)
     _add_changes(group, opened, root)
+    rebuild_commands.add_commands(app, group, opened, root)
 
 
-def _add_questions(group: typer.Typer, opened: Callable[[str | None], tuple[Any, str]]) -> None:
+def split_address(which: str) -> tuple[str | None, str]:
+    """Return model (None where it is not named) and version of an address.
+
+    Example:
+        >>> split_address("merged@champion"), split_address("merged/3"), split_address("@champion")
+        (('merged', 'champion'), ('merged', '3'), (None, 'champion'))
+    """
+    name, _, version = which.removeprefix("models:/").replace("@", "/").rpartition("/")
+    return name or None, version
+
+
+def _add_questions(group: typer.Typer, opened: Opened) -> None:
     @group.command("list")
     def list_(name: Name = None) -> None:
         """List the versions of the model, oldest first."""
         from registry.lookup import list_versions
 
-        store, model = opened(name)
+        store, model, _ = opened(name)
         table = Table("version", "aliases", "validation, normalised", "fingerprint", box=None, pad_edge=False)
         for version in list_versions(store, model):
             score = version.metrics.get("validation/normalised")
@@ -50,16 +71,19 @@ def _add_questions(group: typer.Typer, opened: Callable[[str | None], tuple[Any,
         """Print all that is known of one version as JSON: figures, decision, recipe's record, tags."""
         from registry.lookup import show
 
-        store, model = opened(name)
-        typer.echo(json.dumps(show(store, model, which), indent=1, default=str))
+        store, model, version = opened(name, which)
+        typer.echo(json.dumps(show(store, model, version), indent=1, default=str))
 
     @group.command("compare")
     def compare_(left: Which, right: Which, name: Name = None) -> None:
         """Print two versions side by side: metrics and validation accuracies."""
         from registry.lookup import compare
 
-        store, model = opened(name)
-        found = compare(store, model, left, right)
+        store, model, first = opened(name, left)
+        other, second = split_address(right)
+        if other not in (None, model):
+            raise MergeflowError(f"'{left}' is of '{model}' and '{right}' of '{other}': compare versions of one model.")
+        found = compare(store, model, first, second)
         table = Table("figure", f"version {found['left']}", f"version {found['right']}", "change", box=None)
         for part in ("metrics", "accuracy"):
             for key, row in found[part].items():
@@ -73,21 +97,34 @@ def _add_questions(group: typer.Typer, opened: Callable[[str | None], tuple[Any,
         """Print every change of champion, oldest first."""
         from registry.lookup import history
 
-        store, model = opened(name)
+        store, model, _ = opened(name)
         for event in history(store, model):
             typer.echo(json.dumps(asdict(event), default=str))
 
+
+def _add_lineage(group: typer.Typer, opened: Opened) -> None:
     @group.command("lineage")
-    def lineage_(which: Which = "champion", name: Name = None, as_json: AsJson = False) -> None:
+    def lineage_(
+        which: Which = "champion",
+        name: Name = None,
+        as_json: AsJson = False,
+        picture: Annotated[Path | None, typer.Option(help="Draw the tree into this SVG file.")] = None,
+    ) -> None:
         """Print where a version comes from: recipe, experts, data, commit, environment."""
-        from registry.lineage import lineage, tree_lines
+        from mergeflow.checkpoints import write_text
+        from registry.lineage import lineage, lineage_nodes, tree_lines
+        from registry.lineage_picture import lineage_svg
 
-        store, model = opened(name)
-        tree = lineage(store, model, which)
-        typer.echo(json.dumps(tree, indent=1, default=str) if as_json else "\n".join(tree_lines(tree)))
+        store, model, version = opened(name, which)
+        tree = lineage(store, model, version)
+        if picture is not None:
+            write_text(picture, lineage_svg(lineage_nodes(tree)))
+            typer.echo(str(picture))
+        else:
+            typer.echo(json.dumps(tree, indent=1, default=str) if as_json else "\n".join(tree_lines(tree)))
 
 
-def _add_changes(group: typer.Typer, opened: Callable[[str | None], tuple[Any, str]], root: Path) -> None:
+def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
     @group.command("promote")
     def promote_(
         which: Which = "candidate",
@@ -102,10 +139,10 @@ def _add_changes(group: typer.Typer, opened: Callable[[str | None], tuple[Any, s
         from registry.promotion import Force, promote
         from tasks.parameters import load_params
 
-        store, model = opened(name)
+        store, model, version = opened(name, which)
         section = load_params(root / "params.yaml").registry
         settings = GateSettings(**section.model_dump(exclude={"model"}))
-        number = find_version(store, model, which).version
+        number = find_version(store, model, version).version
         done = promote(store, model, number, settings, force=Force(who, why) if force else None)
         for reason in done.decision.reasons if done.decision else []:
             typer.echo(f"· {reason}")
@@ -120,7 +157,7 @@ def _add_changes(group: typer.Typer, opened: Callable[[str | None], tuple[Any, s
         """Return to the champion before the present one; again, to the one before that."""
         from registry.promotion import rollback
 
-        store, model = opened(name)
+        store, model, _ = opened(name)
         typer.echo(f"{model}: champion is version {rollback(store, model, why=why).version}")
 
     @group.command("serve")
@@ -133,6 +170,6 @@ def _add_changes(group: typer.Typer, opened: Callable[[str | None], tuple[Any, s
         """Answer classification requests over HTTP (POST /invocations) until stopped."""
         from registry.serving import serve
 
-        store, model = opened(name)
-        typer.echo(f"{model} {which} on http://{host}:{port}/invocations")
-        serve(store, model, which, host, port)
+        store, model, version = opened(name, which)
+        typer.echo(f"{model} {version} on http://{host}:{port}/invocations")
+        serve(store, model, version, host, port)

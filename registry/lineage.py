@@ -1,20 +1,28 @@
 """Where a version comes from: recipe, experts, data, commit and environment, read back from MLflow as plain values."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from registry.logging import KIND, NAME, search_runs
+from mergeflow.errors import MergeflowError
 from registry.lookup import find_version
+from registry.provenance import read_documents
 from registry.quiet import mlflow
 from registry.store import Store
 from registry.versions import CHAMPION
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ancestor: what it is, and what it was made from."""
+
+    text: str
+    children: list["Node"] = field(default_factory=list)
 
 
 def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
@@ -26,131 +34,155 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
         which: its number or an alias.
 
     Returns:
-        `model`, `version`, `aliases`, `fingerprint`, `created`; `recipe`; `run` (id, git commit, parameters);
-        `experts`, each with task, run, settings, fingerprint, DVC hash and its data splits with their digests;
-        `environment` (package requirements); `missing`: what could not be found, in words.
+        `model`, `version`, `aliases`, `fingerprint`, `created`; `kind` (pipeline, unmerge or add-task) and `parent`;
+        `recipe`; `base`; `experts`, each with task, run, regime, seed, settings, fingerprint, DVC hash, manifest and
+        data splits with their digests; `run` (id, parameters); `git_commit`; `environment`; `requirements`;
+        `missing`: what could not be found, in words.
 
     Raises:
         MergeflowError: no such model, version or alias.
     """
     found = find_version(store, name, which)
     missing: list[str] = []
-    tree: dict[str, Any] = {
+    recipe, origin = _documents(store, name, found.version, missing)
+    experts = [_expert(store, task, one, missing) for task, one in sorted(origin.get("experts", {}).items())]
+    run = _find_run(store, found.run_id, missing)
+    return {
         "model": name,
         "version": found.version,
         "aliases": list(found.aliases),
         "fingerprint": found.fingerprint,
         "created": found.created,
+        "kind": origin.get("kind"),
+        "parent": origin.get("parent"),
+        "recipe": recipe or None,
+        "base": origin.get("base"),
+        "experts": experts,
+        "run": None if run is None else _describe_run(run),
+        "git_commit": origin.get("git_commit"),
+        "environment": origin.get("environment"),
+        "requirements": _requirements(store, name, found.version, missing),
+        "missing": missing,
     }
-    with TemporaryDirectory(prefix="mergeflow-lineage-") as scratch:
-        folder = Path(scratch)
-        tree["recipe"], tree["environment"] = _from_files(store, name, found.version, folder, missing)
-        run = _find_run(store, found.run_id, missing)
-        hashes = {} if run is None else _dvc_hashes(store, run, folder, missing)
-    tree["run"] = None if run is None else _describe_run(run)
-    tree["experts"] = [] if run is None else list(_experts(store, run, hashes))
-    tree["dvc"] = hashes
-    tree["missing"] = missing
-    return tree
+
+
+def lineage_nodes(tree: dict[str, Any]) -> Node:
+    """Return the lineage as nested texts: what a terminal and a picture show."""
+    aliases = "".join(f" @{alias}" for alias in tree["aliases"])
+    top = Node(f"{tree['model']} version {tree['version']}{aliases}, weights {_short(tree['fingerprint'])}")
+    parent = tree["parent"]
+    if parent:
+        top.children.append(Node(f"{tree['kind']} of {parent['task']}, from version {parent['version']}"))
+    if tree["recipe"]:
+        arguments = ", ".join(f"{key} {value}" for key, value in tree["recipe"].get("args", {}).items())
+        recipe = Node(f"recipe {tree['recipe'].get('method', '')}: {arguments}".rstrip(": "))
+        if tree["base"]:
+            recipe.children.append(Node(_tracked(f"base, weights {_short(tree['base']['fingerprint'])}", tree["base"])))
+        recipe.children.extend(_expert_node(expert) for expert in tree["experts"])
+        top.children.append(recipe)
+    if tree["run"]:
+        top.children.append(Node(f"run {_short(tree['run']['id'])}"))
+    if tree["git_commit"]:
+        commit, _, changes = tree["git_commit"].partition(" ")
+        top.children.append(Node(f"git commit {_short(commit)} {changes}".rstrip()))
+    if tree["environment"]:
+        top.children.append(Node(f"environment {_environment_text(tree['environment'])}"))
+    top.children.extend(Node(f"missing: {text}") for text in tree["missing"])
+    return top
 
 
 def tree_lines(tree: dict[str, Any]) -> Iterator[str]:
     """Yield the lineage as indented lines for a terminal.
 
     Example:
-        >>> empty = {"model": "m", "version": "1", "aliases": ["champion"], "fingerprint": None, "recipe": None,
-        ...          "run": None, "experts": [], "environment": [], "missing": ["no run"]}
+        >>> empty = {"model": "m", "version": "1", "aliases": ["champion"], "fingerprint": "ab12", "recipe": None,
+        ...          "parent": None, "base": None, "run": None, "experts": [], "git_commit": None,
+        ...          "environment": None, "missing": ["no run"]}
         >>> print("\\n".join(tree_lines(empty)))
-        m version 1 @champion
+        m version 1 @champion, weights ab12
         └─ missing: no run
     """
-    aliases = "".join(f" @{alias}" for alias in tree["aliases"])
-    yield f"{tree['model']} version {tree['version']}{aliases}"
-    branches: list[tuple[str, list[str]]] = []
-    if tree["fingerprint"]:
-        branches.append((f"weights {_short(tree['fingerprint'])}", []))
-    if tree["recipe"]:
-        arguments = ", ".join(f"{key} {value}" for key, value in tree["recipe"].get("args", {}).items())
-        branches.append((f"recipe {tree['recipe'].get('method', '')} {arguments}".rstrip(), []))
-    for expert in tree["experts"]:
-        data = [f"{one['split']} {_short(one['digest'])} ({one['path']})" for one in expert["data"]]
-        text = f"expert {expert['task']}, weights {_short(expert['fingerprint'])}, run {_short(expert['run'])}"
-        branches.append((text, [f"data {line}" for line in data]))
-    if tree["run"]:
-        branches.append((f"run {_short(tree['run']['id'])}, git commit {_short(tree['run']['git_commit'])}", []))
-    if tree["environment"]:
-        branches.append((f"environment {', '.join(tree['environment'])}", []))
-    branches += [(f"missing: {text}", []) for text in tree["missing"]]
-    for number, (text, leaves) in enumerate(branches, start=1):
-        last = number == len(branches)
-        yield f"{'└─' if last else '├─'} {text}"
-        for leaf in leaves:
-            yield f"{'   ' if last else '│  '}   {leaf}"
+    top = lineage_nodes(tree)
+    yield top.text
+    yield from _lines(top.children, "")
 
 
-def _from_files(
-    store: Store, name: str, version: str, folder: Path, missing: list[str]
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the recipe and the package requirements kept in the version; the weights stay where they are."""
+def _lines(nodes: list[Node], indent: str) -> Iterator[str]:
+    for node in nodes:
+        last = node is nodes[-1]
+        yield f"{indent}{'└─' if last else '├─'} {node.text}"
+        yield from _lines(node.children, indent + ("   " if last else "│  "))
+
+
+def _expert_node(expert: dict[str, Any]) -> Node:
+    words = [f"expert {expert['task']}, {expert['regime']}, seed {expert['seed']}"]
+    words += [f"weights {_short(expert['fingerprint'])}", f"run {_short(expert['run'])}"]
+    manifest = expert["manifest"]
+    source = Node(_tracked(f"data {expert['source']}, manifest {_short(manifest['sha256'])}", manifest))
+    for split in expert["data"]:
+        text = f"{split['split']}, {split['images']} images, sha256 {_short(split['sha256'])}"
+        source.children.append(Node(_tracked(text, split)))
+    return Node(_tracked(", ".join(words), expert), [source])
+
+
+def _expert(store: Store, task: str, known: dict[str, Any], missing: list[str]) -> dict[str, Any]:
+    if known["run"] is not None and not _exists(store, known["run"]):
+        missing.append(f"the run {known['run']} of the expert '{task}'")
+    data = [{"split": split, **facts} for split, facts in known["splits"].items()]
+    rest = {key: value for key, value in known.items() if key != "splits"}
+    return {"task": task, "regime": known["settings"]["regime"], **rest, "data": data}
+
+
+def _documents(store: Store, name: str, version: str, missing: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        return read_documents(store, name, version)
+    except MergeflowError as error:
+        missing.append(str(error))
+        return {}, {}
+
+
+def _requirements(store: Store, name: str, version: str, missing: list[str]) -> list[str]:
     source = store.client.get_model_version(name, version).source
-    texts: list[str] = []
-    for part in ("requirements.txt", "artifacts/model/recipe.json"):
+    with TemporaryDirectory(prefix="mergeflow-lineage-") as scratch, store.active():
         try:
-            with store.active():
-                got = mlflow.artifacts.download_artifacts(f"{source}/{part}", dst_path=str(folder))
-            texts.append(Path(got).read_text())
+            got = mlflow.artifacts.download_artifacts(f"{source}/requirements.txt", dst_path=scratch)
+            lines = Path(got).read_text().splitlines()
         except (MlflowException, OSError):
-            missing.append(f"the version's file {source}/{part}")
-            texts.append("")
-    needs = [line for line in texts[0].splitlines() if line and not line.startswith("#")]
-    return (json.loads(texts[1]) if texts[1] else None), needs
+            missing.append(f"the version's file {source}/requirements.txt")
+            return []
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _find_run(store: Store, run_id: str | None, missing: list[str]) -> Run | None:
     if run_id is None:
-        missing.append("the pipeline's run: the version was registered without one")
+        missing.append("the run that made it: the version was registered without one")
         return None
+    if not _exists(store, run_id):
+        missing.append(f"the run {run_id} that made it")
+        return None
+    return store.client.get_run(run_id)
+
+
+def _exists(store: Store, run_id: str) -> bool:
     try:
-        return store.client.get_run(run_id)
+        return bool(store.client.get_run(run_id).info.lifecycle_stage == "active")
     except MlflowException:
-        missing.append(f"the pipeline's run {run_id}")
-        return None
-
-
-def _dvc_hashes(store: Store, run: Run, folder: Path, missing: list[str]) -> dict[str, str]:
-    try:
-        path = store.client.download_artifacts(run.info.run_id, "dvc.json", str(folder))
-        hashes: dict[str, str] = json.loads(Path(path).read_text())
-    except (MlflowException, OSError):
-        missing.append(f"DVC's hashes of run {run.info.run_id}")
-        return {}
-    return hashes
+        return False
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
     own = {key: value for key, value in run.data.params.items() if not key.startswith("dvc/")}
-    return {"id": run.info.run_id, "git_commit": run.data.tags.get("git_commit"), "params": own}
+    return {"id": run.info.run_id, "params": own}
 
 
-def _experts(store: Store, run: Run, hashes: dict[str, str]) -> Iterator[dict[str, Any]]:
-    data: dict[str, list[dict[str, Any]]] = {}
-    for one in run.inputs.dataset_inputs if run.inputs is not None else []:
-        facts, source = json.loads(one.dataset.profile or "{}"), json.loads(one.dataset.source)
-        split = {"split": facts["split"], "digest": facts["sha256"], "path": source["uri"], "counts": facts["counts"]}
-        data.setdefault(one.dataset.name, []).append({**split, "dvc": hashes.get(source["uri"])})
-    children = search_runs(store, MLFLOW_PARENT_RUN_ID, run.info.run_id)
-    for child in sorted(children, key=lambda child: str(child.data.tags.get(NAME))):
-        if child.data.tags.get(KIND) != "expert":
-            continue
-        task = child.data.tags[NAME]
-        yield {
-            "task": task,
-            "run": child.info.run_id,
-            "fingerprint": child.data.params.get("fingerprint"),
-            "settings": {key: value for key, value in child.data.params.items() if key != "fingerprint"},
-            "dvc": {path: digest for path, digest in hashes.items() if Path(path).parts[-2:] == ("experts", task)},
-            "data": data.get(task, []),
-        }
+def _environment_text(found: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+    machine = found["accelerator"] or found["processor"]
+    return f"Python {found['python']}, {found['system']}, {machine}, {packages}"
+
+
+def _tracked(text: str, known: dict[str, Any]) -> str:
+    return f"{text}, DVC {_short(known['dvc'])}" if known.get("dvc") else text
 
 
 def _short(text: str | None) -> str:

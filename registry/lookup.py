@@ -158,6 +158,12 @@ def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
     return Path(got)
 
 
+def head_files(folder: Path) -> dict[str, Path]:
+    """Return the head of each task among a version's downloaded files."""
+    heads = json.loads((folder / "model.json").read_text())["heads"]
+    return {task: folder / file for task, file in heads.items()}
+
+
 def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:
     """Return the version's pyfunc model, loaded: `predict` takes a DataFrame of `image` and `task`."""
     version = store.client.get_model_version(name, find_version(store, name, which).version)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,12 +11,16 @@ import yaml
 
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
 
+_CODE = ("mergeflow", "tasks", "registry", "flows", "params.yaml", "dvc.yaml")
+
 
 class StageFiles(Protocol):
-    """What the stage is given: paths of declared inputs and outputs, sections of the parameters, cost records."""
+    """What the stage is given: declared inputs and outputs, parameters, cost records, a folder for scratch files."""
 
-    root: Path
-
+    @property
+    def root(self) -> Path: ...
+    @property
+    def scratch(self) -> Path: ...
     def dep(self, path: str) -> Path: ...
     def out(self, path: str) -> Path: ...
     def section(self, key: str) -> Any: ...
@@ -36,8 +40,8 @@ def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord
         fingerprint=hashlib.sha256(json.dumps([selection, test], sort_keys=True).encode()).hexdigest(),
         params={**params, "seed": io.section("seed"), "tasks": ",".join(selection["tasks"])},
         metrics=metrics,
-        tags={"git_commit": _git_commit(io.root), "winner": selection["winner"]},
-        dvc=_dvc_hashes(io.root),
+        tags={"git_commit": git_commit(io.root), "winner": selection["winner"]},
+        dvc=dvc_hashes(io.root),
         datasets=tuple(_datasets(io, selection["tasks"])),
         artifacts={
             "figures": tuple(map(str, files)),
@@ -61,7 +65,11 @@ def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
 
 def split_digest(io: StageFiles, task: str, split: str) -> str:
     """Return one SHA-256 for the pixels and labels of a split."""
-    facts = read_json(io, f"outputs/data/manifests/{task}/manifest.json")["splits"][split]
+    return digest_of_split(read_json(io, f"outputs/data/manifests/{task}/manifest.json")["splits"][split])
+
+
+def digest_of_split(facts: Mapping[str, Any]) -> str:
+    """Return the same from a manifest's facts of the split."""
     return hashlib.sha256((facts["pixels_sha256"] + facts["labels_sha256"]).encode()).hexdigest()
 
 
@@ -69,31 +77,41 @@ def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRe
     """Yield the run of each expert and of each method."""
     test = {row["name"]: row for row in read_json(io, "outputs/results/test.json")["rows"]}
     for task in selection["tasks"]:
-        summary = read_json(io, f"outputs/experts/{task}/training.json")
-        curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
-        yield ChildRecord(
-            kind="expert",
-            name=task,
-            params={"task": task, "fingerprint": summary["fingerprint"], **summary["settings"]},
-            metrics={"test/accuracy": test["individual"]["accuracy"][task], **_seconds(io, f"finetune@{task}")},
-            steps=tuple((key, row["steps"], row[key]) for row in summary["epochs"] for key in curves),
-        )
+        yield expert_record(io, task, {"test/accuracy": test["individual"]["accuracy"][task]})
     for method, chosen in selection["methods"].items():
-        sweep = read_json(io, f"outputs/sweeps/{method}.json")
-        metrics = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
-        metrics |= {f"test/{key}": test[method][key] for key in ("mean", "normalised")}
-        metrics |= {f"test/accuracy/{task}": value for task, value in test[method]["accuracy"].items()}
-        yield ChildRecord(
-            kind="method",
-            name=method,
-            params={"fingerprint": chosen["fingerprint"], "candidates": chosen["candidates"], **chosen["args"]},
-            metrics={**metrics, **_seconds(io, f"sweep@{method}")},
-            steps=tuple(
-                ("validation/candidate/normalised", number, row["normalised"])
-                for number, row in enumerate(sweep["candidates"])
-            ),
-            artifacts={"sweep": (str(io.dep(f"outputs/sweeps/{method}.json")),)},
-        )
+        figures = {f"test/{key}": test[method][key] for key in ("mean", "normalised")}
+        figures |= {f"test/accuracy/{task}": value for task, value in test[method]["accuracy"].items()}
+        yield method_record(io, method, chosen, figures)
+
+
+def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> ChildRecord:
+    """Return the run of one expert: its settings, its curves and the metrics given."""
+    summary = read_json(io, f"outputs/experts/{task}/training.json")
+    curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
+    return ChildRecord(
+        kind="expert",
+        name=task,
+        params={"task": task, "fingerprint": summary["fingerprint"], **summary["settings"]},
+        metrics={**metrics, **_seconds(io, f"finetune@{task}")},
+        steps=tuple((key, row["steps"], row[key]) for row in summary["epochs"] for key in curves),
+    )
+
+
+def method_record(io: StageFiles, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
+    """Return the run of one method's sweep: the choice, every candidate's score and the metrics given."""
+    sweep = read_json(io, f"outputs/sweeps/{method}.json")
+    own = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
+    return ChildRecord(
+        kind="method",
+        name=method,
+        params={"fingerprint": chosen["fingerprint"], "candidates": chosen["candidates"], **chosen["args"]},
+        metrics={**own, **metrics, **_seconds(io, f"sweep@{method}")},
+        steps=tuple(
+            ("validation/candidate/normalised", number, row["normalised"])
+            for number, row in enumerate(sweep["candidates"])
+        ),
+        artifacts={"sweep": (str(io.dep(f"outputs/sweeps/{method}.json")),)},
+    )
 
 
 def _seconds(io: StageFiles, address: str) -> dict[str, float]:
@@ -107,13 +125,21 @@ def read_json(io: StageFiles, path: str) -> dict[str, Any]:
     return value
 
 
-def _dvc_hashes(root: Path) -> dict[str, str]:
+def dvc_hashes(root: Path) -> dict[str, str]:
     """Return DVC's hash of every output that dvc.lock knows; the flow records them before this stage runs."""
     lock = root / "dvc.lock"
     stages = yaml.safe_load(lock.read_text())["stages"] if lock.exists() else {}
     return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out}
 
 
-def _git_commit(root: Path) -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+def git_commit(root: Path) -> str:
+    """Return the commit that is checked out, and say when the project's code or parameters differ from it."""
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+    if not commit:
+        return "unknown"
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
+    return f"{commit} with local changes" if changes.strip() else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout

@@ -3,7 +3,7 @@
 import getpass
 import json
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from registry.versions import (
     DECISION,
     LOGGED_MODEL,
     PREVIOUS,
+    REMOVED,
     Candidate,
     RegisteredVersion,
     all_versions,
@@ -100,8 +101,8 @@ def promote(
     settings: GateSettings,
     *,
     reevaluate: Callable[[str], Evidence] | None = None,
-    removed_tasks: Collection[str] = (),
     force: Force | None = None,
+    only_ask: bool = False,
 ) -> Promotion:
     """Make the version champion if the gates let it.
 
@@ -112,8 +113,8 @@ def promote(
         settings: the gates' figures.
         reevaluate: version number to its evidence on the present validation split; asked for the champion when what
             was kept with it is of other images.
-        removed_tasks: tasks the version lacks on purpose.
         force: promote whatever the gates say, and record who and why.
+        only_ask: log the gates' decision and leave the champion as it is.
 
     Returns:
         What came of it; a refused version is no error.
@@ -135,9 +136,10 @@ def promote(
         if state.champion is not None:
             champion = _champion_evidence(store, versions[state.champion], evidence, reevaluate, force)
         out = withdrawn(events, number)
-        decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed_tasks)
+        removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
+        decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed)
         _log_decision(store, name, number, state, decision, force)
-        if not decision.promote and force is None:
+        if only_ask or (not decision.promote and force is None):
             return Promotion(number, state.champion, decision, changed=False)
         past = (*state.line, state.champion) if state.champion is not None else ()
         action, who, why = ("promote", _me(), "; ".join(decision.reasons))

@@ -134,7 +134,8 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
     config = {**_tower(files), "image_size": files.image_size, "heads": heads}
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
-        (inside / f"{stem}.json").write_text(json.dumps(document, indent=2, sort_keys=True))
+        # As given: the order of a recipe's experts is part of it.
+        (inside / f"{stem}.json").write_text(json.dumps(document, indent=2))
 
 
 def _place(source: Path, target: Path) -> None:

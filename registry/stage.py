@@ -5,19 +5,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from registry.gates import Evidence, GateSettings
-from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json, split_digest
+from registry.gates import GateSettings
+from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json
 
 REGISTRATION = "outputs/registration.json"
 
 
 def run(io: StageFiles) -> None:
     """Write `outputs/registration.json`: the version, its aliases and the gates' decision."""
+    from registry.candidates import make_candidate
     from registry.logging import log_pipeline
     from registry.lookup import current
     from registry.promotion import promote, register
+    from registry.provenance import describe_origin
     from registry.reevaluation import evaluate_version
     from registry.store import connect
 
@@ -25,7 +25,8 @@ def run(io: StageFiles) -> None:
     selection = read_json(io, "outputs/results/selection.json")
     store = connect(project_root=io.root)
     logged = log_pipeline(store, pipeline_record(io, selection), list(child_records(io, selection)))
-    candidate = _candidate(io, selection, logged.run_id)
+    runs = {name: run_id for (kind, name), run_id in logged.children.items() if kind == "expert"}
+    candidate = make_candidate(io, selection, describe_origin(io, selection, runs), logged.run_id)
     version = register(store, settings.model, candidate)
     splits = {task: io.dep(f"outputs/data/validation/{task}") for task in selection["tasks"]}
     promotion = promote(
@@ -48,29 +49,6 @@ def run(io: StageFiles) -> None:
     io.out(REGISTRATION).write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _candidate(io: StageFiles, selection: dict[str, Any], run_id: str) -> Any:
-    from registry.pyfunc_model import ModelFiles
-    from registry.versions import Candidate
-
-    tasks, model = selection["tasks"], io.section("model")
-    winner = selection["methods"][selection["winner"]]
-    return Candidate(
-        files=ModelFiles(
-            encoder=io.dep(f"outputs/merged/{selection['winner']}.safetensors"),
-            heads={task: io.dep(f"outputs/base/heads/{task}.safetensors") for task in tasks},
-            architecture=model.architecture,
-            pretrained=model.pretrained,
-            image_size=read_json(io, f"outputs/data/manifests/{tasks[0]}/manifest.json")["image_size"],
-            documents={"recipe": winner["recipe"]},
-        ),
-        evidence=_evidence(io, selection),
-        fingerprint=winner["fingerprint"],
-        metrics={f"validation/{key}": winner["validation"][key] for key in ("mean", "normalised")},
-        run_id=run_id,
-        description=f"{selection['winner']} of {', '.join(tasks)}",
-    )
-
-
 def is_registered(root: Path) -> bool:
     """Whether the registry configured now holds the version that `outputs/registration.json` speaks of."""
     from registry.lookup import find_by_fingerprint
@@ -88,14 +66,3 @@ def _holds(now: Any, alias: str, version: str) -> bool:
 def _plain(decision: Any) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(asdict(decision)))
     return {**plain, "reasons": decision.reasons}
-
-
-def _evidence(io: StageFiles, selection: dict[str, Any]) -> Evidence:
-    answers = np.load(io.dep("outputs/results/winner_validation.npz"), allow_pickle=False)
-    digests = {task: split_digest(io, task, "validation") for task in selection["tasks"]}
-    return Evidence(
-        accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
-        expert_accuracy=selection["individual"],
-        correct={task: answers[task] for task in selection["tasks"]},
-        digests=digests,
-    )

@@ -26,6 +26,7 @@ from registry.store import Store
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "mergeflow.logged_model"
+REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
 _MODEL = "mergeflow.model"
 
 

@@ -1,0 +1,232 @@
+"""A new task arrives: its expert, a merge with the champion's experts, gates, promotion; nothing else is touched."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from flows.ancestors import ENCODER, link_files
+from flows.params_edit import add_task_line, remove_task_line, write_whole
+from flows.remerge import choose, lay_out, link_manifest, register_view, stage_making
+from flows.scratch import scratch_project
+from flows.staleness import record_outputs
+from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.training.settings import TOGETHER
+from registry.environment import environment
+from registry.lookup import current
+from registry.pipeline_records import dvc_hashes, git_commit
+from registry.provenance import describe_expert, read_documents
+from registry.rebuilt import Rebuilt, register_rebuilt
+from registry.store import Store
+from tasks.graph import load_graph, upstream
+from tasks.parameters import Params, load_params
+from tasks.runner import STATE, run_stage
+
+Report = Callable[[str], None]
+Watch = Callable[[list[str]], AbstractContextManager[None]]
+
+
+def read_address(root: Path, address: str, name: str | None = None) -> tuple[str, str]:
+    """Return name and source of a task, as params.yaml writes them.
+
+    Args:
+        root: the project folder.
+        address: a source (`hf:tanganke/eurosat`), or a folder of images or of Parquet files.
+        name: of the task; None: the last part of the address.
+
+    Raises:
+        MergeflowError: no such folder, or no name can be made of the address.
+    """
+    source = address
+    if not re.match(r"(suite|parquet|folder|torchvision|hf):", address):
+        folder = Path(address)
+        if not folder.exists():
+            raise MergeflowError(
+                f"'{address}' is no folder here and no source: give a path, or KIND:ADDRESS with a kind of suite, "
+                "parquet, folder, torchvision or hf."
+            )
+        place = folder.resolve()
+        local = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else str(place)
+        kind = "parquet" if place.suffix == ".parquet" or any(place.glob("**/*.parquet")) else "folder"
+        source = f"{kind}:{local}"
+    if name is None:
+        last = re.split(r"[:/@#]", re.sub(r"[@#].*$", "", source).rstrip("/").removesuffix(".parquet"))[-1]
+        name = re.sub(r"[^a-z0-9_-]+", "_", last.lower()).strip("_-")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+        raise MergeflowError(
+            f"task name {name!r}: use lower-case letters, digits, '-' and '_': `add-task NAME SOURCE`."
+        )
+    return name, source
+
+
+def add_task(
+    root: Path,
+    store: Store,
+    name: str,
+    source: str,
+    *,
+    promote: bool = True,
+    full_sweep: bool = False,
+    report: Report = lambda text: None,
+    watch: Watch = lambda addresses: nullcontext(),
+) -> Rebuilt:
+    """Train one expert, merge it with the champion's experts, register, ask the gates, promote.
+
+    The merge is chosen on validation among the champion's choice and its neighbours in params.yaml's grid; the next
+    `mergeflow run` tries the whole sweep. A call that was killed continues when it is made again.
+
+    Args:
+        root: the project folder.
+        store: the open registry.
+        name: of the new task.
+        source: where its images come from, as in params.yaml.
+        promote: make the result champion if the gates let it.
+        full_sweep: choose among all candidates of params.yaml.
+        report: told what is being done.
+        watch: shows the progress of stages while its block lasts.
+
+    Raises:
+        MergeflowError: a bad name; no champion yet; the data are refused or the expert does not train, and params.yaml
+            is as before; ancestors of the champion are nowhere.
+    """
+    with FileLock(root / STATE / "locks" / "add-task.lock"):
+        params = load_params(root / "params.yaml")
+        model = params.registry.model
+        champion = current(store, model).champion
+        if champion is None:
+            raise MergeflowError(f"'{model}' has no champion to add a task to: run the pipeline with `mergeflow run`.")
+        recipe, origin = read_documents(store, model, champion.version)
+        _check(params, origin, name, source)
+        origin |= {"kind": "add-task", "parent": {"model": model, "version": champion.version, "task": name}}
+        origin |= {"git_commit": git_commit(root), "environment": environment()}
+        with scratch_project(root, "remerge") as scratch:
+            report(f"looking for the ancestors of version {champion.version}")
+            lay_out(root, store, model, champion.version, origin, scratch)
+            with _line_in_params(root, name, source):
+                addresses = _train(root, name, origin, watch)
+            record_outputs(root, addresses)
+            origin["experts"][name] = describe_expert(
+                register_view(root), name, dvc_hashes(root), origin["git_commit"], None
+            )
+            _join(root, scratch, name)
+            if full_sweep or recipe["method"] not in params.sweep:
+                choose(root, scratch, origin, params.sweep, report)
+            else:
+                _choose_near(root, scratch, recipe, origin, params.sweep[recipe["method"]], report)
+            view = register_view(scratch)
+            return register_rebuilt(store, model, view, origin, promote_it=promote, trained=name)
+
+
+def neighbourhood(grid: Mapping[str, list[Any]], args: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return, per argument of a grid, the chosen value and those beside it; all values where the choice is not one.
+
+    Example:
+        >>> neighbourhood({"keep": [0.1, 0.2], "scale": [0.5, 1.0, 1.5, 2.0]}, {"keep": 0.1, "scale": 1.5})
+        {'keep': [0.1, 0.2], 'scale': [1.0, 1.5, 2.0]}
+    """
+    near = {}
+    for argument, values in grid.items():
+        if args.get(argument) in values:
+            at = values.index(args[argument])
+            near[argument] = values[max(0, at - 1) : at + 2]
+        else:
+            near[argument] = list(values)
+    return near
+
+
+def _check(params: Params, origin: Mapping[str, Any], name: str, source: str) -> None:
+    known = params.tasks.get(name)
+    if known not in (None, source):
+        raise MergeflowError(f"params.yaml has a task '{name}' already, with the source {known}: choose another name.")
+    if name in origin["experts"]:
+        raise MergeflowError(
+            f"the champion was merged from a task '{name}' already: choose another name, or run the whole pipeline "
+            "with `mergeflow run` when its data changed."
+        )
+    if params.finetune.regime in TOGETHER:
+        raise MergeflowError(
+            f"finetune.regime is '{params.finetune.regime}', which trains all tasks in one run: add the line "
+            f"`{name}: {source}` to `tasks` in params.yaml and run `mergeflow run`."
+        )
+
+
+@contextmanager
+def _line_in_params(root: Path, name: str, source: str) -> Iterator[None]:
+    """Add the task to params.yaml; take it out again, with what was made of it, when its data are refused."""
+    path = root / "params.yaml"
+    text = path.read_text(encoding="utf-8")
+    if load_params(path).tasks.get(name) != source:  # else a killed call has written it
+        write_whole(path, add_task_line(text, name, source))
+    try:
+        yield
+    except MergeflowError:
+        stages = load_graph(root)
+        for stage in stages.values():
+            if stage.item == name:
+                _remove_outputs(root, stage.outs)
+        write_whole(path, remove_task_line(path.read_text(encoding="utf-8"), name))
+        raise
+
+
+def _remove_outputs(root: Path, outs: tuple[str, ...]) -> None:
+    """Other stages read the folders above as a whole, so that a refused task must leave nothing in them."""
+    for out in outs:
+        shutil.rmtree(root / out, ignore_errors=True)
+
+
+def _train(root: Path, name: str, origin: Mapping[str, Any], watch: Watch) -> list[str]:
+    """Run the stages that the new expert needs: its data, the base's heads, itself."""
+    stages = load_graph(root)
+    maker = stage_making(f"outputs/experts/{name}", stages)
+    needed = upstream(maker, stages)
+    order = [stage for stage in stages.values() if not stage.frozen and (stage is maker or stage.address in needed)]
+    addresses = [stage.address for stage in order]
+    with watch(addresses):
+        for stage in order:
+            if stage is maker:
+                _check_base(root, origin)
+            run_stage(root, stage)
+    return addresses
+
+
+def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
+    with open_checkpoint(root / origin["base"]["path"] / ENCODER) as state:
+        found = fingerprint(state)
+    if found != origin["base"]["fingerprint"]:
+        raise MergeflowError(
+            f"the base of this project has the digest {found[:12]}, the champion's has "
+            f"{origin['base']['fingerprint'][:12]}: experts of different bases cannot be merged. Run the whole "
+            "pipeline with `mergeflow run`."
+        )
+
+
+def _join(root: Path, scratch: Path, name: str) -> None:
+    """Put the new task's expert, head and validation images beside the champion's."""
+    for folder in (f"outputs/experts/{name}", f"outputs/data/validation/{name}"):
+        link_files(root / folder, scratch / folder, {path.name: path.name for path in (root / folder).iterdir()})
+    heads, head = "outputs/base/heads", f"{name}.safetensors"
+    link_files(root / heads, scratch / heads, {head: head})
+    link_manifest(root / "outputs/data/validation" / name, scratch, name)
+
+
+def _choose_near(
+    root: Path,
+    scratch: Path,
+    recipe: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    grid: Mapping[str, list[Any]],
+    report: Report,
+) -> None:
+    """Choose among the neighbours of the champion's choice, moving on while the best lies at their edge."""
+    method, centre, seen = recipe["method"], recipe["args"], list[Any]()
+    while centre not in seen:
+        seen.append(centre)
+        near = neighbourhood(grid, centre)
+        centre = choose(root, scratch, origin, {method: near}, report)["methods"][method]["args"]
+        if all(set(values) <= set(near[argument]) for argument, values in neighbourhood(grid, centre).items()):
+            return

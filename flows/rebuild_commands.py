@@ -1,0 +1,126 @@
+"""Commands that make models from a version's lineage: reproduce, unmerge, add-task."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from flows.reproduce import Reproduction
+    from registry.rebuilt import Rebuilt
+
+Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
+Name = Annotated[str | None, typer.Option("--model", help="The registered model; params.yaml's by default.")]
+
+
+def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tuple[Any, str, str]], root: Path) -> None:
+    """Add `registry reproduce`, `registry unmerge` and `add-task`."""
+    console = Console(soft_wrap=True, highlight=False)
+
+    def report(text: str) -> None:
+        console.print(f"  [dim]{text}[/]")
+
+    @group.command("reproduce")
+    def reproduce_(
+        which: Which = "champion",
+        name: Name = None,
+        from_data: Annotated[bool, typer.Option(help="Fine-tune the experts again too, from their data.")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ) -> None:
+        """Make a version again from its lineage, compare bit for bit; exit status 1 when it differs."""
+        from flows.reproduce import reproduce
+
+        store, model, version = opened(name, which)
+        quiet: Callable[[str], None] = lambda text: None  # noqa: E731
+        done = reproduce(root, store, model, version, from_data=from_data, report=quiet if as_json else report)
+        typer.echo(json.dumps(asdict(done), indent=1) if as_json else "\n".join(_reproduction_lines(done)))
+        raise typer.Exit(0 if done.same else 1)
+
+    @group.command("unmerge")
+    def unmerge_(
+        which: Which = "champion",
+        task: Annotated[str, typer.Option(help="The task to leave out.")] = "",
+        name: Name = None,
+        promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
+    ) -> None:
+        """Rebuild a version without one task and register the result as a candidate; exit status 1 if refused."""
+        from flows.unmerge import unmerge
+
+        store, model, version = opened(name, which)
+        done = unmerge(root, store, model, version, task, promote=promote, report=report)
+        _print_rebuilt(console, done, promote)
+        if done.champion == done.version and task in _tasks(root):
+            console.print(f"params.yaml still has the task '{task}': remove its line, or the next run merges it again.")
+        raise typer.Exit(0 if done.decision is None or done.decision.promote else 1)
+
+    @app.command("add-task")
+    def add_task_(
+        name_or_source: Annotated[str, typer.Argument(help="The task's name; or a source alone, whose name is taken.")],
+        source: Annotated[str | None, typer.Argument(help="A folder, or KIND:ADDRESS as in params.yaml.")] = None,
+        promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = True,
+        full_sweep: Annotated[bool, typer.Option(help="Try every candidate of params.yaml, as a run does.")] = False,
+    ) -> None:
+        """Add a task: train its expert, merge it with the champion's, gate, promote; exit status 1 if refused."""
+        from flows.add_task import add_task, read_address
+        from flows.watch import progress_bars
+
+        name, address = (None, name_or_source) if source is None else (name_or_source, source)
+        task, place = read_address(root, address, name)
+        store, _, _ = opened(None)
+        console.print(f"[bold]{task}[/] from {place}")
+        done = add_task(
+            root,
+            store,
+            task,
+            place,
+            promote=promote,
+            full_sweep=full_sweep,
+            report=report,
+            watch=lambda addresses: progress_bars(root, addresses, console),
+        )
+        _print_rebuilt(console, done, promote)
+        raise typer.Exit(0 if done.decision is None or done.decision.promote else 1)
+
+
+def _tasks(root: Path) -> set[str]:
+    from tasks.parameters import load_params
+
+    return set(load_params(root / "params.yaml").tasks)
+
+
+def _reproduction_lines(done: "Reproduction") -> list[str]:
+    arguments = ", ".join(f"{key} {value}" for key, value in done.recipe["args"].items())
+    places = sorted(set(done.found.values()))
+    lines = [f"{done.model} version {done.version}: {done.recipe['method']} {arguments}".rstrip()]
+    lines.append(f"ancestors    {len(done.found)}, from {' and '.join(places)}")
+    if done.experts:
+        other = [task for task, same in done.experts.items() if not same]
+        said = f"not those recorded: {', '.join(other)}" if other else "all have the recorded digest"
+        lines.append(f"experts      {len(done.experts)} fine-tuned again; {said}")
+    lines.append(f"environment  {'as recorded' if not done.environment else 'differs: ' + '; '.join(done.environment)}")
+    lines.append(f"merged       in {done.seconds:.1f} s, digest {done.fingerprint[:12]}")
+    if done.same:
+        return [*lines, f"registered   digest {done.registered[:12]}: bit-identical"]
+    lines.append(f"registered   digest {done.registered[:12]}: different; largest difference per tensor:")
+    shown = [
+        f"  {'other shape' if value is None else f'{value:.3e}'}  {name}" for name, value in done.differences.items()
+    ]
+    return lines + shown
+
+
+def _print_rebuilt(console: Console, done: "Rebuilt", promote: bool) -> None:
+    arguments = ", ".join(f"{key} {value}" for key, value in done.args.items())
+    console.print(f"{done.method} {arguments}, chosen among {done.candidates} candidates on validation")
+    console.print(f"normalised validation accuracy {100 * done.normalised:.2f} %")
+    for gate in done.decision.gates if done.decision else ():
+        console.print(f"  {'[green]✓[/]' if gate.passed else '[red]✗[/]'} {gate.reason}")
+    state = "champion" if done.champion == done.version else "candidate"
+    console.print(f"[bold]Registered[/]  {done.model} version {done.version} (@{state})")
+    if done.champion != done.version:
+        passed = done.decision is not None and done.decision.promote
+        way = f"`mergeflow registry promote {done.version}`" if passed and not promote else "the gates refused it"
+        console.print(f"champion is version {done.champion}: {way}")

@@ -1,0 +1,88 @@
+"""Merge a version's experts again in a scratch project, with other tasks or candidates, chosen on validation."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.ancestors import base_of, expert_of, gather, link_files, split_of
+from flows.scratch import write_params
+from registry.lookup import download, head_files
+from registry.store import Store
+from tasks.graph import Stage, covers, find_stage, load_graph, read_yaml
+from tasks.parameters import load_params
+from tasks.runner import STATE, StageIO, run_stage
+
+Grids = Mapping[str, Mapping[str, list[Any]]]
+
+
+def lay_out(root: Path, store: Store, name: str, version: str, origin: dict[str, Any], scratch: Path) -> None:
+    """Put a version's base, heads, experts and validation images into the scratch project, each proven by its digest.
+
+    Args:
+        root: the project folder.
+        store: the open registry.
+        name: of the registered model.
+        version: whose heads are taken.
+        origin: the provenance document; its `experts` say which tasks.
+        scratch: the scratch project.
+
+    Raises:
+        MergeflowError: naming every ancestor that is nowhere.
+    """
+    tasks = origin["experts"]
+    wanted = [base_of(origin)]
+    wanted += [one for task in tasks for one in (expert_of(origin, task), split_of(origin, task, "validation"))]
+    gather(root, wanted, scratch)
+    heads = head_files(download(store, name, version, scratch / "registered"))
+    for task, known in tasks.items():
+        link_files(heads[task].parent, scratch / "outputs/base/heads", {heads[task].name: f"{task}.safetensors"})
+        link_manifest(scratch / "outputs/data/validation" / task, scratch, task)
+        summary = {key: known[key] for key in ("fingerprint", "settings", "validation_accuracy")}
+        (scratch / known["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
+
+
+def link_manifest(folder: Path, scratch: Path, task: str) -> None:
+    """Put the manifest that lies with a split where the stages look for manifests."""
+    link_files(folder, scratch / "outputs/data/manifests" / task, {"manifest.json": "manifest.json"})
+
+
+def choose(
+    root: Path, scratch: Path, origin: Mapping[str, Any], sweep: Grids, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Score the candidates on validation and write the chosen merges, by the pipeline's own stages.
+
+    Args:
+        root: the project folder, whose params.yaml holds all but the tasks, the model and the sweep.
+        scratch: the scratch project, laid out.
+        origin: the provenance document.
+        sweep: method to argument to values.
+        report: told what is being done.
+
+    Returns:
+        What the stage `select` found.
+    """
+    values = read_yaml(root / "params.yaml")
+    sources = {task: known["source"] for task, known in origin["experts"].items()}
+    model = origin["params"]["model"]
+    write_params(scratch, {**values, "tasks": sources, "model": model, "sweep": json.loads(json.dumps(sweep))})
+    stages = load_graph(scratch)
+    for method in sweep:
+        report(f"scoring candidates of {method}")
+        run_stage(scratch, find_stage(stages, "sweep", method))
+    report("choosing")
+    run_stage(scratch, find_stage(stages, "select", None))
+    found: dict[str, Any] = json.loads((scratch / "outputs/results/selection.json").read_text())
+    return found
+
+
+def register_view(scratch: Path) -> StageIO:
+    """Return what the stage `register` would be given in the scratch project."""
+    params = load_params(scratch / "params.yaml")
+    stage = find_stage(load_graph(scratch), "register", None)
+    return StageIO(stage, scratch, scratch / STATE / "scratch" / "register", params)
+
+
+def stage_making(path: str, stages: Mapping[str, Stage]) -> Stage:
+    """Return the stage whose output `path` is, or lies in."""
+    return next(stage for stage in stages.values() if any(covers(out, path) for out in stage.outs))

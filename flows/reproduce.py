@@ -1,0 +1,171 @@
+"""Make a registered version again from its lineage, in a scratch folder, and compare it bit for bit."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flows.ancestors import ENCODER, base_of, expert_of, gather, split_of
+from flows.remerge import stage_making
+from flows.scratch import scratch_project, write_params
+from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
+from mergeflow.errors import MergeflowError
+from registry.environment import environment, environment_changes
+from registry.lookup import download, find_version, head_files
+from registry.provenance import read_documents
+from registry.replay import replay
+from registry.store import Store
+from tasks.graph import load_graph, read_yaml
+from tasks.runner import run_stage
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came of making a version again.
+
+    Attributes:
+        model: name of the registered model.
+        version: its number.
+        recipe: of the version.
+        same: the new weights have the registered ones' digest.
+        fingerprint: of the new weights.
+        registered: of the weights that the registry holds now.
+        experts: task to whether the retrained expert has the recorded digest; empty where experts were not retrained.
+        differences: tensor to the largest absolute difference, the largest first; None where shapes differ.
+        environment: how this machine differs from the recorded one, in words.
+        found: ancestor's path to where it was found.
+        seconds: of the merge alone.
+    """
+
+    model: str
+    version: str
+    recipe: dict[str, Any]
+    same: bool
+    fingerprint: str
+    registered: str
+    experts: dict[str, bool]
+    differences: dict[str, float | None]
+    environment: list[str]
+    found: dict[str, str]
+    seconds: float
+
+
+def reproduce(
+    root: Path,
+    store: Store,
+    name: str,
+    which: str | int,
+    *,
+    from_data: bool = False,
+    report: Callable[[str], None] = lambda text: None,
+) -> Reproduction:
+    """Merge a version again from its experts, or fine-tune these again first, and compare.
+
+    Args:
+        root: the project folder.
+        store: the open registry.
+        name: of the registered model.
+        which: version number or alias.
+        from_data: fine-tune every expert again from its data, with its recorded settings and seed.
+        report: told what is being done.
+
+    Raises:
+        MergeflowError: no such version, the registry's weights are not those it registered, or ancestors are missing
+            (all of them named).
+    """
+    recipe, origin = read_documents(store, name, which)
+    version = find_version(store, name, which)
+    with scratch_project(root, "reproduce") as scratch:
+        registered = download(store, name, version.version, scratch / "registered")
+        known = _fingerprint(registered / "encoder.safetensors")
+        if known != version.fingerprint:
+            raise MergeflowError(
+                f"the weights that the registry holds for version {version.version} of '{name}' have the digest "
+                f"{known[:12]}, registered was {str(version.fingerprint)[:12]}: the file has changed since. "
+                "Restore it, or register the model again."
+            )
+        found = gather(root, _wanted(origin, from_data), scratch)
+        if from_data:
+            (scratch / "outputs/base/heads").symlink_to(_named_heads(registered, scratch))
+            _retrain(root, scratch, origin, report)
+        report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
+        made = replay(recipe, scratch, scratch / "replayed.safetensors")
+        same = made.fingerprint == known
+        return Reproduction(
+            model=name,
+            version=version.version,
+            recipe=recipe,
+            same=same,
+            fingerprint=made.fingerprint,
+            registered=known,
+            experts={task: task not in made.other_inputs for task in origin["experts"]} if from_data else {},
+            differences={} if same else largest_differences(made.path, registered / "encoder.safetensors"),
+            environment=environment_changes(origin["environment"], environment()),
+            found=found,
+            seconds=made.seconds,
+        )
+
+
+def largest_differences(left: Path, right: Path) -> dict[str, float | None]:
+    """Return max |a − b| of each tensor that differs, the largest first; None where it has no partner of its shape."""
+    with open_checkpoint(left) as first, open_checkpoint(right) as second:
+        found = dict(_differences(first, second))
+    return dict(sorted(found.items(), key=lambda pair: float("inf") if pair[1] is None else pair[1], reverse=True))
+
+
+def _differences(first: LazyStateDict, second: LazyStateDict) -> Iterator[tuple[str, float | None]]:
+    for tensor in sorted({*first, *second}):
+        one, other = first.get(tensor), second.get(tensor)
+        if one is None or other is None or one.shape != other.shape:
+            yield tensor, None
+        elif not torch.equal(one, other):
+            yield tensor, float((one.double() - other.double()).abs().max())
+
+
+def _wanted(origin: dict[str, Any], from_data: bool) -> Iterator[Any]:
+    yield base_of(origin)
+    for task in origin["experts"]:
+        if from_data:
+            yield split_of(origin, task, "train")
+            yield split_of(origin, task, "validation")
+        else:
+            yield expert_of(origin, task)
+
+
+def _named_heads(registered: Path, scratch: Path) -> Path:
+    """Return a folder with the version's own heads under their tasks' names."""
+    folder = scratch / "heads"
+    folder.mkdir()
+    for task, path in head_files(registered).items():
+        (folder / f"{task}.safetensors").symlink_to(path)
+    return folder
+
+
+def _retrain(root: Path, scratch: Path, origin: dict[str, Any], report: Callable[[str], None]) -> None:
+    """Run the stages that make the experts, each with the settings and the seed it was made with."""
+    values = read_yaml(root / "params.yaml")
+    values["model"] = origin["params"]["model"]
+    values["tasks"] = {task: known["source"] for task, known in origin["experts"].items()}
+    for number, (task, known) in enumerate(origin["experts"].items(), start=1):
+        if (scratch / known["path"] / ENCODER).exists():  # a stage that trains several tasks made it
+            continue
+        report(f"fine-tuning {task} ({number} of {len(origin['experts'])})")
+        write_params(scratch, {**values, "finetune": known["settings"], "seed": known["seed"]})
+        _make(scratch, known["path"])
+
+
+def _make(scratch: Path, path: str) -> None:
+    """Run the stage that makes a path, after the stages that make what it lacks."""
+    stages = load_graph(scratch)
+    maker = stage_making(path, stages)
+    for dep in maker.deps:
+        if not (scratch / dep).exists():
+            _make(scratch, dep)
+    run_stage(scratch, maker)
+
+
+def _fingerprint(path: Path) -> str:
+    with open_checkpoint(path) as state:
+        return fingerprint(state)

@@ -1,0 +1,68 @@
+"""The candidate that the outputs of `select` amount to: files, evidence, and the proof that its recipe makes it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from registry.gates import Evidence
+from registry.pipeline_records import StageFiles, read_json, split_digest
+from registry.provenance import NAME
+from registry.pyfunc_model import ModelFiles
+from registry.replay import replay
+from registry.versions import Candidate
+
+
+def make_candidate(
+    io: StageFiles,
+    selection: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    run_id: str | None,
+    tags: Mapping[str, str] | None = None,
+) -> Candidate:
+    """Return what is to be registered; the winner is merged once more by its recipe, which costs about one merge.
+
+    Args:
+        io: files below `outputs/`: base and heads, experts, manifests, merged, results.
+        selection: what `select` wrote.
+        origin: the provenance document.
+        run_id: MLflow's run that it belongs to.
+        tags: text by name, kept with the version.
+    """
+    tasks, model = selection["tasks"], io.section("model")
+    winner = selection["methods"][selection["winner"]]
+    return Candidate(
+        files=ModelFiles(
+            encoder=io.dep(f"outputs/merged/{selection['winner']}.safetensors"),
+            heads={task: io.dep(f"outputs/base/heads/{task}.safetensors") for task in tasks},
+            architecture=model.architecture,
+            pretrained=model.pretrained,
+            image_size=read_json(io, f"outputs/data/manifests/{tasks[0]}/manifest.json")["image_size"],
+            documents={"recipe": winner["recipe"], NAME: dict(origin)},
+        ),
+        evidence=_evidence(io, selection, _replays(io, winner)),
+        fingerprint=winner["fingerprint"],
+        metrics={f"validation/{key}": winner["validation"][key] for key in ("mean", "normalised")},
+        run_id=run_id,
+        description=f"{selection['winner']} of {', '.join(tasks)}",
+        tags=tags or {},
+    )
+
+
+def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
+    """Say whether the recipe, replayed from the files at hand, makes the weights that are to be registered."""
+    io.scratch.mkdir(parents=True, exist_ok=True)
+    made = replay(winner["recipe"], io.root, io.scratch / "replayed.safetensors")
+    made.path.unlink()
+    return made.fingerprint == winner["fingerprint"] and not made.other_inputs
+
+
+def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
+    answers = np.load(io.dep("outputs/results/winner_validation.npz"), allow_pickle=False)
+    return Evidence(
+        accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
+        expert_accuracy=selection["individual"],
+        correct={task: answers[task] for task in selection["tasks"]},
+        digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
+        reproducible=reproducible,
+    )

@@ -1,0 +1,64 @@
+"""What computed a result besides its inputs: interpreter, packages, processor. Bits may differ where these do."""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Whatever touches a number on its way from pixels to merged weights.
+_PACKAGES = ("mergeflow", "torch", "torchvision", "open_clip_torch", "safetensors", "numpy", "scipy", "pillow")
+
+
+def environment() -> dict[str, Any]:
+    """Return interpreter, operating system, processor, accelerator and packages, as JSON values.
+
+    Example:
+        >>> sorted(environment())
+        ['accelerator', 'instructions', 'packages', 'processor', 'python', 'system']
+    """
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+    }
+
+
+def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two environments, in words.
+
+    Example:
+        >>> environment_changes({"python": "3.11", "packages": {"torch": "2.9"}}, {"python": "3.11", "packages": {}})
+        ['torch: 2.9 then, missing now']
+    """
+    old, new = _flat(then), _flat(now)
+    return [
+        f"{key}: {old.get(key) or 'missing'} then, {new.get(key) or 'missing'} now"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{key: value for key, value in environment.items() if key != "packages"}, **environment["packages"]}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """Return the processor's model, which decides the kernels that are chosen; platform.processor() is often empty."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
