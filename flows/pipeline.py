@@ -13,6 +13,7 @@ from prefect.task_runners import TaskRunner
 
 from flows.faults import keep_traceback
 from flows.plan import stages_to_run
+from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
 from flows.slots import gpu_slot
 from flows.staleness import push_outputs, record_outputs
@@ -123,17 +124,23 @@ def _run_group(
     above = {address: [up for up in upstream(stages[address], stages) if up in group] for address in group}
     futures: dict[str, PrefectFuture[bool]] = {}
     states: dict[str, State[Any]] = {}
-    while True:
-        ready = [a for a in group if a not in futures and all(_is_done(states.get(up)) for up in above[a])]
-        for address in ready:
-            futures[address] = submit(runner, root, address, [futures[up] for up in above[address]], address in always)
-        running = {future: address for address, future in futures.items() if address not in states}
-        if not running:
-            break
-        finished = next(as_completed(list(running)))
-        finished.wait()
-        states[running[finished]] = finished.state
-    record_outputs(root, [address for address, state in states.items() if state.is_completed()])
+    try:
+        while True:
+            ready = [a for a in group if a not in futures and all(_is_done(states.get(up)) for up in above[a])]
+            if MULTITASK in ready:
+                run_rounds(runner, root, stages[MULTITASK])
+            for address in ready:
+                futures[address] = submit(
+                    runner, root, address, [futures[up] for up in above[address]], address in always
+                )
+            running = {future: address for address, future in futures.items() if address not in states}
+            if not running:
+                break
+            finished = next(as_completed(list(running)))
+            finished.wait()
+            states[running[finished]] = finished.state
+    finally:
+        record_outputs(root, [address for address, state in states.items() if state.is_completed()])
     _raise_first({address: state for address, state in states.items() if not state.is_completed()})
 
 

@@ -80,7 +80,7 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
         MergeflowError: dvc.yaml or params.yaml is missing, or a template names a key that params.yaml lacks.
     """
     stages: dict[str, Stage] = {}
-    for file in (MAIN, STUDIES) if studies else (MAIN,):
+    for file in (MAIN, STUDIES) if studies and (root / STUDIES).exists() else (MAIN,):
         values = read_yaml((root / file).with_name("params.yaml"))
         for name, body in read_yaml(root / file)["stages"].items():
             for item in _items(name, body, values):

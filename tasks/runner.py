@@ -96,9 +96,9 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
     """
     state = root / STATE
     with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
-        manifest = _ready(state / "manifests" / f"{stage.folder_name}.json")
+        manifest = _ready(_manifest(root, stage))
         io, fingerprint = open_stage(root, stage)
-        if not force and _up_to_date(root, stage, manifest, fingerprint):
+        if not force and is_up_to_date(root, stage, fingerprint):
             manifest.touch()  # so that whoever shows the progress counts it
             return False
         scratch = io.scratch
@@ -196,11 +196,17 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _up_to_date(root: Path, stage: Stage, manifest: Path, fingerprint: str) -> bool:
+def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
+    """Whether the outputs are those that the stage made with this fingerprint."""
+    manifest = _manifest(root, stage)
     if not manifest.exists() or not all((root / out).exists() for out in stage.outs):
         return False
     known = json.loads(manifest.read_text())
     return known["fingerprint"] == fingerprint and known["outs"] == {out: digest(root / out) for out in stage.outs}
+
+
+def _manifest(root: Path, stage: Stage) -> Path:
+    return root / STATE / "manifests" / f"{stage.folder_name}.json"
 
 
 def _build(io: StageIO, done: Path) -> None:

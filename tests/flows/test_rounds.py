@@ -1,0 +1,51 @@
+"""The iterative regime through the flow: the rounds' tasks run on the task runner, to the bits of a serial run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.flows.small_project import run_in
+
+ITERATIVE = {"regime": "iterative", "steps": 6, "iterative": {"rounds": 3, "optimiser": "kept"}}
+
+
+def configure(project: Path, **changes: Any) -> None:
+    path = project / "params.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["finetune"] |= changes
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+def fingerprints(project: Path) -> dict[str, str]:
+    experts = (project / "outputs/experts").glob("*/training.json")
+    return {path.parent.name: json.loads(path.read_text())["fingerprint"] for path in experts}
+
+
+@pytest.mark.slow
+def test_rounds_on_the_runner_equal_a_serial_run(project: Path, tmp_path: Path) -> None:
+    before = fingerprints(project)
+    configure(project, **ITERATIVE)
+    done = run_in(project, "mergeflow", "run")
+    assert done.returncode == 0, done.stderr
+    by_flow = fingerprints(project)
+    assert by_flow.keys() == before.keys()
+    assert all(by_flow[task] != before[task] for task in before)
+    rows = json.loads((project / "outputs/experts/red/training.json").read_text())["epochs"]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    serial = run_in(project, "mergeflow", "stage", "run", "multitask", "--force")
+    assert serial.returncode == 0, serial.stderr
+    made = (project / "outputs/multitask").glob("*/training.json")
+    assert {path.parent.name: json.loads(path.read_text())["fingerprint"] for path in made} == by_flow
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_is_named_with_its_round_and_the_others_are_kept(project: Path) -> None:
+    configure(project, **ITERATIVE, learning_rate=1e30, gradient_clip=0.0, warmup=0.0)
+    failed = run_in(project, "mergeflow", "run")
+    assert failed.returncode == 2
+    assert "round" in failed.stderr
+    assert "the loss became" in failed.stderr
+    assert "Traceback" not in failed.stderr
