@@ -1,0 +1,60 @@
+"""Pieces of a study's measuring: kept until the study is complete, so that a killed study goes on where it was."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mergeflow.evaluation.line import best_along
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.evaluation.statistics import mean
+from mergeflow.merging import configure
+from tasks.runner import StageIO
+from tasks.studies.inputs import Chosen, StudyInputs
+
+Row = dict[str, Any]
+
+
+def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
+    """Return `measure()`, from the scratch folder where it was measured before."""
+    path = io.scratch / "pieces" / f"{name}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(measure()))
+        part.rename(path)
+    row: Row = json.loads(path.read_text())
+    return row
+
+
+def choose_scale(
+    inputs: StudyInputs,
+    scorer: CandidateScorer,
+    method: str,
+    scales: Sequence[float],
+    start: float,
+    args: Mapping[str, Any] | None = None,
+) -> Chosen:
+    """Choose a method's scale on validation, walking the grid from `start`; look at test once.
+
+    Source of the walk: `mergeflow.evaluation.line.best_along`.
+    """
+    seen: dict[float, dict[str, float]] = {}
+
+    def score(scale: float) -> float:
+        seen[scale] = scorer.candidate(configure(method, {**(args or {}), "scale": scale}))
+        return mean(seen[scale])
+
+    scale, _ = best_along(scales, start, score)
+    chosen = {**(args or {}), "scale": scale}
+    state = scorer.merge(configure(method, chosen))
+    return Chosen(chosen, seen[scale], inputs.accuracy(state, "test"), state)
+
+
+def grid(low: float, high: float, step: float) -> list[float]:
+    """Return low, low + step, .. high.
+
+    Example:
+        >>> grid(0.8, 1.0, 0.05)
+        [0.8, 0.85, 0.9, 0.95, 1.0]
+    """
+    return [round(low + step * index, 10) for index in range(round((high - low) / step) + 1)]
