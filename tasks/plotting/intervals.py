@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from mergeflow.evaluation.statistics import mean_interval
 from tasks.plotting.drawing import plain, series_style
 
-Samples = Mapping[float, Sequence[float]]
+Samples = Mapping[Any, Sequence[float]]  # x → one value per seed
 
 
 def curve(axes: Axes, samples: Samples, label: str, number: int, **style: Any) -> None:

@@ -17,6 +17,7 @@ walked from the usual value both ways until validation accuracy has fallen by 2 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ from tasks.plotting.mima import accuracy_figure, gap_figure, task_figure
 from tasks.runner import StageIO
 from tasks.studies.inputs import StudyInputs, mean_accuracy
 from tasks.studies.pieces import Row, choose_scale, grid, kept
-from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 
 STUDY = "mima"
 TUNED = ("average", "task_arithmetic", "ties")
@@ -51,7 +52,7 @@ def run(io: StageIO) -> None:
     rows = []
     for done, (rounds, seed) in enumerate(pieces):
         io.report("merges", done, len(pieces))
-        rows.append(kept(io, f"{rounds}_{seed}", lambda r=rounds, s=seed: measure(inputs, r, s, options.keep)))
+        rows.append(kept(io, f"{rounds}_{seed}", partial(measure, inputs, rounds, seed, options.keep)))
     result = StudyResult(tables(rows, base), findings(rows), notes(rows))
     result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows, base))
 
@@ -231,13 +232,11 @@ def _scales(rows: Sequence[Row], number: int, method: str) -> str:
 
 
 def _per_task(title: str, rows: Sequence[Row], model: str, base: dict[str, float]) -> Table:
-    def accuracy(task: str, number: int) -> str:
-        return with_interval([100 * row[model][task] for row in rows if row["rounds"] == number])
+    def line(task: str, zero: float) -> dict[str, Cell]:
+        cells: dict[str, Cell] = {"task": task, "zero-shot": f"{100 * zero:.1f}"}
+        for number in _rounds(rows):
+            own = [100 * row[model][task] for row in rows if row["rounds"] == number]
+            cells[f"N = {number}"] = with_interval(own)
+        return cells
 
-    return Table(
-        title,
-        [
-            {"task": task, "zero-shot": f"{100 * zero:.1f}"} | {f"N = {n}": accuracy(task, n) for n in _rounds(rows)}
-            for task, zero in base.items()
-        ],
-    )
+    return Table(title, [line(task, zero) for task, zero in base.items()])
