@@ -42,7 +42,7 @@ def gap_figure(rows: Sequence[Row], slopes: Sequence[Row]) -> Figure:
         if kinked:
             panel.axvspan(min(kinked) / 1.7, max(kinked) * 1.7, color=MUTED, alpha=0.12, linewidth=0)
             panel.set_xlim(own[0]["step"] / 2, max(kinked) * 1.7)
-            panel.text(min(kinked) / 2, panel.get_ylim()[1], "a unit switches  ", ha="right", va="top", **_SMALL)
+            panel.text(0.03, 0.95, "grey: a ReLU switches side", transform=panel.transAxes, va="top", **_SMALL)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=SMALL, frameon=False)
     return figure

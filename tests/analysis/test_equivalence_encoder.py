@@ -1,5 +1,7 @@
 """A CLIP image encoder as losses of one float64 vector: the same losses, one epoch of experts is one joint step."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from mergeflow.analysis.equivalence import (
     merge,
     summed,
 )
+from mergeflow.training import FineTuneSettings, TrainingSet
+from mergeflow.training import fine_tune as train
 from mergeflow.vision.heads import build_head
 from mergeflow.vision.models import ImageEncoder, load_clip
 from mergeflow.vision.suites import get_suite
@@ -68,3 +72,24 @@ def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
     found = measure_gap(problem[1], problem[0], 0.7, 1e-7, 2)
     assert found.coefficient == pytest.approx(-0.7, abs=1e-4)
     assert found.after_derived < 1e-3 * found.gap < found.after_printed
+
+
+def test_the_regime_full_batch_gd_makes_such_task_vectors(encoder_and_tasks, problem, tmp_path) -> None:
+    """The project's own experts, in float32: −η∇L to float32's rounding, and their sum is one joint step."""
+    encoder, tasks = encoder_and_tasks
+    start, losses = problem
+    rate = 1e-2
+    settings = FineTuneSettings(regime="full_batch_gd", epochs=1, batch_size=2, learning_rate=rate)
+    sets = [TrainingSet("task", task.images, task.labels, task.head.logits) for task in tasks]
+
+    def trained(data: list[TrainingSet], step: float, name: str) -> Tensor:
+        expert = copy.deepcopy(encoder)
+        chosen = settings.model_copy(update={"learning_rate": step})
+        train(expert, data, chosen, 0, tmp_path / name, lambda: 0.0)
+        return torch.cat([parameter.detach().flatten() for parameter in expert.visual.parameters()]).double() - start
+
+    vectors = [trained([one], rate, str(number)) for number, one in enumerate(sets)]
+    for vector, loss in zip(vectors, losses, strict=True):
+        torch.testing.assert_close(vector, -rate * gradient(loss, start), rtol=1e-3, atol=5e-7)
+    joint = trained(sets, 0.7 * rate, "joint")
+    torch.testing.assert_close(merge(vectors, 0.7), joint, rtol=1e-3, atol=1e-6)

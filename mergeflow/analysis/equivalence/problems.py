@@ -43,8 +43,8 @@ class Problem:
         return [self.start + move for move in descend(summed(self.losses), self.start, scale * step, count - 1)]
 
     def switched_units(self, scale: float, step: float, epochs: int) -> int:
-        """Count hidden units that switch side at any iterate of the experts or the joint run; 0 without a net."""
-        if self.net is None:
+        """Count ReLUs that switch side at any iterate of the experts or the joint run; 0 for smooth models."""
+        if self.net is None or self.net.activation != "relu":
             return 0
         joint = self.joint_points(scale, step, epochs)
         found = 0

@@ -56,9 +56,9 @@ def gap_rows(problem: Problem, scale: float, steps: Sequence[float], epochs: int
 def slope_row(rows: Sequence[Row]) -> Row:
     """Return the log–log slopes over η of rows of one model that have the same k and α.
 
-    Steps at which a hidden unit switches side are left out for ReLU, whose loss has no Hessian there.
+    Steps at which a ReLU switches side are left out: the gradient jumps there.
     """
-    kept = [row for row in rows if not (row["model"].startswith("relu") and row["switched"])]
+    kept = [row for row in rows if not row["switched"]]
     steps = [row["step"] for row in kept]
     first = kept[0]
     slopes = {name: log_log_slope(steps, [row[name] for row in kept]) for name in LEFT}

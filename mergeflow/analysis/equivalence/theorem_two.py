@@ -16,7 +16,7 @@ from mergeflow.analysis.equivalence.problems import Problem
 from mergeflow.analysis.equivalence.second_order import curvature_sum
 
 Row = dict[str, Any]
-POWER_STEPS = 8
+POWER_STEPS = 6
 
 
 def factor_rows(problem: Problem, scales: Sequence[float], step: float, epochs: int) -> Iterator[Row]:
