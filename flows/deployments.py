@@ -13,6 +13,7 @@ from prefect import flow, get_run_logger
 from flows.artifacts import publish_decision, publish_results
 from flows.pipeline import run_stages
 from flows.plan import registration_lost
+from flows.report import publish_report
 from flows.turns import turn
 from mergeflow.cli import find_project
 from mergeflow.errors import MergeflowError
@@ -31,13 +32,10 @@ def nightly(root: str = ".", push: bool = False, targets: list[str] | None = Non
     Returns:
         The addresses of the stages that were submitted.
     """
-    from tasks.report import write_report
-
     folder = project_folder(root)
     with turn(folder):
         done = run_stages(folder, registration_lost(folder), push, targets)
-        if (folder / "outputs/results/test.json").exists():
-            write_report(folder, folder / "outputs/report.html")
+        publish_report(folder)
         publish_results(folder)
     return done
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from flows.faults import own_traceback
 from flows.plan import needed_for, registration_lost, stages_to_run
+from flows.report import publish_report
 from flows.staleness import push_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
@@ -24,10 +25,13 @@ def run_pipeline(root: Path, console: Console, push: bool = False) -> None:
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
+    from tasks.report import write_report
+
     ran = bring_up_to_date(root, console, push)
     if not ran:
         console.print("[bold]Nothing changed:[/] every stage is up to date.")
-        _write_report(root)  # after `dvc checkout` or `dvc repro` the one on disk is of other results
+        # After `dvc checkout` or `dvc repro` the page on disk is of other results.
+        write_report(root, root / "outputs/report.html")
         if push:
             push_outputs(root)
     print_summary(root, console)
@@ -77,14 +81,7 @@ def _run_flow(
             raise
         typer.echo(trace, err=True)  # the stage's own, without the frames of Prefect and the command line
         raise typer.Exit(1) from None
-    _write_report(root)
-
-
-def _write_report(root: Path) -> None:
-    if (root / "outputs/results/test.json").exists():
-        from tasks.report import write_report
-
-        write_report(root, root / "outputs" / "report.html")
+    publish_report(root)
 
 
 def _quiet_prefect(root: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
@@ -133,6 +134,15 @@ def _log_files(store: Store, run_id: str, artifacts: Mapping[str, Sequence[str]]
                 raise MergeflowError(
                     f"the file {file} to be logged under '{folder}' is missing: run the stage that makes it again."
                 ) from None
+
+
+def log_file(store: Store, run_id: str, path: Path) -> None:
+    """Put a file at the top of a run's files, in place of one of the same name; a run that is gone takes nothing."""
+    try:
+        store.client.log_artifact(run_id, str(path))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise MergeflowError(f"MLflow refused the file {path.name}: {error.message}") from error
 
 
 def _dataset(record: DatasetRecord) -> DatasetInput:

@@ -45,6 +45,7 @@ def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord
         datasets=tuple(_datasets(io, selection["tasks"])),
         artifacts={
             "figures": tuple(map(str, files)),
+            "series": tuple(str(path) for path in sorted(io.dep("outputs/results/series").glob("*.json"))),
             "results": tuple(str(io.dep(f"outputs/results/{name}.json")) for name in ("selection", "test", "geometry")),
         },
     )
@@ -93,7 +94,7 @@ def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> Ch
         name=task,
         params={"task": task, "fingerprint": summary["fingerprint"], **summary["settings"]},
         metrics={**metrics, **_seconds(io, f"finetune@{task}")},
-        steps=tuple((key, row["steps"], row[key]) for row in summary["epochs"] for key in curves),
+        steps=tuple((key, row["steps"], row[key]) for row in summary["epochs"] for key in curves if key in row),
     )
 
 

@@ -12,8 +12,9 @@ REGISTRATION = "outputs/registration.json"
 
 
 def run(io: StageFiles) -> None:
-    """Write `outputs/registration.json`: the version, its aliases and the gates' decision."""
+    """Write `outputs/registration.json`: the version, its aliases, its lineage and the gates' decision."""
     from registry.candidates import make_candidate
+    from registry.lineage import lineage
     from registry.logging import log_pipeline
     from registry.lookup import current
     from registry.promotion import promote, register
@@ -44,9 +45,10 @@ def run(io: StageFiles) -> None:
         "champion": now.champion.version if now.champion else None,
         "method": selection["winner"],
         "fingerprint": candidate.fingerprint,
+        "lineage": lineage(store, settings.model, version.version),  # for the report, which asks no registry
         "decision": None if promotion.decision is None else _plain(promotion.decision),
     }
-    io.out(REGISTRATION).write_text(json.dumps(found, indent=1) + "\n")
+    io.out(REGISTRATION).write_text(json.dumps(found, indent=1, default=str) + "\n")
 
 
 def is_registered(root: Path) -> bool:
