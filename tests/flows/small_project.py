@@ -33,10 +33,9 @@ def environment() -> dict[str, str]:
     return {**kept, **QUIET, "PREFECT_HOME": prefect_home(), "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
 
 
-def run_in(folder: Path, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
-    )
+def run_in(folder: Path, *command: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = environment() | variables
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def draw_task(folder: Path, colour: tuple[int, int, int], seed: int) -> None:

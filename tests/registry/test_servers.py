@@ -1,15 +1,7 @@
 """Real servers on loopback: MLflow's own on PostgreSQL with proxied artifacts, and one that serves the champion."""
 
 import base64
-import json
-import os
-import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,75 +13,13 @@ from registry.logging import log_pipeline
 from registry.lookup import compare, current, load, show
 from registry.promotion import Force, promote, register, rollback
 from registry.store import connect
+from tests.loopback import free_port, mlflow_server, post, server
 
 from .test_logging import CHILDREN, a_record
 from .test_real_model import picture, real, rows
 
 __all__ = ["real"]
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def server(command: list[str], port: int, log: Path, **environment: str) -> Iterator[str]:
-    """Run a Python program that listens on the port until the block ends; its address."""
-    # `mlflow models serve` looks for uvicorn on the PATH, where an environment that is not activated is missing.
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    python_path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": python_path, **environment}
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            env=env,
-            cwd=log.parent,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,
-        )
-    try:
-        wait_until_up(f"http://127.0.0.1:{port}", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop(process)
-
-
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + 180
-    while time.monotonic() < end:
-        assert process.poll() is None, log.read_text()
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=2)
-            return
-        except OSError:
-            time.sleep(0.3)
-    raise AssertionError(f"no answer from {address} in 180 s:\n{log.read_text()}")
-
-
-def post(address: str, body: object) -> tuple[int, dict]:
-    data = json.dumps(body).encode()
-    call = urllib.request.Request(f"{address}/invocations", data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(call, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
 
 
 def test_a_tracking_server_on_postgres(postgres, real, tmp_path):
@@ -107,11 +37,8 @@ def test_a_tracking_server_on_postgres(postgres, real, tmp_path):
         ],
         check=True,
     )
-    database, port = postgres.replace("/postgres?", "/served?"), free_port()
-    command = ["-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", database, "--artifacts-destination", str(tmp_path / "files")]
-    quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with server(command, port, tmp_path / "server.log", **quick) as address:
+    database = postgres.replace("/postgres?", "/served?")
+    with mlflow_server(tmp_path, database) as address:
         store = connect(address, tmp_path, lock_uri=database)
         assert store.artifact_folder is None
         logged = log_pipeline(store, a_record(tmp_path), CHILDREN)
