@@ -60,7 +60,7 @@ def run_studies(root: Path, stages: list["Stage"], document: bool, console: Cons
     from flows.local import bring_up_to_date
     from registry.store import connect
     from registry.study_log import log_study
-    from tasks.studies.page import study_text, write_page
+    from tasks.studies.page import study_text, write_index, write_page
     from tasks.studies.results import StudyResult
 
     if not bring_up_to_date(root, console, targets=[stage.address for stage in stages]):
@@ -75,6 +75,7 @@ def run_studies(root: Path, stages: list["Stage"], document: bool, console: Cons
         console.print(f"[bold]Outputs[/]   {stage.outs[0]}", highlight=False)
         if document:
             console.print(f"[bold]Page[/]      {write_page(root, stage).relative_to(root)}", highlight=False)
+            write_index(root, study_stages(root).values())
 
 
 def _print(title: str, result: "StudyResult", console: Console) -> None:

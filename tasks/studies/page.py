@@ -5,11 +5,18 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from tasks.graph import Stage
 from tasks.runner import read_record
 from tasks.studies.results import StudyResult, markdown_table
+
+_INDEX = (
+    "The papers' experiments on the project's model and tasks, measured on the embedded suite with three seeds; a finding "
+    "that does not hold is reported with its numbers. `mergeflow study NAME` runs one, `mergeflow study NAME --document` "
+    "writes its page and this table. Another model and other tasks are a matter of `params.yaml`."
+)
 
 
 def study_text(root: Path, stage: Stage) -> tuple[str, str]:
@@ -52,6 +59,24 @@ def write_page(root: Path, stage: Stage) -> Path:
     ]
     page = folder / f"{name}.md"
     page.write_text("\n\n".join(parts) + "\n")
+    return page
+
+
+def write_index(root: Path, stages: Iterable[Stage]) -> Path:
+    """Write `docs/studies/README.md`: every study that has a page, its systems, and how many of its findings hold."""
+    folder = root / "docs" / "studies"
+    rows = []
+    for stage in stages:
+        path = folder / "results" / f"{stage.name}.json"
+        if path.exists():
+            findings = json.loads(path.read_text())["findings"]
+            holding = sum(finding["holds"] for finding in findings)
+            question = study_text(root, stage)[0].partition(": ")[2]
+            systems = " ".join(stage.systems)
+            rows.append(f"| [{stage.name}]({stage.name}.md) | {systems} | {question} | {holding} of {len(findings)} |")
+    head = ["# Studies", "", _INDEX, "", "| study | systems | question | findings that hold |", "|---|---|---|---|"]
+    page = folder / "README.md"
+    page.write_text("\n".join([*head, *rows]) + "\n")
     return page
 
 
