@@ -23,7 +23,7 @@ Since ‖p − e_y‖ ≤ √2 and ‖diag(p) − ppᵀ‖ ≤ ½, this gives
 
     G ≤ √2 ‖b_L‖ = √2 M β^{L−1} Π √(Σ_l s_l^{−2}),        H ≤ λ_max(½ b_L b_Lᵀ + √2 Q_L).
 
-The theorem prints G ≤ √2 M Π β^{L−1}, which lacks the sum over layers and fails where Σ_l s_l^{−2} > 1: at zero
+The theorem prints G ≤ √2 M Π β^{L−1}, which lacks the sum over layers and can fail where Σ_l s_l^{−2} > 1: at zero
 weights and depth 1 it calls a gradient of size M/√2 zero. It prints H ≤ 2γ M² Π² β^{2L−2}, which is 0 for γ = 0
 although softmax regression has curvature; and for ReLU H ≤ ½ M² Π² β^{2L−2}, on the ground that a net linear in x is
 linear in its weights, which drops the products of two layers' weights (Q_L).
