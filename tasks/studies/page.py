@@ -13,8 +13,8 @@ from tasks.runner import read_record
 from tasks.studies.results import StudyResult, markdown_table
 
 _INDEX = (
-    "The papers' experiments on the project's model and tasks, measured on the embedded suite with three seeds; a finding "
-    "that does not hold is reported with its numbers. `mergeflow study NAME` runs one, `mergeflow study NAME --document` "
+    "The papers' experiments on the project's model and tasks, measured on the embedded suite with three seeds; a "
+    "finding that does not hold is reported with its numbers. `mergeflow study NAME` runs one; with `--document` it "
     "writes its page and this table. Another model and other tasks are a matter of `params.yaml`."
 )
 
