@@ -70,7 +70,8 @@ def _tasks_node(text: str) -> Any:
 
 def _checked(before: str, after: str, change: Any) -> str:
     """Return `after` if it reads as `before` with the change, comments and other sections untouched."""
-    expected = yaml.safe_load(before)
+    known = yaml.safe_load(before)
+    expected = {**known, "tasks": dict(known["tasks"])}  # a copy: an alias elsewhere must not change with it
     change(expected)
     try:
         found = yaml.safe_load(after)

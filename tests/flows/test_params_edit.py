@@ -1,0 +1,54 @@
+"""Editing params.yaml: one line more or less, nothing else."""
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.params_edit import add_task_line, remove_task_line
+from mergeflow.errors import MergeflowError
+from tests.flows.small_project import ROOT
+
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}", fullmatch=True)
+SOURCES = st.one_of(
+    st.sampled_from(["suite:pocket8", "hf:a/b#c@d", "folder:inputs/a: b", "folder:x # y", "folder:été", "null", "1"]),
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=200),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(NAMES, SOURCES)
+def test_a_task_goes_in_and_out_of_the_real_file(name: str, source: str) -> None:
+    text = (ROOT / "params.yaml").read_text()
+    known = yaml.safe_load(text)
+    if name in known["tasks"]:
+        return
+    longer = add_task_line(text, name, source)
+    assert yaml.safe_load(longer) == {**known, "tasks": {**known["tasks"], name: source}}
+    assert len(longer.splitlines()) == len(text.splitlines()) + 1
+    assert remove_task_line(longer, name) == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tasks: {a: suite:x}  # one\nseed: 0\n", "tasks: {a: suite:x, b: folder:b}  # one\nseed: 0\n"),
+        ("seed: 0\ntasks:\n    a: suite:x", "seed: 0\ntasks:\n    a: suite:x\n    b: folder:b\n"),
+        ("tasks:\n  a: >-\n    suite:x\n\n# next\nseed: 0\n", None),
+        (
+            "tasks:\n  a: suite:x # y\n\n  # a remark\nseed: 0\n",
+            "tasks:\n  a: suite:x # y\n  b: folder:b\n\n  # a remark\nseed: 0\n",
+        ),
+    ],
+)
+def test_every_way_to_write_the_tasks(before: str, after: str | None) -> None:
+    found = add_task_line(before, "b", "folder:b")
+    assert after is None or found == after
+    assert yaml.safe_load(found)["tasks"]["b"] == "folder:b"
+
+
+def test_what_cannot_be_edited_is_left_to_the_person() -> None:
+    with pytest.raises(MergeflowError, match="by hand"):
+        add_task_line("shared: &t {a: suite:x}\ntasks: *t\nother: *t\n", "b", "folder:b")
+    with pytest.raises(MergeflowError, match="by hand"):
+        remove_task_line("tasks: {a: suite:x}\n", "a")
