@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
@@ -19,19 +19,31 @@ from tasks.runner import STATE
 def turn(root: Path) -> Iterator[None]:
     """Wait until no other deployed run works in the folder, and hold it while the block runs.
 
-    Whoever holds the folder leaves its run's id there. The lock falls when its holder dies, the id stays: then that run
-    is one of which the server still believes that it runs, because its worker died too.
+    From here on each run, waiting or working, holds a lock file that has its id as name. The operating system lets go
+    of the lock when the process dies, and the file stays: its run is one of which the server still believes that it
+    is running, because the worker that watched it died too.
     """
-    note = root / STATE / "turn"
-    (root / STATE).mkdir(exist_ok=True)
-    with FileLock(root / STATE / "turn.lock"):
-        if note.exists():
-            _report_crashed(note.read_text())
-        note.write_text(flow_run.id or "")
+    runs = root / STATE / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    own = runs / f"{flow_run.id}.lock"
+    with FileLock(own):
         try:
-            yield
+            with FileLock(root / STATE / "turn.lock"):
+                for other in runs.glob("*.lock"):
+                    if other != own and _is_left(other):
+                        _report_crashed(other.stem)
+                        other.unlink(missing_ok=True)
+                yield
         finally:
-            note.unlink()
+            own.unlink(missing_ok=True)
+
+
+def _is_left(path: Path) -> bool:
+    try:
+        with FileLock(path, timeout=0):
+            return True
+    except Timeout:
+        return False
 
 
 def _report_crashed(run_id: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,8 +18,8 @@ from registry.gates import Evidence
 from registry.pyfunc_model import ModelFiles
 from registry.store import Store, connect
 from registry.versions import Candidate
+from tests.postgres import POSTGRES, postgres_server
 
-POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 torch.set_num_threads(1)  # the tests fork; threads of a pool would not survive it
 CLASSES = {"digits": ["zero", "one", "two"], "signs": ["stop", "go"]}
 SIZE = 8
@@ -162,25 +161,10 @@ def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL of our own on a socket in a scratch folder, as an unprivileged user; its SQLAlchemy address."""
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL of our own."""
     pytest.importorskip("psycopg2", reason="psycopg2, MLflow's driver for PostgreSQL, is not installed")
     if not POSTGRES:
         pytest.skip("Debian's package postgresql is not installed")
-    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/mergeflow-pg-XXXXXX"], text=True).strip())
-    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
-    if user is not None:
-        shutil.chown(folder, user)
-    env = {"PATH": f"{POSTGRES[0]}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, user=user, env=env, cwd=folder, stdout=subprocess.DEVNULL)
-
-    run("initdb", "-D", f"{folder}/data", "-U", "mergeflow", "--auth=trust", "--no-sync", "--locale=C.UTF-8")
-    options = f"-c listen_addresses='' -k {folder} -c fsync=off"
-    run("pg_ctl", "-D", f"{folder}/data", "-l", f"{folder}/log", "-w", "-o", options, "start")
-    try:
-        yield f"postgresql://mergeflow@/postgres?host={folder}"
-    finally:
-        run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
-        shutil.rmtree(folder)
+    with postgres_server() as address:
+        yield address

@@ -1,0 +1,139 @@
+"""A real Prefect server on loopback, with PostgreSQL where it is installed, and workers that are started and killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.flows.small_project import environment
+from tests.postgres import POSTGRES, postgres_server
+
+LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+
+
+@dataclass
+class Server:
+    """A running server: its address, and the environment of whoever works with it in the project folder."""
+
+    address: str
+    project: Path
+    env: dict[str, str]
+    started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def run(self, *command: str, timeout: float = 120) -> str:
+        """Run a command in the project folder; it must succeed. Return what it printed."""
+        done = subprocess.run(
+            command, cwd=self.project, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def ask(self, path: str, question: dict[str, Any]) -> Any:
+        """Post a question to the server's API and return the answer."""
+        data = json.dumps(question).encode()
+        call = urllib.request.Request(f"{self.address}/{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(call, timeout=60) as answer:
+            return json.load(answer)
+
+    def runs(self, deployment: str, *states: str) -> list[dict[str, Any]]:
+        """Return the runs of a deployment that are in one of the states, in the order in which they started."""
+        found: list[dict[str, Any]] = self.ask(
+            "flow_runs/filter",
+            {
+                "deployments": {"name": {"any_": [deployment]}},
+                "flow_runs": {"state": {"type": {"any_": list(states)}}},
+                "sort": "START_TIME_ASC",
+            },
+        )
+        return found
+
+    def start_worker(self) -> "subprocess.Popen[bytes]":
+        """Start a process worker of the pool."""
+        return self.start("prefect", "worker", "start", "--pool", "mergeflow", "--limit", "1")
+
+    def start(self, *command: str) -> "subprocess.Popen[bytes]":
+        """Start a command in the project folder that goes on in the background."""
+        with (self.project.parent / f"background{len(self.started)}.log").open("w") as sink:
+            process = subprocess.Popen(
+                command, cwd=self.project, env=self.env, stdout=sink, stderr=sink, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def kill(self, process: "subprocess.Popen[bytes]") -> None:
+        """Kill a process, such as a worker, and those below it, such as its runs, without a chance to say good-bye."""
+        for pid in (process.pid, *_descendants(process.pid)):
+            _kill(pid)
+        process.wait()
+
+
+@contextmanager
+def prefect_server(folder: Path, project: Path) -> Iterator[Server]:
+    """Run a server until the block ends; then stop it and every worker."""
+    port = _free_port()
+    address = f"http://127.0.0.1:{port}/api"
+    env = {**environment(), "PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    env |= {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES}
+    with postgres_server() if POSTGRES else nullcontext("") as database, (folder / "server.log").open("w") as sink:
+        if database:
+            env["PREFECT_API_DATABASE_CONNECTION_URL"] = database.replace("postgresql:", "postgresql+asyncpg:")
+        command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=sink, stderr=sink, start_new_session=True)
+        client = {**env, "PREFECT_API_URL": address, "MERGEFLOW_PROJECT": str(project)}
+        client["PREFECT_WORKER_QUERY_SECONDS"] = "1"
+        server = Server(address, project, client)
+        try:
+            wait_for(lambda: _is_up(address, process, folder / "server.log"), 180)
+            yield server
+        finally:
+            for started in server.started:
+                server.kill(started)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(found: Callable[[], Any], seconds: float, every: float = 0.2) -> Any:
+    """Ask until the answer is true, and return it; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        answer = found()
+        if answer:
+            return answer
+        assert time.monotonic() < end, f"nothing after {seconds} s"
+        time.sleep(every)
+
+
+def _is_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [*below, *(lower for child in below for lower in _descendants(child))]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

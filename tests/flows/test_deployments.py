@@ -1,0 +1,211 @@
+"""Prefect for real: server, workers, the deployments of prefect.yaml, a schedule, kills, limits, other task runners."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import prefect
+import pytest
+import yaml
+
+from flows.commands import QUIET
+from tests.flows.prefect_server import Server, prefect_server, wait_for
+from tests.flows.small_project import ROOT, draw_task, make_project
+
+pytestmark = pytest.mark.slow
+SLOT = """
+import time
+from pathlib import Path
+import tasks.devices
+tasks.devices.device_names = lambda wanted: ["cuda:0"]  # as on a machine with a GPU
+import flows.slots
+from flows.slots import gpu_slot
+from tasks.graph import load_graph
+stage = load_graph(Path("."))["base"]
+"""
+DIE = """
+import os, signal
+with gpu_slot(Path("."), stage):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+TURNS = """
+import threading
+from mergeflow.errors import MergeflowError
+
+def hold():
+    with gpu_slot(Path("."), stage):
+        begin = time.monotonic()
+        time.sleep(0.5)
+        spans.append((begin, time.monotonic()))
+
+flows.slots.LIMIT = "tpu"
+try:
+    hold()
+except MergeflowError as error:
+    print(error)
+flows.slots.LIMIT = "gpu"
+spans = []
+threads = [threading.Thread(target=hold) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+first, second = sorted(spans)
+assert first[1] <= second[0], spans
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the pool, the limit and the deployments of a small project, made by the documented commands."""
+    folder = tmp_path_factory.mktemp("prefect")
+    project = make_project(folder / "project")
+    values = yaml.safe_load((project / "params.yaml").read_text())
+    values["finetune"] |= {"steps": 40, "save_every": 4}
+    values["sweep"] = {"task_arithmetic": {"scale": [0.3, 0.5]}}
+    (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    deployments["deployments"][0]["schedules"] = [{"interval": 15}]  # seconds, not every night
+    (project / "prefect.yaml").write_text(yaml.safe_dump(deployments))
+    with prefect_server(folder, project) as server:
+        server.run("prefect", "work-pool", "create", "mergeflow", "--type", "process")
+        server.run("prefect", "global-concurrency-limit", "create", "gpu", "--limit", "1")
+        server.start(sys.executable, "-c", SLOT + DIE)  # its slot comes back while other tests run
+        server.run("prefect", "--no-prompt", "deploy", "--all")
+        yield server
+
+
+@dataclass(frozen=True)
+class Story:
+    """What was seen of a scheduled run that was killed, and of the next one.
+
+    Attributes:
+        killed: the server's word of the killed run, after the next one.
+        following: the server's word of the next run.
+        ran: stage: when it had run, before the kill.
+    """
+
+    killed: dict[str, Any]
+    following: dict[str, Any]
+    ran: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def story(server: Server) -> Story:
+    """A scheduled run is killed in fine-tuning, its worker too; a new worker takes the next scheduled run."""
+    project = server.project
+    worker = server.start_worker()
+    wait_for(lambda: list((project / ".mergeflow/scratch").glob("finetune@*/*/training/*")), 120, every=0.01)
+    server.kill(worker)
+    assert not (project / "outputs/experts/red").exists() or not (project / "outputs/experts/blue").exists()
+    ran = {name: started(project, name) for name in ("prepare@red", "prepare@blue", "base")}
+    [killed] = server.runs("nightly", "RUNNING")
+    server.start_worker()
+    following = wait_for(lambda: server.runs("nightly", "COMPLETED", "FAILED"), 180)
+    server.run("prefect", "deployment", "schedule", "pause", "--all")
+    [killed] = [run for run in server.runs("nightly", "RUNNING", "CRASHED") if run["id"] == killed["id"]]
+    return Story(killed, following[0], ran)
+
+
+def started(project: Path, stage: str) -> float:
+    record = json.loads((project / f".mergeflow/records/{stage}.json").read_text())
+    return float(record["started"])
+
+
+def made(project: Path) -> dict[str, bytes]:
+    """Experts and sweeps: what the runners fan out."""
+    files = [path for name in ("experts", "sweeps") for path in (project / "outputs" / name).rglob("*")]
+    return {str(path.relative_to(project)): path.read_bytes() for path in files if path.is_file()}
+
+
+def test_the_schedule_started_both_runs(story: Story) -> None:
+    for run in (story.killed, story.following):
+        assert run["auto_scheduled"]
+        assert run["created_by"]["type"] == "SCHEDULE"
+
+
+def test_a_killed_run_is_reported_and_the_next_one_continues_its_work(server: Server, story: Story) -> None:
+    assert (story.killed["state_type"], story.following["state_type"]) == ("CRASHED", "COMPLETED")
+    assert {name: started(server.project, name) for name in story.ran} == story.ran
+    assert server.run("dvc", "status", "--json").strip() == "{}"
+    assert not list((server.project / ".mergeflow/runs").iterdir())
+
+
+def test_the_run_shows_table_decision_report_and_log(server: Server, story: Story) -> None:
+    run = {"flow_runs": {"id": {"any_": [story.following["id"]]}}}
+    found = {artifact["key"]: artifact["data"] for artifact in server.ask("artifacts/filter", run)}
+    assert "| red |" in found["results"]
+    assert "**task_arithmetic**" in found["results"]
+    assert "mergeflow-pocket8 version 1: passed the gates" in found["decision"]
+    assert (server.project / "outputs/report.html").as_uri() in found["report"]
+    asked = {"logs": {"flow_run_id": {"any_": [story.following["id"]]}}, "limit": 200}
+    messages = [line["message"] for line in server.ask("logs/filter", asked)]
+    assert "base is up to date" in messages
+    assert "select has run" in messages
+    assert any("was killed; this one continues its work" in message for message in messages)
+
+
+def test_a_new_task_and_the_gate_by_deployment(server: Server, story: Story) -> None:
+    draw_task(server.project / "inputs/green", (40, 220, 40), 3)
+    server.run("prefect", "deployment", "run", "add-task/add-task", "--param", "source=inputs/green")
+    server.run("prefect", "deployment", "run", "gate/gate", "--param", "version=1", "--watch")
+    assert server.runs("add-task", "COMPLETED")
+    assert "green" in yaml.safe_load((server.project / "params.yaml").read_text())["tasks"]
+
+
+def test_nothing_reports_home() -> None:
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    for deployment in deployments:
+        assert deployment["work_pool"]["job_variables"]["env"] == QUIET
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_the_server_takes_the_pools_for_containers(server: Server, kind: str) -> None:
+    template = ROOT / f"deploy/{kind}.json"
+    server.run("prefect", "work-pool", "create", kind, "--type", kind, "--base-job-template", str(template))
+    own = json.loads(template.read_text())
+    assert server.ask("work_pools/filter", {"work_pools": {"name": {"any_": [kind]}}})[0]["base_job_template"] == own
+    written = json.loads(next(Path(prefect.__path__[0]).rglob("aggregate-worker-metadata.json")).read_text())
+    default = written[f"prefect-{kind}"][kind]["default_base_job_configuration"]
+    assert set(own["job_configuration"]) <= set(default["job_configuration"])
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path: Path, runner: str) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(server.project, folder, symlinks=True)
+    before = made(folder)
+    for name in ("experts", "sweeps"):
+        shutil.rmtree(folder / "outputs" / name)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["run"]["runner"] = runner
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    code = "from flows.pipeline import pipeline; print(pipeline('.', targets=['finetune', 'sweep']))"
+    done = run_python(server, folder, f"if __name__ == '__main__':\n    {code}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert made(folder) == before
+
+
+def test_gpu_slots_are_strict(server: Server, story: Story) -> None:
+    """A missing limit is an error; two stages take turns; the slot of a holder that was killed comes back."""
+    done = run_python(server, server.project, SLOT + TURNS)
+    assert done.returncode == 0, done.stderr
+    assert "prefect global-concurrency-limit create tpu --limit 1" in done.stdout
+
+
+def run_python(server: Server, folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "script.py").write_text(code)
+    return subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env=server.env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
