@@ -36,7 +36,6 @@ def make_candidate(
             encoder=io.dep(f"outputs/merged/{selection['winner']}.safetensors"),
             heads={task: io.dep(f"outputs/base/heads/{task}.safetensors") for task in tasks},
             architecture=model.architecture,
-            pretrained=model.pretrained,
             image_size=read_json(io, f"outputs/data/manifests/{tasks[0]}/manifest.json")["image_size"],
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),

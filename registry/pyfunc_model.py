@@ -40,9 +40,8 @@ class ModelFiles:
     Args:
         encoder: safetensors of the merged image encoder.
         heads: task name to the safetensors of its head; at least one.
-        architecture: name that `mergeflow.vision.models.load_clip` knows.
-        pretrained: what the base was loaded with. Of an open_clip tag, the activation and the pixel statistics that
-            go with it are kept, for the served model is built without the tag's weights.
+        architecture: name that `mergeflow.vision.models.load_clip` knows; it alone decides activation and pixel
+            statistics, for `load_clip` refuses tags that need others.
         image_size: S, pixels of the square input.
         documents: further JSON documents kept with the weights by file stem, such as {"recipe": {...}}.
         examples: rows for the input example, as (image file's bytes, task); None: a drawn grey image of one task.
@@ -52,7 +51,6 @@ class ModelFiles:
     heads: Mapping[str, Path]
     architecture: str
     image_size: int
-    pretrained: str | None = None
     documents: Mapping[str, object] = field(default_factory=dict)
     examples: tuple[tuple[bytes, str], ...] = ()
 
@@ -131,7 +129,7 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
     for number, (task, path) in enumerate(sorted(files.heads.items())):
         heads[task] = f"heads/{number:03d}.safetensors"  # a task's name need not be a file name
         _place(path, inside / heads[task])
-    config = {**_tower(files), "image_size": files.image_size, "heads": heads}
+    config = {"architecture": files.architecture, "image_size": files.image_size, "heads": heads}
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
         # As given: the order of a recipe's experts is part of it.
@@ -144,23 +142,6 @@ def _place(source: Path, target: Path) -> None:
         os.link(Path(source).resolve(), target)
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, target)
-
-
-def _tower(files: ModelFiles) -> dict[str, Any]:
-    """Return how to build the image tower without weights: architecture, pixel mean and deviation (None: its own)."""
-    plain = {"architecture": files.architecture, "mean": None, "std": None}
-    if files.pretrained is None:
-        return plain
-    import open_clip
-
-    if files.pretrained not in open_clip.list_pretrained_tags_by_model(files.architecture):
-        return plain  # a local file or a shipped base: built as the architecture says
-    tag = open_clip.get_pretrained_cfg(files.architecture, files.pretrained)
-    name = files.architecture
-    if tag.get("quick_gelu") and not name.endswith("-quickgelu"):
-        name += "-quickgelu"
-        assert name in open_clip.list_models(), name
-    return {"architecture": name, "mean": tag.get("mean"), "std": tag.get("std")}
 
 
 def _grey_png(size: int) -> bytes:

@@ -7,7 +7,6 @@ never `registry`, which is not installed there. Nothing but safetensors and JSON
 import base64
 import binascii
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,7 @@ _ROWS_NAMED = 10
 def read_model(folder: Path, device: torch.device) -> tuple[ImageEncoder, dict[str, Head], int]:
     """Return encoder, head of each task (on the CPU) and image size from a model's folder."""
     config = json.loads((folder / "model.json").read_text())
-    clip = load_clip(config["architecture"])
-    if config["mean"] is not None:
-        clip = replace(clip, mean=tuple(config["mean"]), std=tuple(config["std"]))
-    encoder = ImageEncoder(clip).eval()
+    encoder = ImageEncoder(load_clip(config["architecture"])).eval()
     encoder.load_encoder_state(load_file(folder / "encoder.safetensors"))
     heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
     return encoder.to(device), heads, config["image_size"]

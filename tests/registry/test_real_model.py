@@ -24,7 +24,7 @@ from mergeflow.vision.models import ImageEncoder, load_clip
 from registry.gates import GateSettings
 from registry.lookup import current
 from registry.promotion import promote, register
-from registry.pyfunc_model import ModelFiles, _tower, save_pyfunc
+from registry.pyfunc_model import ModelFiles, save_pyfunc
 from registry.quiet import mlflow
 from registry.versions import Candidate
 
@@ -108,14 +108,6 @@ def test_more_rows_than_one_batch(model):
     assert len(answer) == 300
     alone = model.predict(rows((picture(2), "digits")))["probabilities"][0]
     assert answer["probabilities"][299] == pytest.approx(alone, abs=1e-5)
-
-
-def test_the_tag_of_the_base_decides_activation_and_pixels(real):
-    files = replace(real.files, architecture="ViT-B-32", pretrained="openai")
-    tower = _tower(files)
-    assert tower["architecture"] == "ViT-B-32-quickgelu"
-    assert tower["mean"] == pytest.approx((0.48145466, 0.4578275, 0.40821073))
-    assert _tower(replace(files, pretrained="laion2b_s34b_b79k"))["architecture"] == "ViT-B-32"
 
 
 def test_a_broken_model_is_not_registered(store, real, tmp_path):
