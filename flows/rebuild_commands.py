@@ -42,8 +42,8 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tup
 
     @group.command("unmerge")
     def unmerge_(
+        task: Annotated[str, typer.Option(help="The task to leave out.")],
         which: Which = "champion",
-        task: Annotated[str, typer.Option(help="The task to leave out.")] = "",
         name: Name = None,
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
     ) -> None:
@@ -83,7 +83,12 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tup
             watch=lambda addresses: progress_bars(root, addresses, console),
         )
         _print_rebuilt(console, done, promote)
-        raise typer.Exit(0 if done.decision is None or done.decision.promote else 1)
+        refused = done.decision is not None and not done.decision.promote
+        if refused:
+            console.print(
+                f"params.yaml keeps the task: the next run tries the whole sweep. To give it up, remove '{task}' there."
+            )
+        raise typer.Exit(1 if refused else 0)
 
 
 def _tasks(root: Path) -> set[str]:

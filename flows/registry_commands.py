@@ -152,13 +152,14 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
     @group.command("rollback")
     def rollback_(
         name: Name = None,
+        who: Annotated[str | None, typer.Option(help="Who decided; by default the user of this machine.")] = None,
         why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
     ) -> None:
         """Return to the champion before the present one; again, to the one before that."""
         from registry.promotion import rollback
 
         store, model, _ = opened(name)
-        typer.echo(f"{model}: champion is version {rollback(store, model, why=why).version}")
+        typer.echo(f"{model}: champion is version {rollback(store, model, who=who, why=why).version}")
 
     @group.command("serve")
     def serve_(
