@@ -28,7 +28,7 @@ class Server:
     env: dict[str, str]
     started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
-    def run(self, *command: str, timeout: float = 120) -> str:
+    def run(self, *command: str, timeout: float = 300) -> str:
         """Run a command in the project folder; it must succeed. Return what it printed."""
         done = subprocess.run(
             command, cwd=self.project, env=self.env, capture_output=True, text=True, timeout=timeout, check=False

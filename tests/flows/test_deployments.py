@@ -100,13 +100,13 @@ def story(server: Server) -> Story:
     """A scheduled run is killed in fine-tuning, its worker too; a new worker takes the next scheduled run."""
     project = server.project
     worker = server.start_worker()
-    wait_for(lambda: list((project / ".mergeflow/scratch").glob("finetune@*/*/training/*")), 120, every=0.01)
+    wait_for(lambda: list((project / ".mergeflow/scratch").glob("finetune@*/*/training/*")), 300, every=0.01)
     server.kill(worker)
     assert not (project / "outputs/experts/red").exists() or not (project / "outputs/experts/blue").exists()
     ran = {name: started(project, name) for name in ("prepare@red", "prepare@blue", "base")}
     [killed] = server.runs("nightly", "RUNNING")
     server.start_worker()
-    following = wait_for(lambda: server.runs("nightly", "COMPLETED", "FAILED"), 180)
+    following = wait_for(lambda: server.runs("nightly", "COMPLETED", "FAILED"), 400)
     server.run("prefect", "deployment", "schedule", "pause", "--all")
     [killed] = [run for run in server.runs("nightly", "RUNNING", "CRASHED") if run["id"] == killed["id"]]
     return Story(killed, following[0], ran)
@@ -206,6 +206,6 @@ def run_python(server: Server, folder: Path, code: str) -> "subprocess.Completed
         env=server.env,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )

@@ -1,0 +1,77 @@
+"""What a run has to do, which failures it tries again, and what it says of a fault of ours."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from flows import plan
+from flows.faults import keep_traceback, own_traceback
+from flows.pipeline import is_passing_fault, stage
+from mergeflow.errors import MergeflowError
+from tasks.graph import Stage, load_graph
+from tests.flows.small_project import ROOT
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, Stage]:
+    return load_graph(ROOT)
+
+
+def todo(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage], stale: set[str], **asked: Any) -> list[str]:
+    monkeypatch.setattr(plan, "stale_stages", lambda root, known: stale)
+    return plan.stages_to_run(ROOT, stages, **asked)
+
+
+def test_what_depends_on_a_stale_stage_runs(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:
+    found = todo(monkeypatch, stages, {"sweep@cart"})
+    assert found[0] == "sweep@cart"
+    assert {"select", "evaluate", "register"} <= set(found)
+    assert not any(address.startswith(("finetune", "prepare")) for address in found)
+
+
+def test_targets_are_run_with_what_they_need_alone(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:
+    found = todo(monkeypatch, stages, {"prepare@digits", "sweep@cart"}, targets=["finetune@digits"])
+    assert "prepare@digits" in found
+    assert found[-1] == "finetune@digits"
+    assert not any(address.startswith(("sweep", "select", "finetune@land")) for address in found)
+    assert todo(monkeypatch, stages, {"sweep@cart"}, targets=["finetune"]) == []
+
+
+def test_an_unknown_target(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:
+    with pytest.raises(MergeflowError, match="did you mean 'select'"):
+        todo(monkeypatch, stages, set(), targets=["selekt"])
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (OSError(errno.ETIMEDOUT, "the share"), True),
+        (OSError(errno.EIO, "the disk"), True),
+        (FileNotFoundError(errno.ENOENT, "gone"), False),
+        (OSError(errno.ENOSPC, "full"), False),
+        (MergeflowError("bad input"), False),
+        (AssertionError("ours"), False),
+    ],
+)
+def test_only_what_may_pass_by_itself_is_tried_again(error: Exception, again: bool) -> None:
+    class State:
+        def result(self) -> None:
+            raise error
+
+    assert is_passing_fault(None, None, State()) is again  # type: ignore[arg-type]
+
+
+def test_retries_back_off() -> None:
+    assert stage.retries == 2
+    assert stage.retry_delay_seconds == [2, 10]
+
+
+def test_a_fault_of_ours_keeps_its_own_traceback() -> None:
+    with pytest.raises(KeyError) as caught:
+        raise KeyError("ours")
+    keep_traceback(caught.value)
+    assert "test_plan.py" in (own_traceback(caught.value) or "")
+    refused = MergeflowError("bad input")
+    keep_traceback(refused)
+    assert own_traceback(refused) is None
