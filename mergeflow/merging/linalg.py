@@ -28,19 +28,17 @@ def gram(matrix: Tensor) -> Tensor:
     return product
 
 
-def leading_basis(matrix: Tensor, rank: int) -> Tensor:
-    """Return `rank` or more leading singular vectors of the smaller side, [min side, ·], in the matrix's type.
+def leading_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return V [n, rank], the leading singular vectors of the smaller side n, and A V [m, rank], in A's type.
 
-    How many depends on `basis_size` alone, so that a result does not depend on which ranks a cache met before.
+    Up to an eighth of the side both have that many columns, so that every such rank is cut from the same bits.
     """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    vectors = _leading(gram(tall), basis_size(min(matrix.shape), rank))[1]
-    return vectors.flip(1).to(matrix.dtype).contiguous()
-
-
-def basis_size(side: int, rank: int) -> int:
-    """Return how many singular vectors are computed for a rank: an eighth of the side, or all where more are needed."""
-    return side // 8 if rank <= side // 8 else side
+    side = tall.shape[1]
+    few = rank <= side // 8
+    vectors = _leading(gram(tall), side // 8 if few else side)[1]
+    basis = vectors.flip(1)[:, : max(rank, side // 8)].to(matrix.dtype).contiguous()
+    return basis, tall @ basis
 
 
 def _leading(product: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -67,14 +65,22 @@ def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Ten
     return left @ right
 
 
+def add_truncated(
+    total: Tensor, matrix: Tensor, rank: int, weight: float = 1.0, cache: FactorCache | None = None
+) -> None:
+    """Add weight · SVD_k(A) to a total in place; the product is never held by itself."""
+    if rank >= min(matrix.shape):
+        total.add_(matrix, alpha=weight)
+    elif bool(matrix.any()):
+        total.addmm_(*low_rank_factors(matrix, rank, cache), alpha=weight)
+
+
 def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> tuple[Tensor, Tensor]:
     """Return L [m, k] and R [k, n] with L R = SVD_k(A); the factor on the smaller side is orthonormal."""
-    basis = cache.basis(matrix, rank, leading_basis) if cache is not None else leading_basis(matrix, rank)
-    # Contiguous whatever it was cut from: products of the same numbers in another layout may differ in the last bit.
-    basis = basis[:, :rank].contiguous()
-    if matrix.shape[0] >= matrix.shape[1]:
-        return matrix @ basis, basis.T
-    return basis, basis.T @ matrix
+    found = cache.factors(matrix, rank, leading_factors) if cache is not None else leading_factors(matrix, rank)
+    # Contiguous whatever they were cut from: products of the same numbers in another layout may differ in the last bit.
+    basis, image = (factor[:, :rank].contiguous() for factor in found)
+    return (image, basis.T) if matrix.shape[0] >= matrix.shape[1] else (basis, image.T)
 
 
 def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor]:

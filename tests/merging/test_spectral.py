@@ -149,6 +149,17 @@ def test_a_cached_result_does_not_depend_on_what_was_tried_before():
     assert all(torch.equal(found[0][name], found[1][name]) for name in base)
 
 
+@pytest.mark.parametrize("shape", [(120, 100), (100, 120)])
+def test_a_cached_grid_up_to_an_eighth_is_the_uncached_one_bit_for_bit(shape):
+    base, experts = one(draw(3, *shape).float())
+    base = {name: value.float() for name, value in base.items()}
+    cache = FactorCache(0.125)
+    for ratio in (0.12, 0.05, 0.01):
+        call = configure("cart", {"rank_ratio": ratio})
+        found = [prepare(call, base, experts, cache=each).direction for each in (cache, None)]
+        assert all(torch.equal(found[0][name], found[1][name]) for name in base)
+
+
 def test_no_factorisation_where_nothing_moved(monkeypatch):
     monkeypatch.setattr("mergeflow.merging.linalg.gram", lambda *a, **k: pytest.fail("an SVD of zeros"))
     for name in ("cart", "low_rank", "tsv", "iso_c", "iso_cts", "knots"):

@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import truncate
-from mergeflow.merging.matrices import Selection, is_matrix, join, parts, rank_of
+from mergeflow.merging.linalg import add_truncated
+from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 
@@ -24,17 +24,15 @@ class CartArgs(LowRankArgs):
     """Arguments of `cart`."""
 
 
-def sum_truncated(stack: Stack, deltas: Tensor, args: LowRankArgs) -> Tensor:
-    """Return Σ w_t SVD_k(delta_t) for a stack of matrices [T, m, n]."""
-    total = torch.zeros_like(deltas[0])
-    for weight, delta in zip(stack.model.weights, deltas, strict=True):
-        if not bool(delta.any()):
-            continue
-        pieces = [
-            truncate(part, rank_of(part.shape, args.rank_ratio, args.rounding), stack.model.cache)
-            for part in parts(stack.name, delta, args.split_qkv)
-        ]
-        total += join(pieces) * weight if weight != 1 else join(pieces)
+def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tensor:
+    """Return Σ w_t SVD_k(τ_t − mean) for a stack of matrices; one difference is held at a time."""
+    total, room = torch.zeros_like(stack.base), None if mean is None else torch.empty_like(stack.base)
+    for weight, tau in zip(stack.model.weights, stack.taus, strict=True):
+        delta = tau if mean is None else torch.sub(tau, mean, out=room)
+        pairs = (parts(stack.name, each, args.split_qkv) for each in (total, delta))
+        for sum_of_part, part in zip(*pairs, strict=True):
+            rank = rank_of(part.shape, args.rank_ratio, args.rounding)
+            add_truncated(sum_of_part, part, rank, weight, stack.model.cache)
     return total
 
 
@@ -56,7 +54,7 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
     anchor = stack.base + mean
     if not is_matrix(stack.name, stack.base.shape, args.matrices) or not bool(stack.taus.any()):
         return anchor, torch.zeros_like(anchor)
-    return anchor, sum_truncated(stack, stack.taus - mean, args)
+    return anchor, sum_truncated(stack, mean, args)
 
 
 @method("low_rank", LowRankArgs)
@@ -73,4 +71,4 @@ def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """
     if not is_matrix(stack.name, stack.base.shape, args.matrices):
         return stack.base, stack.weighted.sum(0)
-    return stack.base, sum_truncated(stack, stack.taus, args)
+    return stack.base, sum_truncated(stack, None, args)
