@@ -195,6 +195,8 @@ def _explain(model: type[Section], issue: Any) -> str:
     where = ".".join(map(str, issue["loc"]))
     if issue["type"] == "extra_forbidden":
         return f"{where}: {unknown_name('key', str(issue['loc'][-1]), _keys_at(model, issue['loc'][:-1]))}"
+    if isinstance(issue.get("ctx", {}).get("error"), MergeflowError):  # it says all there is to say
+        return f"{where}: {issue['ctx']['error']}"
     found = "" if issue["type"] == "missing" else f" (found {issue['input']!r})"
     return f"{where}: {issue['msg']}{found}"
 

@@ -17,11 +17,9 @@ from mergeflow.training import (
     FineTuneSettings,
     IterativeRun,
     LinearisedEncoder,
+    LoraEncoder,
     TrainingSet,
-    add_lora,
     fine_tune,
-    merge_lora,
-    save_adapter,
 )
 from mergeflow.vision.models import ImageEncoder
 from tasks.runner import StageIO
@@ -29,6 +27,7 @@ from tasks.vision import BASE, choose_device, load_encoder, load_images
 
 Report = Callable[[int, int], None]
 State = dict[str, torch.Tensor]
+Tuned = ImageEncoder | LinearisedEncoder | LoraEncoder
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,10 @@ def train(
         MergeflowError: a task has no images, or the loss is no longer finite.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
     encoder, validate = bench.encoder(), bench.validation(tasks)
-    adapter = add_lora(encoder, settings.lora) if settings.regime == "lora" else None
-    tuned: Any = LinearisedEncoder(encoder) if settings.regime == "linearised" else encoder
+    tuned = _tuned(encoder, settings, seed).to(bench.device)
     outcome = fine_tune(
-        tuned.to(bench.device),
+        tuned,
         [bench.training_set(task) for task in tasks],
         settings,
         seed,
@@ -102,16 +99,14 @@ def train(
         each_epoch=_keeper(tuned, scratch / "epochs") if settings.keep_epochs else lambda epoch: None,
     )
     folder.mkdir(parents=True)
-    if adapter is not None:
-        save_adapter(adapter, folder / "adapter")
-        merge_lora(encoder)
     if settings.keep_epochs:
-        shutil.move(scratch / "epochs", folder / "epochs")
-    extra: dict[str, Any] = {}
+        shutil.copytree(scratch / "epochs", folder / "epochs")  # a run killed from here on needs them again
+    if isinstance(tuned, LoraEncoder):
+        tuned.save(folder / "adapter")
+    state, extra = tuned.encoder_state(), dict[str, Any]()
     if settings.regime == "linearised":  # the expert's weights in the network that is not linearised
-        encoder.load_encoder_state(tuned.encoder_state())
+        encoder.load_encoder_state(state)
         extra["validation_accuracy_nonlinear"] = validate(encoder)
-    state = tuned.encoder_state()
     rows = outcome.trajectory.as_json()
     write_expert(bench, folder, tasks, state, settings, seed, rows, extra)
     return outcome.cost
@@ -172,11 +167,18 @@ def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
     return total
 
 
+def _tuned(encoder: ImageEncoder, settings: FineTuneSettings, seed: int) -> Tuned:
+    """Return what the regime trains: the encoder itself, or the encoder with what is trained in its place."""
+    if settings.regime == "lora":
+        return LoraEncoder(encoder, settings.lora, seed)
+    return LinearisedEncoder(encoder) if settings.regime == "linearised" else encoder
+
+
 def _cost(record: dict[str, Any]) -> Cost:
     return Cost(**{name: value for name, value in record.items() if name != "images_per_second"})
 
 
-def _keeper(encoder: Any, folder: Path) -> Callable[[int], None]:
+def _keeper(encoder: Tuned, folder: Path) -> Callable[[int], None]:
     def keep(epoch: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_checkpoint(folder / f"epoch_{epoch:03}.safetensors", encoder.encoder_state())

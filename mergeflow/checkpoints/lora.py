@@ -70,7 +70,8 @@ def open_adapter(folder: Path) -> LazyStateDict:
         target = name.removeprefix(_PREFIX)
         if target.endswith(_A):
             module = target.removesuffix(_A)
-            entries[f"{module}.weight"], infos[f"{module}.weight"] = _entry(stored, name, module, config)
+            weight = _weight_name(module, stored)
+            entries[weight], infos[weight] = _entry(stored, name, module, config)
         elif not target.endswith(_B):
             if "lora_" in target:
                 raise MergeflowError(
@@ -82,6 +83,14 @@ def open_adapter(folder: Path) -> LazyStateDict:
         raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
     files = stored.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
+
+
+def _weight_name(module: str, stored: LazyStateDict) -> str:
+    """Return the base's name of an adapted weight; PEFT adapts `nn.MultiheadAttention` as one module with two."""
+    inner = ".base_layer.out_proj"
+    if f"{_PREFIX}{module}{inner}{_A}" in stored:
+        return f"{module}.in_proj_weight"
+    return f"{module.removesuffix(inner)}.out_proj.weight" if module.endswith(inner) else f"{module}.weight"
 
 
 def _refuse(folder: Path, config: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from mergeflow.training.batches import Batches, Part, plan_batches
 from mergeflow.training.iterative import IterativeRun
 from mergeflow.training.linearised import LinearisedEncoder
 from mergeflow.training.loop import Outcome, Span, TrainingSet, fine_tune, learning_rate_factor
-from mergeflow.training.lora import add_lora, merge_lora, save_adapter
+from mergeflow.training.lora import LoraEncoder
 from mergeflow.training.settings import TOGETHER, FineTuneSettings, IterativeSettings, LoraSettings
 from mergeflow.training.trajectory import Cost, EpochRow, Trajectory
 
@@ -23,9 +23,7 @@ __all__ = [
     "learning_rate_factor",
     "IterativeRun",
     "LinearisedEncoder",
-    "add_lora",
-    "merge_lora",
-    "save_adapter",
+    "LoraEncoder",
     "EpochRow",
     "Trajectory",
     "Cost",

@@ -1,19 +1,20 @@
 """Iterative merge-and-tune: rounds of {tune every task from a common start, merge, restart from the merge}."""
 
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.merging.direction import check_inputs
 from mergeflow.training.batches import plan_batches
-from mergeflow.training.loop import Report, Span, TrainingSet, fine_tune, load_state, save_state
+from mergeflow.training.loop import Report, Span, TrainingSet, fine_tune
+from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
 from mergeflow.vision.models import ImageEncoder
 
@@ -28,7 +29,7 @@ class IterativeRun:
     once. The tasks of a round do not depend on each other.
 
     Attributes:
-        folder: where the rounds are kept.
+        folder: where the rounds are kept; of this run alone.
         base: checkpoint of θ0.
         tasks: names.
         settings: with `regime="iterative"`.
@@ -42,6 +43,9 @@ class IterativeRun:
     tasks: tuple[str, ...]
     settings: FineTuneSettings
     seed: int
+
+    def __post_init__(self) -> None:
+        check_inputs(self.merge_call, dict.fromkeys(self.tasks), None)
 
     @property
     def rounds(self) -> int:
@@ -84,8 +88,9 @@ class IterativeRun:
         """Tune one task in one round.
 
         Raises:
-            MergeflowError: the budget cannot be shared by the rounds, or training fails; the message names the round.
+            MergeflowError: another run's rounds are in the folder, or training fails; the message names the round.
         """
+        self._claim_folder()
         if data.task not in self.waiting(number):
             return
         folder = self._round(number) / data.task
@@ -112,7 +117,7 @@ class IterativeRun:
         if self._keeps_optimiser:
             save_state(folder / "optimiser.pt", outcome.optimiser)
         record = {"round": number, "epochs": outcome.trajectory.as_json(), "cost": outcome.cost.as_json()}
-        (folder / "training.json").write_text(json.dumps(record))
+        write_text(folder / "training.json", json.dumps(record))
         write_checkpoint(self.expert(number, data.task), encoder.encoder_state())  # last: it says that all is there
         (folder / "state.pt").unlink(missing_ok=True)
 
@@ -138,15 +143,16 @@ class IterativeRun:
             self.expert(number - 1, task).unlink(missing_ok=True)
             (self._round(number - 1) / task / "optimiser.pt").unlink(missing_ok=True)
 
-    def run(self, tune: Callable[[int, Sequence[str]], None]) -> None:
-        """Do all rounds; `tune(number, tasks)` has to tune the tasks that wait, in any order, and return."""
-        for number in range(1, self.rounds + 1):
-            tune(number, self.waiting(number))
-            self.merge(number)
-
-    def clear(self) -> None:
-        """Remove everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def _claim_folder(self) -> None:
+        path = self.folder / "run.json"
+        own = {"settings": self.settings.model_dump(mode="json"), "seed": self.seed, "tasks": list(self.tasks)}
+        if not path.exists():
+            write_text(path, json.dumps(own))
+        elif json.loads(path.read_text()) != own:
+            raise MergeflowError(
+                f"the rounds in {self.folder} are those of another run, with other settings, seed or tasks. Choose "
+                "another folder, or delete this one to start again."
+            )
 
     @property
     def _keeps_optimiser(self) -> bool:

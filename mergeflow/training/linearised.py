@@ -17,7 +17,7 @@ class LinearisedEncoder(nn.Module):
     at θ0, where f_lin = f.
 
     Args:
-        encoder: the encoder whose present weights are θ0; it is not changed.
+        encoder: the encoder whose weights are θ0; they are frozen, and stay as they are.
 
     Source: Ortiz-Jimenez et al. 2023, equation 4.
     """
@@ -26,9 +26,7 @@ class LinearisedEncoder(nn.Module):
         super().__init__()
         self.encoder = encoder.requires_grad_(False)
         self.names = [name for name, _ in encoder.visual.named_parameters()]
-        start = [p.detach().clone() for p in encoder.visual.parameters()]
-        self.weights = nn.ParameterList([nn.Parameter(p.clone()) for p in start])
-        self.start = start
+        self.weights = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in encoder.visual.parameters()])
         self.train(encoder.training)
 
     def train(self, mode: bool = True) -> "LinearisedEncoder":
@@ -41,18 +39,21 @@ class LinearisedEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return unit features [B, D] of uint8 images [B, S, S, 3]."""
-        pixels = self.encoder.normalised_pixels(images)
+        return nn.functional.normalize(self.tower(self.encoder.normalised_pixels(images)).float(), dim=-1)
+
+    def tower(self, pixels: Tensor) -> Tensor:
+        """Return the linearised tower's output [B, D] for normalised pixels [B, 3, S, S]: linear in θ − θ0."""
         visual: Any = self.encoder.visual
 
-        def tower(weights: dict[str, Tensor]) -> Tensor:
+        def original(weights: dict[str, Tensor]) -> Tensor:
             features: Tensor = functional_call(visual, weights, (pixels,))
             return features
 
-        origin = dict(zip(self.names, self.start, strict=True))
+        origin = {name: weight.detach() for name, weight in visual.named_parameters()}
         change = {name: w - origin[name] for name, w in zip(self.names, self.weights, strict=True)}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
-            value, slope = jvp(tower, (origin,), (change,))[:2]
-        return nn.functional.normalize((value + slope).float(), dim=-1)
+            value, slope = jvp(original, (origin,), (change,))[:2]
+        return value + slope
 
     @torch.no_grad()
     def encoder_state(self) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
 """The one training loop: every regime is this loop with other batches, resumable to the bit."""
 
 import math
-import os
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from mergeflow.errors import MergeflowError
 from mergeflow.training.batches import Batches, Part, plan_batches
+from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
 from mergeflow.training.trajectory import Cost, Trajectory
 
@@ -78,8 +79,9 @@ def fine_tune(
     """Fine-tune `encoder` in place on the mean cross-entropy of the tasks' images.
 
     Minimises Σ_parts w · (1/n) Σ_i −log softmax(logits(encoder(x_i)))[y_i] with the parts of `plan_batches`. The state
-    (weights, optimiser, position, trajectory) is saved to `saved` every `settings.save_every` steps; when the file
-    exists the run continues from it and ends with the same bits as an uninterrupted one on the same machine.
+    (weights, optimiser, position, trajectory, random numbers) is saved to `saved` every `settings.save_every` steps;
+    when the file exists the run continues from it and ends with the same bits as an uninterrupted one on the same
+    machine.
 
     Args:
         encoder: maps uint8 images [B, S, S, 3] to features [B, D]; its parameters with `requires_grad` are trained.
@@ -97,32 +99,35 @@ def fine_tune(
         The trajectory (one row per epoch or part of one), the cost and the optimiser's state.
 
     Raises:
-        MergeflowError: a task has no images, or the loss is no longer finite.
+        MergeflowError: a task has no images; loss, gradient or weights are no longer finite; or the saved state is
+            damaged or another run's.
     """
+    assert len(data) == 1 or settings.regime == "joint", f"regime {settings.regime} trains one task at a time"
     for one in data:
         if len(one.labels) == 0:
             raise MergeflowError(f"task '{one.task}' has no training images: check its source in params.yaml.")
     batches = plan_batches([len(one.labels) for one in data], settings, seed)
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
-    run = _Run(encoder, data, settings, optimiser_state)
-    first = run.resume(saved) if saved.exists() else span.first
-    encoder.train()
-    started = time.perf_counter()
-    for step in range(first, span.last):
-        run.step(batches.parts(step), step, span)
-        report(step + 1 - span.first, span.last - span.first)
-        if step + 1 == span.last or _ends_epoch(step + 1, batches):
-            encoder.eval()
-            run.close_epoch(step + 1, validate())
-            each_epoch(len(run.trajectory.rows))
-            encoder.train()
-        if (step + 1) % settings.save_every == 0 and step + 1 < span.last:
-            run.charge(time.perf_counter() - started)
-            started = time.perf_counter()
-            run.save(saved, step + 1)
-    encoder.eval()
-    run.charge(time.perf_counter() - started)
+    with _own_random_numbers(data[0].images.device, seed * 1_000_003 + span.first):
+        run = _Run(encoder, data, settings, span, seed, optimiser_state)
+        first = run.resume(saved) if saved.exists() else span.first
+        encoder.train()
+        started = time.perf_counter()
+        for step in range(first, span.last):
+            run.step(batches.parts(step), step)
+            report(step + 1 - span.first, span.last - span.first)
+            if step + 1 == span.last or _ends_epoch(step + 1, batches):
+                encoder.eval()
+                run.close_epoch(step + 1, validate())
+                each_epoch(len(run.trajectory.rows))
+                encoder.train()
+            if (step + 1) % settings.save_every == 0 and step + 1 < span.last:
+                run.charge(time.perf_counter() - started)
+                started = time.perf_counter()
+                run.save(saved, step + 1)
+        encoder.eval()
+        run.charge(time.perf_counter() - started)
     return Outcome(run.trajectory, run.cost, run.optimiser.state_dict())
 
 
@@ -153,9 +158,11 @@ class _Run:
         encoder: nn.Module,
         data: Sequence[TrainingSet],
         settings: FineTuneSettings,
+        span: Span,
+        seed: int,
         optimiser_state: Mapping[str, Any] | None,
     ) -> None:
-        self.encoder, self.data, self.settings = encoder, data, settings
+        self.encoder, self.data, self.settings, self.span, self.seed = encoder, data, settings, span, seed
         self.parameters = [p for p in encoder.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
         self.optimiser = _optimiser(self.parameters, settings)
@@ -163,26 +170,29 @@ class _Run:
             self.optimiser.load_state_dict(dict(optimiser_state))
         self.trajectory, self.cost = Trajectory(), Cost()
         self.device = data[0].images.device
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.forward: Any = torch.compile(encoder) if settings.compile else encoder
 
-    def step(self, parts: Sequence[Part], step: int, span: Span) -> None:
+    def step(self, parts: Sequence[Part], step: int) -> None:
+        settings, span = self.settings, self.span
         self.optimiser.zero_grad(set_to_none=True)
-        loss = sum(self._backward(part) for part in parts)
+        losses = [self._backward(part) for part in parts]
+        loss = sum(losses)
         if not math.isfinite(loss):
-            names = ", ".join(one.task for one in self.data)
-            raise MergeflowError(
-                f"task '{names}': the loss became {loss} at step {step + 1} of {span.last}. "
-                f"Lower finetune.learning_rate (now {self.settings.learning_rate}) or raise finetune.warmup."
-            )
+            bad = [part.task for part, share in zip(parts, losses, strict=True) if not math.isfinite(share)]
+            raise self._diverged("loss", loss, step + 1, bad)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        exact = self.settings.regime == "full_batch_gd"
         norm = nn.utils.get_total_norm(gradients)
-        self.trajectory.add_step(loss, float(norm), gradients)
-        if self.settings.gradient_clip and not exact:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.settings.gradient_clip, norm)
-        factor = learning_rate_factor(self.settings, (step - span.origin) / span.length)
+        length = float(norm)
+        if not math.isfinite(length):
+            raise self._diverged("gradient", length, step + 1)
+        self.trajectory.add_step(loss, length, gradients)
+        if settings.gradient_clip and settings.regime != "full_batch_gd":
+            nn.utils.clip_grads_with_norm_(self.parameters, settings.gradient_clip, norm)
+        factor = learning_rate_factor(settings, (step - span.origin) / span.length)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.settings.learning_rate * factor
+            group["lr"] = settings.learning_rate * factor
         self.optimiser.step()
         self.cost.steps += 1
         self.cost.images += sum(len(part.indices) for part in parts)
@@ -191,13 +201,25 @@ class _Run:
         data, indices = self.data[part.task], part.indices.to(self.device)
         autocast = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-            logits = data.logits(self.forward(data.images[indices]))
-        loss = cross_entropy(logits.float() if autocast else logits, data.labels[indices]) * part.weight
+            features = self.forward(data.images[indices])
+        # Logits have CLIP's temperature of up to 100: in bfloat16 they would be off by a quarter.
+        logits = data.logits(features.float() if autocast else features)
+        loss = cross_entropy(logits, data.labels[indices]) * part.weight
         loss.backward()
         return float(loss.detach())
 
+    def _diverged(self, what: str, value: float, step: int, tasks: Sequence[int] = ()) -> MergeflowError:
+        names = dict.fromkeys(self.data[task].task for task in tasks or range(len(self.data)))
+        return MergeflowError(
+            f"task '{', '.join(names)}': the {what} became {value} at step {step} of {self.span.last}. "
+            f"Lower finetune.learning_rate (now {self.settings.learning_rate}) or raise finetune.warmup."
+        )
+
     def close_epoch(self, steps: int, accuracy: float) -> None:
         self.trajectory.close_epoch(steps, [p.detach() for p in self.parameters], self.start, accuracy)
+        length = self.trajectory.rows[-1].parameter_norm
+        if not math.isfinite(length):
+            raise self._diverged("2-norm of the weights", length, steps)
 
     def charge(self, seconds: float) -> None:
         """Add to the cost; called before each save, so that a resumed run counts what it had done."""
@@ -205,40 +227,49 @@ class _Run:
         peak = torch.cuda.max_memory_allocated(self.device) // 2**20 if cuda else _process_peak_mib()
         self.cost += Cost(seconds=seconds, gpu_seconds=seconds if cuda else 0.0, peak_memory_mib=peak)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must agree with to be continued."""
+        images = {one.task: len(one.labels) for one in self.data}
+        settings = self.settings.model_dump_json()
+        return {"settings": settings, "seed": self.seed, "images": images, "steps": list(asdict(self.span).values())}
+
     def save(self, saved: Path, step: int) -> None:
         state = {
+            "run": self.identity,
             "step": step,
             "encoder": self.encoder.state_dict(),
             "start": self.start,
             "optimiser": self.optimiser.state_dict(),
             "trajectory": self.trajectory.as_state(),
             "cost": asdict(self.cost),
+            "random": _random_states(self.device),
         }
         save_state(saved, state)
 
     def resume(self, saved: Path) -> int:
-        state = load_state(saved, self.device)
+        state = load_state(saved, self.device, self.identity)
         self.encoder.load_state_dict(state["encoder"])
         self.start = state["start"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.trajectory, self.cost = Trajectory.from_state(state["trajectory"]), Cost(**state["cost"])
+        torch.set_rng_state(state["random"]["cpu"].cpu())
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random"]["cuda"].cpu(), self.device)
         return int(state["step"])
 
 
-def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state of tensors and plain values; the file is there whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(dict(state), file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+@contextmanager
+def _own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed torch's generators, for encoders with dropout, and give them back as they were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
-def load_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read what `save_state` wrote; nothing but tensors and plain values is unpickled."""
-    state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
-    return state
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
 
 
 def _optimiser(parameters: list[nn.Parameter], settings: FineTuneSettings) -> torch.optim.Optimizer:

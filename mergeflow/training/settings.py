@@ -1,10 +1,10 @@
 """How an expert is fine-tuned: the settings of one run, frozen and validated."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 
 TOGETHER = ("joint", "iterative")  # regimes that train all tasks in one run
 
@@ -36,6 +36,18 @@ class IterativeSettings(Settings):
     args: dict[str, Any] = Field(default_factory=dict)
     optimiser: Literal["kept", "reset"] = "reset"
     schedule: Literal["whole", "per_round"] = "whole"
+
+    @model_validator(mode="after")
+    def _merges(self) -> Self:
+        from mergeflow.merging import configure
+
+        call = configure(self.merge, self.args)
+        if call.method.data:
+            raise MergeflowError(
+                f"method '{self.merge}' needs statistics of data ({', '.join(call.method.data)}), which are not taken "
+                "between rounds: choose one that needs none, such as 'average' or 'task_arithmetic'."
+            )
+        return self
 
 
 class LoraSettings(Settings):
@@ -102,6 +114,19 @@ class FineTuneSettings(Settings):
     iterative: IterativeSettings = Field(IterativeSettings.model_validate({}))
     lora: LoraSettings = Field(LoraSettings.model_validate({}))
 
+    @field_validator("regime", mode="before")
+    @classmethod
+    def _known(cls, regime: Any) -> Any:
+        if isinstance(regime, str) and regime not in get_args(Regime):
+            raise unknown_name("regime", regime, get_args(Regime))
+        return regime
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> Self:
+        if self.regime == "iterative":
+            self.steps_per_round(1)  # how many steps an epoch has plays no part in whether the rounds fit
+        return self
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimiser steps of the whole run, given those of one pass over the images."""
         if self.regime in ("epochs", "full_batch_gd"):
@@ -123,7 +148,7 @@ class FineTuneSettings(Settings):
             lower = total // rounds * rounds
             fitting = " or ".join(str(steps) for steps in (lower, lower + rounds) if steps)
             raise MergeflowError(
-                f"regime iterative: {total} steps cannot be shared equally by {rounds} rounds; "
+                f"regime iterative: {total} steps cannot be shared equally by {rounds} rounds: "
                 f"set finetune.steps to {fitting}, or choose rounds that divide {total}."
             )
         return total // rounds

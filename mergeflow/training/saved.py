@@ -1,0 +1,66 @@
+"""A run's state on disk: there whole or not at all, and only ever continued by the run that saved it."""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.errors import MergeflowError
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values; the file is there whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        with temporary.open("rb") as written:
+            file.write(hashlib.file_digest(written, "sha256").digest())  # torch.load would not see a flipped bit
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def load_state(path: Path, device: torch.device | str = "cpu", run: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read what `save_state` wrote; nothing but tensors and plain values is unpickled.
+
+    Args:
+        path: the file.
+        device: where the tensors go.
+        run: what tells runs apart; it must equal the state's entry `run`.
+
+    Raises:
+        MergeflowError: the file is damaged, or another run saved it.
+    """
+    try:
+        _verify(path)
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
+        found: dict[str, Any] = state["run"] if run is not None else {}
+    except (RuntimeError, ValueError, LookupError, EOFError, OSError, TypeError, pickle.UnpicklingError) as error:
+        raise MergeflowError(
+            f"the saved state {path} cannot be read ({type(error).__name__}): it is damaged. Delete it; "
+            "the run then starts again."
+        ) from None
+    if run is not None and found != run:
+        differing = sorted(key for key in {*run, *found} if run.get(key) != found.get(key))
+        raise MergeflowError(
+            f"the saved state {path} is that of another run; {', '.join(differing)} differ. Delete it to start again, "
+            "or choose another folder."
+        )
+    return state
+
+
+def _verify(path: Path) -> None:
+    with path.open("rb") as file:
+        whole = hashlib.sha256()
+        left = path.stat().st_size - whole.digest_size
+        while left > 0:
+            block = file.read(min(left, 2**20))
+            whole.update(block)
+            left -= len(block)
+        if file.read() != whole.digest():
+            raise ValueError("checksum")
