@@ -77,8 +77,8 @@ def add_task(
 ) -> Rebuilt:
     """Train one expert, merge it with the champion's experts, register, ask the gates, promote.
 
-    The merge is chosen on validation among the champion's choice and its neighbours in params.yaml's grid; the next
-    `mergeflow run` tries the whole sweep. A call that was killed continues when it is made again.
+    The merge is chosen on validation by a climb over the grid of the champion's method, from the champion's choice;
+    the next `mergeflow run` tries the whole sweep. A call that was killed continues when it is made again.
 
     Args:
         root: the project folder.
@@ -114,29 +114,10 @@ def add_task(
                 register_view(root), name, dvc_hashes(root), origin["git_commit"], None
             )
             _join(root, scratch, name)
-            if full_sweep or recipe["method"] not in params.sweep:
-                choose(root, scratch, origin, params.sweep, report)
-            else:
-                _choose_near(root, scratch, recipe, origin, params.sweep[recipe["method"]], report)
+            near = None if full_sweep or recipe["method"] not in params.sweep else recipe
+            choose(root, scratch, origin, params.sweep, report, near)
             view = register_view(scratch)
             return register_rebuilt(store, model, view, origin, promote_it=promote, trained=name)
-
-
-def neighbourhood(grid: Mapping[str, list[Any]], args: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return, per argument of a grid, the chosen value and those beside it; all values where the choice is not one.
-
-    Example:
-        >>> neighbourhood({"keep": [0.1, 0.2], "scale": [0.5, 1.0, 1.5, 2.0]}, {"keep": 0.1, "scale": 1.5})
-        {'keep': [0.1, 0.2], 'scale': [1.0, 1.5, 2.0]}
-    """
-    near = {}
-    for argument, values in grid.items():
-        if args.get(argument) in values:
-            at = values.index(args[argument])
-            near[argument] = values[max(0, at - 1) : at + 2]
-        else:
-            near[argument] = list(values)
-    return near
 
 
 def _check(params: Params, origin: Mapping[str, Any], name: str, source: str) -> None:
@@ -212,21 +193,3 @@ def _join(root: Path, scratch: Path, name: str) -> None:
     heads, head = "outputs/base/heads", f"{name}.safetensors"
     link_files(root / heads, scratch / heads, {head: head})
     link_manifest(root / "outputs/data/validation" / name, scratch, name)
-
-
-def _choose_near(
-    root: Path,
-    scratch: Path,
-    recipe: Mapping[str, Any],
-    origin: Mapping[str, Any],
-    grid: Mapping[str, list[Any]],
-    report: Report,
-) -> None:
-    """Choose among the neighbours of the champion's choice, moving on while the best lies at their edge."""
-    method, centre, seen = recipe["method"], recipe["args"], list[Any]()
-    while centre not in seen:
-        seen.append(centre)
-        near = neighbourhood(grid, centre)
-        centre = choose(root, scratch, origin, {method: near}, report)["methods"][method]["args"]
-        if all(set(values) <= set(near[argument]) for argument, values in neighbourhood(grid, centre).items()):
-            return

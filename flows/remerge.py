@@ -9,9 +9,10 @@ from flows.ancestors import base_of, expert_of, gather, link_files, split_of
 from flows.scratch import write_params
 from registry.lookup import download, head_files
 from registry.store import Store
+from tasks.climb import sweep_near
 from tasks.graph import Stage, covers, find_stage, load_graph, read_yaml
 from tasks.parameters import load_params
-from tasks.runner import STATE, StageIO, run_stage
+from tasks.runner import STATE, StageIO, open_stage, run_stage
 
 Grids = Mapping[str, Mapping[str, list[Any]]]
 
@@ -48,9 +49,14 @@ def link_manifest(folder: Path, scratch: Path, task: str) -> None:
 
 
 def choose(
-    root: Path, scratch: Path, origin: Mapping[str, Any], sweep: Grids, report: Callable[[str], None]
-) -> dict[str, Any]:
-    """Score the candidates on validation and write the chosen merges, by the pipeline's own stages.
+    root: Path,
+    scratch: Path,
+    origin: Mapping[str, Any],
+    sweep: Grids,
+    report: Callable[[str], None],
+    near: Mapping[str, Any] | None = None,
+) -> None:
+    """Score candidates on validation and write the chosen merges, by the pipeline's own stages.
 
     Args:
         root: the project folder, whose params.yaml holds all but the tasks, the model and the sweep.
@@ -58,22 +64,22 @@ def choose(
         origin: the provenance document.
         sweep: method to argument to values.
         report: told what is being done.
-
-    Returns:
-        What the stage `select` found.
+        near: a recipe; then only its method is tried, by a climb from its arguments.
     """
     values = read_yaml(root / "params.yaml")
     sources = {task: known["source"] for task, known in origin["experts"].items()}
-    model = origin["params"]["model"]
-    write_params(scratch, {**values, "tasks": sources, "model": model, "sweep": json.loads(json.dumps(sweep))})
+    grids = {name: dict(grid) for name, grid in sweep.items() if near is None or name == near["method"]}
+    write_params(scratch, {**values, "tasks": sources, "model": origin["params"]["model"], "sweep": grids})
     stages = load_graph(scratch)
-    for method in sweep:
+    for method in grids:
         report(f"scoring candidates of {method}")
-        run_stage(scratch, find_stage(stages, "sweep", method))
+        stage = find_stage(stages, "sweep", method)
+        if near is None:
+            run_stage(scratch, stage)
+        else:
+            sweep_near(open_stage(scratch, stage)[0], near["args"])
     report("choosing")
     run_stage(scratch, find_stage(stages, "select", None))
-    found: dict[str, Any] = json.loads((scratch / "outputs/results/selection.json").read_text())
-    return found
 
 
 def register_view(scratch: Path) -> StageIO:
