@@ -41,7 +41,7 @@ class Server:
         data = json.dumps(question).encode()
         call = urllib.request.Request(f"{self.address}/{path}", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(call, timeout=60) as answer:
-            return json.load(answer)
+            return json.loads(answer.read() or "null")
 
     def runs(self, deployment: str, *states: str) -> list[dict[str, Any]]:
         """Return the runs of a deployment that are in one of the states, in the order in which they started."""

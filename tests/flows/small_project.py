@@ -28,6 +28,16 @@ def prefect_home() -> str:
     return tempfile.mkdtemp(prefix="mergeflow-prefect-")
 
 
+@cache
+def registry_template() -> Path:
+    """One migrated, empty registry for all projects of a test process: the migrations take seconds, a copy nothing."""
+    folder = tempfile.mkdtemp(prefix="mergeflow-registry-")
+    code = f"from registry.store import connect; connect(project_root={folder!r}, experiment='template')"
+    done = run_in(ROOT, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    return Path(folder) / "mlflow.db"
+
+
 def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     return {**kept, **QUIET, "PREFECT_HOME": prefect_home(), "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
@@ -72,6 +82,7 @@ def make_project(folder: Path) -> Path:
     (folder / "params.yaml").write_text(yaml.safe_dump(small_params(), sort_keys=False))
     draw_task(folder / "inputs/red", (220, 40, 40), 1)
     draw_task(folder / "inputs/blue", (40, 40, 220), 2)
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp", "config.local"))
     assert run_in(folder, "git", "init", "-q").returncode == 0
     assert run_in(folder, "dvc", "commit", "-q", "--force", "pretrain").returncode == 0  # shipped, like the real one

@@ -106,10 +106,11 @@ def story(server: Server) -> Story:
     ran = {name: started(project, name) for name in ("prepare@red", "prepare@blue", "base")}
     [killed] = server.runs("nightly", "RUNNING")
     server.start_worker()
-    following = wait_for(lambda: server.runs("nightly", "COMPLETED", "FAILED"), 400)
-    server.run("prefect", "deployment", "schedule", "pause", "--all")
+    following = wait_for(lambda: server.runs("nightly", "COMPLETED", "FAILED"), 400)[0]
+    server.ask(f"deployments/{killed['deployment_id']}/pause_deployment", {})  # at once; the command takes seconds
+    wait_for(lambda: not server.runs("nightly", "PENDING", "RUNNING"), 400)
     [killed] = [run for run in server.runs("nightly", "RUNNING", "CRASHED") if run["id"] == killed["id"]]
-    return Story(killed, following[0], ran)
+    return Story(killed, following, ran)
 
 
 def started(project: Path, stage: str) -> float:

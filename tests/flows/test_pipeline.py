@@ -133,6 +133,21 @@ def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None
     assert "Not promoted" in done.stdout
 
 
+def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path) -> None:
+    figures = project / "tasks/figures.py"
+    head = "def run(io: StageIO) -> None:\n"
+    figures.write_text(figures.read_text().replace(head, f"{head}    raise AssertionError('a fault of ours')\n"))
+    change(project, "sweep", "cart", "scale", to=[1.0, 1.2])
+    assert run_in(project, "mergeflow", "stage", "run", "sweep", "--item", "cart").returncode == 0
+    done = run_in(project, "mergeflow", "run")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "a fault of ours" in done.stderr
+    assert "prefect" not in done.stderr
+    assert "= sweep@cart" in done.stdout
+    assert "select" in ran(done)
+
+
 class TestBadInput:
     """One clear error, a status other than 0, nothing promoted, nothing half-written."""
 
