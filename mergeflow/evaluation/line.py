@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 
 def best_along(
-    values: Sequence[float], start: float, score: Callable[[float], float], slack: float = 0.02
+    values: Sequence[float], start: float, score: Callable[[float], float], slack: float = 0.01
 ) -> tuple[float, float]:
     """Return the value with the highest score, walking from `start` both ways until the score has fallen by `slack`.
 

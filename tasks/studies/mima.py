@@ -10,7 +10,7 @@ over the whole budget, frozen text head. The experts of the last round are merge
     θ0 + λ Σ_t τ_t (task arithmetic),    θ0 + λ · TIES(τ_1 … τ_T, keep 20 %),
 
 with λ from validation (0 … 1 and 0.8 … 1.8 in steps of 0.05) and, without validation, λ = 0.4 and λ = 1. The grid is
-walked from the usual value both ways until validation accuracy has fallen by 2 points. Relative accuracy is
+walked from the usual value both ways until validation accuracy has fallen by 1 point. Relative accuracy is
 (1/T) Σ_t merged_t / expert_t; the gap is expert_t − merged_t in points.
 
 **Source.** MIMA, Sections 4 and 5, Tables 1–3, Figures 4, 6, 8 and 9.

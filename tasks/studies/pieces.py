@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mergeflow.evaluation.line import best_along
@@ -9,7 +10,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.runner import StageIO
-from tasks.studies.inputs import Chosen, StudyInputs
+from tasks.studies.inputs import Accuracy, StudyInputs
 
 Row = dict[str, Any]
 
@@ -26,6 +27,23 @@ def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
     return row
 
 
+@dataclass(frozen=True)
+class ChosenScale:
+    """The scale chosen on validation.
+
+    Attributes:
+        args: the method's arguments with the scale.
+        validation: accuracy per task.
+        test: accuracy per task; empty where it was not asked for.
+        tried: how many scales were scored.
+    """
+
+    args: dict[str, Any]
+    validation: Accuracy
+    test: Accuracy
+    tried: int
+
+
 def choose_scale(
     inputs: StudyInputs,
     scorer: CandidateScorer,
@@ -33,12 +51,10 @@ def choose_scale(
     scales: Sequence[float],
     start: float,
     args: Mapping[str, Any] | None = None,
-) -> Chosen:
-    """Choose a method's scale on validation, walking the grid from `start`; look at test once.
-
-    Source of the walk: `mergeflow.evaluation.line.best_along`.
-    """
-    seen: dict[float, dict[str, float]] = {}
+    test: bool = True,
+) -> ChosenScale:
+    """Choose a method's scale on validation, walking the grid from `start` with `best_along`; look at test once."""
+    seen: dict[float, Accuracy] = {}
 
     def score(scale: float) -> float:
         seen[scale] = scorer.candidate(configure(method, {**(args or {}), "scale": scale}))
@@ -46,8 +62,8 @@ def choose_scale(
 
     scale, _ = best_along(scales, start, score)
     chosen = {**(args or {}), "scale": scale}
-    state = scorer.merge(configure(method, chosen))
-    return Chosen(chosen, seen[scale], inputs.accuracy(state, "test"), state)
+    accuracy = inputs.accuracy(scorer.merge(configure(method, chosen)), "test") if test else {}
+    return ChosenScale(chosen, seen[scale], accuracy, len(seen))
 
 
 def grid(low: float, high: float, step: float) -> list[float]:
