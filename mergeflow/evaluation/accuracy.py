@@ -26,6 +26,10 @@ class LabelledImages:
     labels: Tensor
     head: Head
 
+    def first(self, count: int) -> "LabelledImages":
+        """Return the first images; a split goes through the classes in turn or in random order."""
+        return LabelledImages(self.images[:count], self.labels[:count], self.head)
+
 
 @torch.inference_mode()
 def correct_predictions(encoder: Encoder, data: LabelledImages, batch_size: int = 256) -> np.ndarray:

@@ -1,0 +1,97 @@
+"""Figures of error landscapes: contours of each task's error on a plane of the weights, one row per N."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure, plain
+from tasks.plotting.palette import INK, MUTED, SURFACE
+
+Row = Mapping[str, Any]
+LEVELS = (0, 5, 10, 20, 30, 40, 50, 60, 80, 100)  # error in %
+_COLOURS = LinearSegmentedColormap.from_list("error", ["#3f97cc", "#b9d9ec", SURFACE])
+_HALO = [patheffects.withStroke(linewidth=2.2, foreground=SURFACE)]
+
+
+def landscape_figure(rows: Sequence[Row]) -> Figure:
+    """Draw one row of panels per plane: each task's error, and the mean of both.
+
+    Args:
+        rows: per plane `rounds`, `pair`, `xs`, `ys`, `errors` (task → [len(ys), len(xs)], in 0..1), `places`
+            (base, the tasks' experts and mean → (x, y)) and `angle` in degrees.
+    """
+    figure = new_figure(FULL_WIDTH, 3.4 * len(rows))
+    grid = figure.subplots(len(rows), 3, squeeze=False)
+    for axes, row in zip(grid, rows, strict=True):
+        errors = {task: 100 * np.array(row["errors"][task]) for task in row["pair"]}
+        errors["mean of both"] = (errors[row["pair"][0]] + errors[row["pair"][1]]) / 2
+        for panel, (name, values) in zip(axes, errors.items(), strict=True):
+            first = panel is axes[0]
+            dress(panel, f"N = {row['rounds']}: {name}", "x along u", "y along v" if first else "", grid="both")
+            contours(panel, np.array(row["xs"]), np.array(row["ys"]), values)
+            _models(panel, row)
+    return figure
+
+
+def contours(panel: Axes, xs: np.ndarray, ys: np.ndarray, values: np.ndarray) -> None:
+    """Fill a panel with the contours of an error in %, its lines labelled, low errors dark."""
+    panel.contourf(xs, ys, values, levels=LEVELS, cmap=_COLOURS, norm=BoundaryNorm(LEVELS, _COLOURS.N))
+    lines = panel.contour(xs, ys, values, levels=LEVELS[1:], colors=MUTED, linewidths=0.6)
+    panel.clabel(lines, fmt="%d %%", fontsize=SMALL - 1, colors=INK)
+    panel.set_aspect("equal")
+    panel.grid(False)
+
+
+def mark(panel: Axes, place: tuple[float, float], label: str, offset: tuple[float, float] = (6, 5)) -> None:
+    """Put a labelled point on a panel that is filled with colour."""
+    panel.plot(*place, "o", color=INK, markersize=5.5, markeredgecolor=SURFACE, markeredgewidth=0.9)
+    side = "left" if offset[0] >= 0 else "right"
+    panel.annotate(
+        plain(label),
+        place,
+        xytext=offset,
+        textcoords="offset points",
+        ha=side,
+        va="bottom" if offset[1] >= 0 else "top",
+        fontsize=SMALL,
+        fontweight="bold",
+        color=INK,
+        path_effects=_HALO,
+    )
+
+
+def _models(panel: Axes, row: Row) -> None:
+    """Draw the task vectors as arrows, the angle between them, and the mean of the experts."""
+    places = row["places"]
+    first, second = row["pair"]
+    for task in (first, second):
+        panel.annotate(
+            "",
+            places[task],
+            places["base"],
+            arrowprops={"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 3},
+        )
+    mark(panel, places["base"], "θ0", (-5, -4))
+    mark(panel, places[first], f"θ {first}", (8, -6))
+    mark(panel, places[second], f"θ {second}", (4, 5))
+    mark(panel, places["mean"], "mean")
+    radius = 0.28 * float(np.hypot(*places[first]))
+    turn = np.radians(np.linspace(0, row["angle"], 30))
+    panel.plot(radius * np.cos(turn), radius * np.sin(turn), color=INK, linewidth=1.0)
+    middle = np.radians(row["angle"] / 2)
+    panel.annotate(
+        f"{row['angle']:.0f}°",
+        (radius * np.cos(middle), radius * np.sin(middle)),
+        xytext=(7 * np.cos(middle), 7 * np.sin(middle)),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        fontsize=SMALL,
+        color=INK,
+        path_effects=_HALO,
+    )

@@ -1,0 +1,112 @@
+"""Study `projection`: on a small laboratory, and the paper's findings on the documented result."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from mergeflow.merging import methods
+from tasks.plotting.drawing import new_figure
+from tasks.plotting.projection import place_labels
+from tasks.studies import projection
+from tasks.studies.pieces import Row
+from tasks.studies.projection_results import Space, findings
+from tasks.studies.results import StudyResult
+from tests.studies.documented import documented
+from tests.studies.small_lab import study_io
+
+SMALL = {"paths": ["mima_2", "atm_4"], "factors": [1.0], "images": 4, "drops": [0.5]}
+FEW = ("task_arithmetic", "ties", "breadcrumbs", "dare", "della")
+
+
+@pytest.fixture(scope="module")
+def result(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    small = study_io(lab, "projection", tmp_path_factory.mktemp("projection"), **SMALL)
+    io = replace(small, stage=replace(small.stage, deps=(*small.stage.deps, "outputs/studies/runs")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(projection, "mergeable", lambda experts: list(FEW))
+        projection.run(io)
+    folder = io.scratch / "building/outputs/studies/projection"
+    assert {path.name for path in folder.glob("*.svg")} == {"planes.svg", "cosines.svg"}
+    return StudyResult.read(folder)
+
+
+def test_the_study_covers_merges_paths_and_joint_training(result: StudyResult) -> None:
+    merges, distances, across, drops = result.tables
+    assert [row["model"] for row in merges.rows] == [*FEW, "mima_2, last round", "atm_4, last round", "joint"]
+    assert distances.rows[0]["models"] == "ties – breadcrumbs"
+    assert [row["model"] for row in across.rows] == ["task_arithmetic", "ties", "mima_2", "atm_4"]
+    assert [row["drop p"] for row in drops.rows] == [0.5]
+    assert {finding.system for finding in result.findings} == {"G8"}
+
+
+def test_dare_lies_where_its_mask_puts_it(result: StudyResult) -> None:
+    (law,) = [finding for finding in result.findings if "random mask: λ" in finding.claim]
+    assert law.holds, law.measured
+
+
+def test_every_method_that_needs_no_data_is_merged() -> None:
+    found = projection.mergeable(8)
+    assert {"average", "task_arithmetic", "ties", "cart", "dare", "tsv", "iso_c", "wudi"} <= set(found)
+    assert not {"fisher", "regmean", "adamerging", "slerp"} & set(found)
+    assert "slerp" in projection.mergeable(2)
+    assert set(found) <= set(methods())
+
+
+def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[float, float], accuracy: float) -> Row:
+    """Models on a plane, which here is the whole space."""
+    places = {
+        "base": (0.0, 0.0),
+        "ties": ties,
+        "breadcrumbs": (1.0, 0.0),
+        "task_arithmetic": (0.0, 1.0),
+        "cart": (-1.0, 0.0),
+        "dare": dare,
+        "mima_2 round 2": end,
+    }
+    points = np.array(list(places.values()))
+    merges = ["ties", "breadcrumbs", "task_arithmetic", "cart", "dare"]
+    return {
+        "names": list(places),
+        "gram": (points @ points.T).tolist(),
+        "merges": merges,
+        "random": ["dare"],
+        "paths": {"mima_2": ["mima_2 round 2"]},
+        "accuracy": {**dict.fromkeys(merges, 80.0), "mima_2": accuracy},
+        "drops": [{"drop": 0.5, "distance": dare[1], "expected": 5.0, "accuracy": 80.0}],
+    }
+
+
+def test_findings_follow_the_numbers() -> None:
+    assert all(
+        finding.holds for finding in findings([made_up((1.0, 0.2), (0.0, 5.0), (3.0, 3.0), 90.0)], {"mima_2": [1.0]})
+    )
+    worse = [made_up((-3.0, -3.0), (0.0, 1.1), (1.0, 0.1), 70.0)]
+    assert not any(finding.holds for finding in findings(worse, {"mima_2": [1.0]}))
+
+
+def test_space_measures_the_whole_space() -> None:
+    space = Space(made_up((3.0, 4.0), (0.0, 5.0), (3.0, 3.0), 90.0))
+    assert space.length("ties") == pytest.approx(5)
+    assert space.distance("ties", "breadcrumbs") == pytest.approx(20**0.5)
+    assert space.cosine("ties", "breadcrumbs") == pytest.approx(0.6)
+    assert space.nearest("ties", space.calm) == "task_arithmetic"
+    assert space.calm == ["ties", "breadcrumbs", "task_arithmetic", "cart"]
+
+
+def test_labels_cover_neither_each_other_nor_points() -> None:
+    panel = new_figure(6, 4).subplots()
+    labels = {f"point {number}": (0.01 * number, 0.5) for number in range(12)}
+    panel.set(xlim=(-1, 1), ylim=(0, 1))
+    place_labels(panel, labels)
+    panel.figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in panel.texts]  # an annotation's own has its line in it
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+
+
+def test_findings_of_the_paper() -> None:
+    held = documented("projection")
+    for claim in ("TIES and Breadcrumbs land close", "DARE lands apart", "random mask: λ", "ends elsewhere"):
+        assert held(claim)
