@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import registry_commands, study_commands
+from flows import finetune_command, registry_commands, study_commands
 from mergeflow.commands import sweep
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
         os.environ.setdefault(name, value)
     registry_commands.add_commands(app, root)
     study_commands.add_commands(app, root)
+    finetune_command.add_commands(app, root)
     sweep.add_commands(app, log=lambda found: _log_sweep(root, found))
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")

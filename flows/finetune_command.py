@@ -1,0 +1,202 @@
+"""`mergeflow finetune`: train experts in any regime on the project's prepared data, beside the pipeline."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from filelock import FileLock
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mergeflow.commands.pairs import read_pairs
+from mergeflow.errors import MergeflowError, unknown_name
+
+FINETUNE, MULTITASK = "finetune", "multitask"
+_CODE = ("mergeflow", "tasks", "dvc.yaml")
+_DATA = ("outputs/base", "outputs/base/heads")
+_SPLITS = ("outputs/data/train", "outputs/data/validation")
+
+
+def add_commands(app: typer.Typer, root: Path) -> None:
+    """Add `finetune` for the project folder `root`."""
+
+    @app.command("finetune")
+    def finetune(
+        tasks: Annotated[list[str] | None, typer.Argument(help="Tasks of params.yaml; all when none is named.")] = None,
+        regime: Annotated[str | None, typer.Option(help="How to train; params.yaml's regime when missing.")] = None,
+        changes: Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. iterative.rounds=4."),
+        ] = None,
+        seed: Annotated[int | None, typer.Option(help="Of batch order and new weights; params.yaml's.")] = None,
+        out: Annotated[Path | None, typer.Option(help="Folder; outputs/finetuned/REGIME when missing.")] = None,
+    ) -> None:
+        """Train experts in any regime, outside the pipeline; killed, it continues when it is called again."""
+        values = changed_params(root, tasks or [], regime, read_pairs(changes or [], "--set"), seed)
+        target = out or root / "outputs" / "finetuned" / values["finetune"]["regime"]
+        console = Console()
+        console.print(train_experts(root, values, target, console))
+
+
+def changed_params(
+    root: Path, tasks: list[str], regime: str | None, changes: Mapping[str, str], seed: int | None
+) -> dict[str, Any]:
+    """Return the content of params.yaml with other tasks, settings and seed.
+
+    Raises:
+        MergeflowError: params.yaml is wrong, or it has no such task.
+    """
+    from tasks.parameters import load_params
+
+    values: dict[str, Any] = load_params(root / "params.yaml").model_dump(mode="json")
+    for name in tasks:
+        if name not in values["tasks"]:
+            raise unknown_name("task", name, values["tasks"])
+    values["tasks"] = {name: values["tasks"][name] for name in tasks or values["tasks"]}
+    for key, text in changes.items():
+        *path, last = key.split(".")
+        section = values["finetune"]
+        for part in path:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise MergeflowError(f"--set {key}: finetune.{part} holds no settings of its own, but {section!r}.")
+        section[last] = _value(text)
+    values["finetune"]["regime"] = regime or values["finetune"]["regime"]
+    values["seed"] = values["seed"] if seed is None else seed
+    return values
+
+
+def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: Console) -> Table:
+    """Train the experts that `values` describe into `target/<task>`; return the table of what was trained.
+
+    The stages `multitask` and `finetune` do it, in a project folder of their own with these parameters: it is found
+    again after a kill, and removed when every expert is in its place.
+
+    Raises:
+        MergeflowError: a parameter is wrong, or training failed; the other tasks' experts are in their places.
+    """
+    from flows.watch import progress_bars
+    from tasks.graph import find_stage, load_graph
+    from tasks.runner import run_stage
+
+    with _view(root, values) as folder:
+        _bring_inputs(root, folder, list(values["tasks"]), console)
+        stages = load_graph(folder)
+        failures = []
+        with progress_bars(folder, [MULTITASK, *(f"{FINETUNE}@{name}" for name in values["tasks"])], console):
+            run_stage(folder, find_stage(stages, MULTITASK, None))
+            for name in values["tasks"]:
+                try:
+                    run_stage(folder, find_stage(stages, FINETUNE, name))
+                    _place(folder / "outputs/experts" / name, target / name)
+                except MergeflowError as error:
+                    failures.append(str(error))
+        if failures:
+            raise MergeflowError("\n".join(failures))
+        table = _table(
+            folder, list(values["tasks"]), str(target.relative_to(root) if root in target.parents else target)
+        )
+        shutil.rmtree(folder)
+    return table
+
+
+@contextmanager
+def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
+    """Give the project folder of this run: the project's code and its own params.yaml, one holder at a time."""
+    from tasks.parameters import load_params
+    from tasks.runner import STATE
+
+    known = {key: values[key] for key in ("seed", "tasks", "data", "model", "finetune", "evaluation")}
+    key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+    folder = root / STATE / FINETUNE / key
+    (root / STATE / "locks").mkdir(parents=True, exist_ok=True)
+    with FileLock(root / STATE / "locks" / f"{FINETUNE}-{key}.lock"):
+        folder.mkdir(parents=True, exist_ok=True)
+        params = folder / "params.yaml"
+        params.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+        try:
+            load_params(params)
+        except MergeflowError:
+            shutil.rmtree(folder)
+            raise
+        for name in _CODE:
+            _link(root / name, folder / name)
+        yield folder
+
+
+def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) -> None:
+    """Bring base and data up to date in the project, and link them."""
+    from flows.plan import needed_for
+    from flows.watch import progress_bars
+    from tasks.graph import load_graph
+    from tasks.runner import run_stage
+
+    stages = load_graph(root)
+    needed = needed_for([MULTITASK], stages) - {MULTITASK}
+    addresses = [name for name, stage in stages.items() if name in needed and not stage.frozen]
+    with progress_bars(root, addresses, console):
+        for address in addresses:
+            run_stage(root, stages[address])
+    shutil.rmtree(folder / "outputs/base", ignore_errors=True)
+    shutil.rmtree(folder / "outputs/data", ignore_errors=True)
+    for name in (*_DATA, *(f"{split}/{task}" for split in _SPLITS for task in tasks)):
+        for path in (root / name).iterdir():
+            if path.is_file():
+                _link(path, folder / name / path.name)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    target.symlink_to(source.resolve())
+
+
+def _place(made: Path, target: Path) -> None:
+    """Copy a folder to its place, whole; the stage keeps its own until all tasks are done."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    copy, old = (target.with_name(f".{target.name}.{kind}{os.getpid()}") for kind in ("new", "old"))
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(made, copy)
+    if target.exists():
+        target.rename(old)
+    copy.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _table(folder: Path, tasks: list[str], target: str) -> Table:
+    from tasks.runner import read_record
+
+    table = Table(title=f"Experts in {target}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in ("task", "regime", "steps", "validation %", "seconds", "images/s"):
+        table.add_column(name, justify="left" if name in ("task", "regime") else "right", no_wrap=True)
+    for name in tasks:
+        summary = json.loads((folder / f"outputs/experts/{name}/training.json").read_text())
+        cost = read_record(folder, f"{FINETUNE}@{name}").get("training")
+        accuracy = f"{100 * summary['validation_accuracy']:.1f}"
+        table.add_row(name, summary["settings"]["regime"], str(summary["steps"]), accuracy, *_cost(cost))
+    together = read_record(folder, MULTITASK).get("training")
+    if together:
+        table.add_section()
+        table.add_row("all tasks", "", str(together["steps"]), "", *_cost(together))
+    return table
+
+
+def _cost(cost: Mapping[str, Any] | None) -> tuple[str, str]:
+    return (f"{cost['seconds']:.1f}", f"{cost['images_per_second']:.0f}") if cost else ("", "")
+
+
+def _value(text: str) -> Any:
+    """Read a value as YAML; 1e-4, a text to YAML, is a number here."""
+    try:
+        value = yaml.safe_load(text)
+        return float(value) if isinstance(value, str) else value
+    except (yaml.YAMLError, ValueError):
+        return text
