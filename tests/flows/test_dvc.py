@@ -1,0 +1,140 @@
+"""DVC as its users expect it: plots, experiments and metrics of the project, and remotes that take and give back."""
+
+import json
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.staleness import push_outputs
+from mergeflow.errors import MergeflowError
+from tests.flows.small_project import run_in
+
+pytestmark = pytest.mark.slow
+PLOTS = {"scale", "arguments", "accuracy", "loss", "learning", "cosines"}
+
+
+def dvc(folder: Path, *arguments: str) -> str:
+    done = run_in(folder, "dvc", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def committed(finished: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished project with everything that git should know committed."""
+    folder = tmp_path_factory.mktemp("committed") / "project"
+    shutil.copytree(finished[0], folder, symlinks=True)
+    commit(folder)
+    return folder
+
+
+def commit(folder: Path) -> None:
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    for command in (("add", "--all"), (*who, "commit", "--quiet", "--message", "a run")):
+        done = run_in(folder, "git", *command)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def clone(committed: Path, tmp_path: Path) -> Path:
+    """A copy of the committed project that a test may change."""
+    return Path(shutil.copytree(committed, tmp_path / "project", symlinks=True))
+
+
+def test_an_experiment_shows_in_metrics_and_plots_and_can_be_left_again(clone: Path) -> None:
+    dvc(clone, "exp", "run", "--set-param", "sweep.task_arithmetic.scale=[0.02,0.5]", "figures")
+    change = json.loads(dvc(clone, "metrics", "diff", "--all", "--json", "HEAD"))["outputs/results/metrics.json"]
+    assert change["cart.mean"]["diff"] == 0.0
+    assert "task_arithmetic.accuracy.red" in change
+    params = json.loads(dvc(clone, "params", "diff", "--json", "HEAD"))["params.yaml"]
+    assert params["sweep.task_arithmetic.scale"]["new"] == "[0.02, 0.5]"
+    check_plots(json.loads(dvc(clone, "plots", "diff", "--json", "HEAD"))["data"])
+    dvc(clone, "plots", "show")
+    assert "vegaEmbed" in (clone / "dvc_plots/index.html").read_text()
+    assert run_in(clone, "git", "checkout", "--quiet", ".").returncode == 0
+    dvc(clone, "checkout", "--quiet")
+    done = run_in(clone, "mergeflow", "run")
+    assert "Nothing changed" in done.stdout, done.stdout + done.stderr
+    assert run_in(clone, "git", "status", "--porcelain").stdout == ""
+
+
+def check_plots(found: dict[str, Any]) -> None:
+    drawn = {name for name, pictures in found.items() if pictures}
+    assert PLOTS - {"arguments"} <= drawn  # one value of each argument was tried
+    assert "outputs/results/figures/accuracy.svg" in drawn
+    for name in PLOTS & drawn:
+        (picture,) = found[name]
+        assert picture["revisions"] == ["workspace", "HEAD"]
+        assert "<DVC_METRIC" not in json.dumps(picture["content"])
+    points = found["scale"][0]["content"]["data"]["values"]
+    tried = [(point["rev"], point["scale"]) for point in points if point["method"] == "task_arithmetic"]
+    assert sorted(tried) == [("HEAD", 0.3), ("HEAD", 0.5), ("workspace", 0.02), ("workspace", 0.5)]
+
+
+def test_an_experiment_aside_gives_the_bits_of_one_in_the_workspace(clone: Path) -> None:
+    """In the workspace lies the state of earlier runs, in DVC's temporary folder lies none."""
+    shorter = ("--set-param", "finetune.steps=8", "finetune@red")
+    dvc(clone, "exp", "run", "--temp", "--name", "aside", *shorter)
+    assert run_in(clone, "git", "status", "--porcelain").stdout == ""
+    dvc(clone, "exp", "run", "--name", "here", "--force", "--single-item", *shorter)
+    table = json.loads(dvc(clone, "exp", "show", "--json"))
+    made = {
+        found["name"]: found["data"]["outs"]["outputs/experts/red"]["hash"]
+        for row in table
+        for experiment in row["experiments"] or []
+        for found in experiment["revs"]
+    }
+    assert made["aside"] == made["here"]
+    lock = yaml.safe_load(run_in(clone, "git", "show", "HEAD:dvc.lock").stdout)
+    assert made["here"] not in [out["md5"] for out in lock["stages"]["finetune@red"]["outs"]]
+
+
+def test_push_needs_a_remote_that_answers_and_then_keeps_every_output(clone: Path, tmp_path: Path) -> None:
+    dvc(clone, "remote", "modify", "--local", "storage", "url", "/proc/nowhere")
+    with pytest.raises(MergeflowError, match="dvc push"):
+        push_outputs(clone)
+    dvc(clone, "remote", "modify", "--local", "--unset", "storage", "url")
+    done = run_in(clone, "mergeflow", "run", "--push")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Nothing changed" in done.stdout
+    assert (tmp_path / "mergeflow-remote/files").is_dir()
+    assert json.loads(dvc(clone, "status", "--cloud", "--json")) == {}
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that speaks S3, with a bucket; its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        address = f"http://{host}:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT"))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield address
+    finally:
+        server.stop()
+
+
+def test_s3_takes_the_outputs_and_gives_them_back(clone: Path, s3: str) -> None:
+    dvc(clone, "remote", "modify", "--local", "storage", "url", "s3://bucket/mergeflow")
+    dvc(clone, "remote", "modify", "--local", "storage", "endpointurl", s3)
+    kept = ("experts", "vectors", "merged")
+    before = {path: path.read_bytes() for name in kept for path in (clone / "outputs" / name).rglob("*.safetensors")}
+    assert len(before) == 2 + 2 + 3
+    dvc(clone, "push")
+    shutil.rmtree(clone / "outputs")
+    shutil.rmtree(clone / ".dvc/cache")
+    dvc(clone, "pull")
+    assert {path: path.read_bytes() for path in before} == before
+    assert dvc(clone, "status", "--json").strip() == "{}"
