@@ -93,21 +93,6 @@ class Options(Section):
     encoder_scales: list[float] = Field([1 / 3, 0.7], min_length=1)
 
 
-# Options of a version of a few seconds, for tests.
-SHORT = {
-    "epochs": 2,
-    "widths": [6, 8, 8, 3],
-    "samples": 16,
-    "seeds": [0],
-    "net_steps": [1e-5, 1e-4, 1e-3],
-    "scales": [0.25, 1 / 3, 0.7],
-    "gains": [0.1, 1.0],
-    "images": 2,
-    "encoder_steps": [1e-7, 1e-6],
-    "encoder_scales": [1 / 3],
-}
-
-
 @dataclass(frozen=True)
 class Case:
     """One model in the study: a problem, its seed (nets), η of the exact tables, η of G3, and α where it varies."""
@@ -143,7 +128,7 @@ def measure(options: Options, measured: Callable[[str, int, int, Work], Tables])
     cases = _cases(options)
     tables: Tables = {name: [] for name in TABLES}
     for done, case in enumerate(cases):
-        work = partial(_rows, case, options)
+        work = partial(rows_of, case, options)
         for name, rows in measured(f"{case.problem.name} {case.seed}", done, len(cases) + 1, work).items():
             tables[name] += [{"seed": case.seed, **row} for row in rows]
     networks = measured("weights", len(cases), len(cases) + 1, lambda: {"network": list(_network(options))})
@@ -162,7 +147,7 @@ def _cases(options: Options) -> list[Case]:
     return [*nets, Case(encoder, None, options.encoder_steps[-1], options.encoder_steps, options.encoder_scales)]
 
 
-def _rows(case: Case, options: Options) -> Tables:
+def rows_of(case: Case, options: Options) -> Tables:
     """Return the tables of one model."""
     problem, scale, epochs = case.problem, options.scale, options.epochs
     gaps = list(gap_rows(problem, scale, case.steps, epochs))

@@ -1,0 +1,108 @@
+"""Study `equivalence`, short: what it finds, what it draws, and the same findings on the documented result."""
+
+import json
+
+import pytest
+
+from mergeflow.analysis.equivalence.problems import feed_forward_problem
+from tasks.plotting.drawing import to_svg
+from tasks.runner import StageIO
+from tasks.studies import equivalence
+from tasks.studies.equivalence import Case, Options, Tables, figures, measure
+from tasks.studies.results import StudyResult
+from tests.studies.documented import read_documented
+from tests.studies.small_lab import ROOT, study_io
+
+SMALL = {
+    "epochs": 2,
+    "widths": [6, 8, 8, 3],
+    "samples": 16,
+    "seeds": [0],
+    "net_steps": [1e-5, 1e-4, 1e-3],
+    "scales": [0.25, 1 / 3, 0.7],
+    "gains": [0.1, 1.0],
+    "images": 2,
+    "encoder_steps": [1e-7, 1e-6],
+    "encoder_scales": [1 / 3],
+}
+REFUTED = [
+    "Less half of that (the ½ of the proof's Taylor step) it falls as η³.",
+    "Less the printed +η²C (Theorem 1) it falls as η³.",
+    "The task factor |αT − 1| (statement) bounds C.",
+    "The task factor |α(T+1) − 1| (last line of the proof) bounds C.",
+    "The bound in the weights' spectral norms as printed in the main text holds.",
+    "The bound in the weights' spectral norms as printed in the appendix holds.",
+]
+
+
+@pytest.fixture(scope="module")
+def io(tmp_path_factory: pytest.TempPathFactory) -> StageIO:
+    """The study has run; it needs no outputs of other stages."""
+    small = study_io(ROOT, "equivalence", tmp_path_factory.mktemp("equivalence"), **SMALL)
+    equivalence.run(small)
+    return small
+
+
+@pytest.fixture(scope="module")
+def tables(io: StageIO) -> Tables:
+    """As a study that was killed at the end finds them: nothing is measured again."""
+
+    def measured(name: str, done: int, total: int, work: equivalence.Work) -> Tables:
+        found: Tables = json.loads((io.scratch / "pieces" / f"{name}.json").read_text())
+        return found
+
+    return measure(Options.model_validate(SMALL), measured)
+
+
+def refuted(result: StudyResult) -> list[str]:
+    assert {finding.system for finding in result.findings} == {"G1", "G2", "G3", "G4"}
+    return [finding.claim for finding in result.findings if not finding.holds]
+
+
+def test_what_was_derived_holds_and_what_was_printed_does_not(io: StageIO) -> None:
+    assert refuted(StudyResult.read(io.scratch / "building/outputs/studies/equivalence")) == REFUTED
+
+
+def test_the_documented_study_says_the_same() -> None:
+    assert refuted(read_documented("equivalence")) == REFUTED
+
+
+def test_the_numbers_behind_the_findings(tables: Tables) -> None:
+    models = {"tanh net", "relu net", "CLIP image encoder"}
+    for name in ("one_epoch", "joint", "gap", "slopes", "coefficient", "task_factor"):
+        assert {row["model"] for row in tables[name]} == models
+    assert all(row["error"] < 1e-12 for row in tables["one_epoch"])
+    assert all(row["error"] < 1e-12 for row in tables["joint"] if row["epochs"] == 1)
+    for row in tables["slopes"]:
+        assert row["gap"] == pytest.approx(2, abs=0.1)
+        assert row["after_derived"] == pytest.approx(3, abs=0.1)
+        assert row["after_printed"] == pytest.approx(2, abs=0.1)
+    assert all(row["measured"] == pytest.approx(-row["scale"], rel=1e-2) for row in tables["coefficient"])
+    assert all(row["norm"] < row["derived"] for row in tables["network"])
+
+
+def test_the_study_leaves_every_table_and_figure(io: StageIO, tables: Tables) -> None:
+    folder = io.scratch / "building/outputs/studies/equivalence"
+    drawn = figures(tables)
+    assert {path.name for path in folder.iterdir()} == {"result.json", *(f"{name}.svg" for name in drawn)}
+    assert all(to_svg(figure, name) == (folder / f"{name}.svg").read_bytes() for name, figure in drawn.items())
+    for table in StudyResult.read(folder).tables:
+        assert len({tuple(row) for row in table.rows}) == 1
+
+
+def test_the_same_model_gives_the_same_rows() -> None:
+    options = Options.model_validate(SMALL)
+    first, again = (
+        equivalence.rows_of(
+            Case(feed_forward_problem("tanh", (4, 5, 3), samples=8), 0, 0.1, [1e-4, 1e-3], [0.7]), options
+        )
+        for _ in range(2)
+    )
+    assert first == again
+
+
+def test_relus_switch_side_at_large_steps_alone() -> None:
+    problem = feed_forward_problem("relu", (8, 16, 16, 4))
+    near, far = (problem.switched_units(0.7, step, 3) for step in (1e-4, 1e-1))
+    assert near == 0 < far
+    assert feed_forward_problem("tanh", (8, 16, 16, 4)).switched_units(0.7, 1e-1, 3) == 0
