@@ -1,0 +1,28 @@
+"""One small laboratory for the tests of all studies."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.studies.small_lab import make_lab
+
+ITERATIVE: dict[str, Any] = {"regime": "iterative"}
+RUNS: dict[str, dict[str, Any]] = {
+    "one_epoch": {"regime": "one_epoch"},
+    "converged": {"regime": "epochs", "epochs": 2, "keep_epochs": True},
+    "joint": {"regime": "joint", "steps": 4},
+    "mima_1": {**ITERATIVE, "iterative": {"rounds": 1}},
+    "mima_2": {**ITERATIVE, "iterative": {"rounds": 2}},
+    "atm_4": {
+        **ITERATIVE,
+        "iterative": {"rounds": 4, "merge": "task_arithmetic", "args": {"scale": 0.5}, "schedule": "per_round"},
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_lab(tmp_path_factory.mktemp("lab"), RUNS)

@@ -1,0 +1,86 @@
+"""A small laboratory: three tasks of drawn squares, prepared, and the studies' training runs of a few steps."""
+
+import json
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.vision.data import SPLITS, load_split
+from mergeflow.vision.heads import build_head, save_head
+from mergeflow.vision.models import ImageEncoder, load_clip
+from tasks.graph import Stage, load_graph
+from tasks.parameters import load_params, load_study_params
+from tasks.runner import StageIO
+from tasks.studies import runs
+from tests.evaluation.small import TASKS, prepare
+
+ROOT = Path(__file__).parents[2]
+SEEDS = [0, 1]
+
+
+def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4) -> Path:
+    """Write base, data, parameters and training runs below `root`.
+
+    Args:
+        root: an empty folder.
+        training: name of a run → what it changes in `finetune`; `steps` is the budget of those that say nothing.
+        steps: the budget.
+    """
+    clip = load_clip("pocket-clip", "pocket8")
+    write_checkpoint(root / "outputs/base/image_encoder.safetensors", ImageEncoder(clip).encoder_state())
+    for task in TASKS:
+        prepare(root / "work", task)
+        for split in SPLITS:
+            shutil.copytree(root / "work", root / f"outputs/data/{split}/{task}")
+        train = load_split(root / "work", "train")
+        save_head(build_head(clip, train.class_names, train.templates), root / f"outputs/base/heads/{task}.safetensors")
+        shutil.rmtree(root / "work")
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values["tasks"] = dict.fromkeys(TASKS, "drawn")
+    values["finetune"] |= {"steps": steps, "batch_size": 12}
+    (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    (root / "studies").mkdir()
+    whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text()) | {"seeds": SEEDS}
+    whole["runs"] |= training
+    (root / "studies/params.yaml").write_text(yaml.safe_dump(whole))
+    for name in training:
+        _train(root, name)
+    return root
+
+
+def study_io(root: Path, study: str, scratch: Path, **options: Any) -> StageIO:
+    """Return what the stage of a study gets in a laboratory, with some of its choices changed."""
+    stage = _graph()[f"studies/dvc.yaml:{study}"]
+    small = replace(stage, deps=(*stage.deps, "outputs/studies/runs"))  # the lab has its own choice of runs
+    return _open(root, small, scratch, {study: options})
+
+
+@cache
+def _graph() -> dict[str, Stage]:
+    return load_graph(ROOT, studies=True)
+
+
+def _train(root: Path, name: str) -> None:
+    stage = _graph()[f"studies/dvc.yaml:train@{name}"]
+    scratch = root / "scratch" / name
+    io = _open(root, stage, scratch, {})
+    with io.holds:
+        runs.run(io)
+    shutil.move(scratch / "building" / stage.outs[0], root / stage.outs[0])
+    record = root / ".mergeflow" / "records" / f"{stage.folder_name}.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(io.costs))
+
+
+def _open(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
+    params = load_params(root / "params.yaml")
+    studies = load_study_params(root, params)
+    for name, changes in options.items():
+        studies.studies[name] |= changes
+    scratch.mkdir(parents=True, exist_ok=True)
+    return StageIO(stage, root, scratch, params, studies)
