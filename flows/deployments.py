@@ -69,7 +69,7 @@ def add_task(
 
 
 @flow(name="gate")
-def gate(version: str = "candidate", model: str | None = None, root: str = ".") -> dict[str, Any]:
+def gate(version: str | int = "candidate", model: str | None = None, root: str = ".") -> dict[str, Any]:
     """Ask the gates of params.yaml about a registered version, and make it champion if they let it.
 
     Args:
@@ -88,7 +88,7 @@ def gate(version: str = "candidate", model: str | None = None, root: str = ".") 
     folder = project_folder(root)
     section = load_params(folder / "params.yaml").registry
     store, asked = connect(project_root=folder), model or section.model
-    number = find_version(store, asked, version).version
+    number = find_version(store, asked, str(version)).version
     done = promote(store, asked, number, GateSettings(**section.model_dump(exclude={"model"})))
     publish_decision(store, asked, number, done.champion, done.decision)
     return {"model": asked, "version": number, "champion": done.champion, "changed": done.changed}

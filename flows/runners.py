@@ -1,6 +1,7 @@
 """The task runner by configuration: one line of params.yaml decides where the stages run."""
 
 import importlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
 
 def _dask(workers: int) -> tuple[str, str, dict[str, Any]]:
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
-    local = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
+    local = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.ERROR}
     return "prefect_dask", "DaskTaskRunner", {"address": address} if address else {"cluster_kwargs": local}
 
 
@@ -55,4 +56,6 @@ def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
     if address:
         return "prefect_ray", "RayTaskRunner", {"address": address, "init_kwargs": options}
     local = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    # A worker that has not come up in time is killed and started again, for ever: a busy machine needs more than 60 s.
+    local["_system_config"] = {"worker_register_timeout_seconds": 600}
     return "prefect_ray", "RayTaskRunner", {"init_kwargs": options | local}

@@ -156,6 +156,7 @@ def test_a_new_task_and_the_gate_by_deployment(server: Server, story: Story) -> 
     server.run("prefect", "deployment", "run", "add-task/add-task", "--param", "source=inputs/green")
     server.run("prefect", "deployment", "run", "gate/gate", "--param", "version=1", "--watch")
     assert server.runs("add-task", "COMPLETED")
+    assert server.runs("gate", "COMPLETED")
     assert "green" in yaml.safe_load((server.project / "params.yaml").read_text())["tasks"]
 
 
