@@ -199,25 +199,6 @@ def angle_between(first: Point, second: Point) -> float:
     return math.degrees(math.acos(min(max(cosine, -1.0), 1.0)))
 
 
-def descent(values: np.ndarray, grid: Grid) -> Point:
-    """Return where a surface falls, on the whole: −(a, b) of the least-squares plane a·x + b·y + c through it.
-
-    Args:
-        values: [len(ys), len(xs)], finite.
-        grid: where they were measured.
-
-    Example:
-        >>> grid = Grid(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0]))
-        >>> x, y = descent(np.array([[5.0, 3.0, 1.0], [6.0, 4.0, 2.0]]), grid)
-        >>> round(x, 6), round(y, 6)
-        (2.0, -1.0)
-    """
-    x, y = np.meshgrid(grid.xs, grid.ys)
-    columns = np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1)
-    (a, b, _), *_ = np.linalg.lstsq(columns, values.ravel(), rcond=None)
-    return -float(a), -float(b)
-
-
 @dataclass(frozen=True)
 class Valley:
     """The part of a grid where a value is low.

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure, plain
+from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
+from tasks.plotting.labels import HALO, place_labels
 from tasks.plotting.palette import INK, MUTED, SURFACE
 
 Row = Mapping[str, Any]
 LEVELS = (0, 5, 10, 20, 30, 40, 50, 60, 80, 100)  # error in %
 _COLOURS = LinearSegmentedColormap.from_list("error", ["#3f97cc", "#b9d9ec", SURFACE])
-_HALO = [patheffects.withStroke(linewidth=2.2, foreground=SURFACE)]
+_LABELS = {"base": "θ0", "mean": "mean"}
 
 
 def landscape_figure(rows: Sequence[Row]) -> Figure:
@@ -25,8 +25,9 @@ def landscape_figure(rows: Sequence[Row]) -> Figure:
         rows: per plane `rounds`, `pair`, `xs`, `ys`, `errors` (task → [len(ys), len(xs)], in 0..1), `places`
             (base, the tasks' experts and mean → (x, y)) and `angle` in degrees.
     """
-    figure = new_figure(FULL_WIDTH, 3.4 * len(rows))
-    grid = figure.subplots(len(rows), 3, squeeze=False)
+    heights = [3.1 * max((row["ys"][-1] - row["ys"][0]) / (row["xs"][-1] - row["xs"][0]), 0.35) for row in rows]
+    figure = new_figure(FULL_WIDTH, sum(heights) + 0.9 * len(rows))
+    grid = figure.subplots(len(rows), 3, squeeze=False, height_ratios=heights)
     for axes, row in zip(grid, rows, strict=True):
         errors = {task: 100 * np.array(row["errors"][task]) for task in row["pair"]}
         errors["mean of both"] = (errors[row["pair"][0]] + errors[row["pair"][1]]) / 2
@@ -35,6 +36,10 @@ def landscape_figure(rows: Sequence[Row]) -> Figure:
             dress(panel, f"N = {row['rounds']}: {name}", "x along u", "y along v" if first else "", grid="both")
             contours(panel, np.array(row["xs"]), np.array(row["ys"]), values)
             _models(panel, row)
+    figure.draw_without_rendering()  # labels are placed on panels of their final size
+    for axes, row in zip(grid, rows, strict=True):
+        for panel in axes:
+            place_labels(panel, {_LABELS.get(name, f"θ {name}"): place for name, place in row["places"].items()})
     return figure
 
 
@@ -45,24 +50,6 @@ def contours(panel: Axes, xs: np.ndarray, ys: np.ndarray, values: np.ndarray) ->
     panel.clabel(lines, fmt="%d %%", fontsize=SMALL - 1, colors=INK)
     panel.set_aspect("equal")
     panel.grid(False)
-
-
-def mark(panel: Axes, place: tuple[float, float], label: str, offset: tuple[float, float] = (6, 5)) -> None:
-    """Put a labelled point on a panel that is filled with colour."""
-    panel.plot(*place, "o", color=INK, markersize=5.5, markeredgecolor=SURFACE, markeredgewidth=0.9)
-    side = "left" if offset[0] >= 0 else "right"
-    panel.annotate(
-        plain(label),
-        place,
-        xytext=offset,
-        textcoords="offset points",
-        ha=side,
-        va="bottom" if offset[1] >= 0 else "top",
-        fontsize=SMALL,
-        fontweight="bold",
-        color=INK,
-        path_effects=_HALO,
-    )
 
 
 def _models(panel: Axes, row: Row) -> None:
@@ -76,16 +63,14 @@ def _models(panel: Axes, row: Row) -> None:
             places["base"],
             arrowprops={"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 3},
         )
-    mark(panel, places["base"], "θ0", (-5, -4))
-    mark(panel, places[first], f"θ {first}", (8, -6))
-    mark(panel, places[second], f"θ {second}", (4, 5))
-    mark(panel, places["mean"], "mean")
+    for place in places.values():
+        panel.plot(*place, "o", color=INK, markersize=5.5, markeredgecolor=SURFACE, markeredgewidth=0.9)
     radius = 0.28 * float(np.hypot(*places[first]))
     turn = np.radians(np.linspace(0, row["angle"], 30))
     panel.plot(radius * np.cos(turn), radius * np.sin(turn), color=INK, linewidth=1.0)
     middle = np.radians(row["angle"] / 2)
     panel.annotate(
-        f"{row['angle']:.0f}°",
+        f"{row['angle']:.2g}°",
         (radius * np.cos(middle), radius * np.sin(middle)),
         xytext=(7 * np.cos(middle), 7 * np.sin(middle)),
         textcoords="offset points",
@@ -93,5 +78,5 @@ def _models(panel: Axes, row: Row) -> None:
         va="center",
         fontsize=SMALL,
         color=INK,
-        path_effects=_HALO,
+        path_effects=HALO,
     )

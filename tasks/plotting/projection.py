@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -12,11 +11,10 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure, panels, plain, series_style
-from tasks.plotting.palette import GRID, INK, LIGHT, MUTED, SURFACE
+from tasks.plotting.labels import place_labels
+from tasks.plotting.palette import GRID, INK, LIGHT, SURFACE
 
 Point = tuple[float, float]
-_HALO = [patheffects.withStroke(linewidth=2.0, foreground=SURFACE)]
-_SIDES = [np.array((np.cos(a), np.sin(a))) for a in np.radians(range(0, 360, 30))]
 _COSINES = LinearSegmentedColormap.from_list("cosine", [SURFACE, "#b9d9ec", LIGHT["series-1"]])
 
 
@@ -73,43 +71,6 @@ def _labels(row: Mapping[str, Any], plane: Mapping[str, Any]) -> dict[str, Point
     middle = np.mean([places[name] for name in row["experts"]], axis=0)
     nearest = min(row["experts"], key=lambda name: float(np.hypot(*np.subtract(places[name], middle))))
     return {**found, "experts": places[nearest]}
-
-
-def place_labels(panel: Axes, labels: Mapping[str, Point]) -> None:
-    """Write labels beside their points, each where it covers no other label and no point; far ones get a line.
-
-    The panel must have its final limits and size.
-    """
-    to_points = panel.transData.transform
-    scale = 72 / panel.figure.dpi
-    anchors = {text: np.array(to_points(place)) * scale for text, place in labels.items()}
-    taken = [np.concatenate((anchor - 4, anchor + 4)) for anchor in anchors.values()]
-    for text, anchor in anchors.items():
-        size = np.array((0.56 * SMALL * len(text), 1.15 * SMALL))
-        shifts = [side * (reach + size / 2) for reach in (8.0, 18.0, 30.0, 45.0, 62.0) for side in _SIDES]
-        boxes = [np.concatenate((anchor + shift - size / 2, anchor + shift + size / 2)) for shift in shifts]
-        cost = [sum(_covered(box, other) for other in taken) + 0.02 * index for index, box in enumerate(boxes)]
-        best = int(np.argmin(cost))
-        taken.append(boxes[best])
-        panel.annotate(
-            plain(text),
-            labels[text],
-            xytext=tuple(shifts[best]),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=SMALL,
-            color=INK,
-            path_effects=_HALO,
-            arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
-        )
-
-
-def _covered(box: np.ndarray, other: np.ndarray) -> float:
-    """Return the area that two boxes share, in square points."""
-    width = min(box[2], other[2]) - max(box[0], other[0])
-    height = min(box[3], other[3]) - max(box[1], other[1])
-    return float(max(width, 0.0) * max(height, 0.0))
 
 
 def cosine_figure(cosines: np.ndarray, names: Sequence[str]) -> Figure:

@@ -5,12 +5,11 @@ of it. With experts of N = 1, 4 and 16 rounds of merge and tune at the same budg
 does the mean of the two experts lie in both?
 
 **Method.** With τ_t = θ_t − θ0, u = τ_1/‖τ_1‖ and v = (τ_2 − ⟨τ_2, u⟩u)/‖·‖, the points are P(x, y) = θ0 + x u + y v
-on a square grid around θ0, θ_1 and θ_2. Error is 1 − accuracy, on the grid that of a subsample of the validation
-images, at θ0, θ_1, θ_2 and (θ_1 + θ_2)/2 that of the whole test sets. A task's *valley* is the part of the grid where
-its error is within 5 points of the smallest. *Distance* is that of the valleys' centres as a share of
-(‖τ_1‖ + ‖τ_2‖)/2, *overlap* is |A ∩ B| / |A ∪ B|, and *turn* is the angle between the directions in which the two
-errors fall, each that of the least-squares plane through all its values. Experts of N > 1 rounds have all been averaged
-with the experts of the other tasks too, so what the two share is not of these two alone.
+on a grid around θ0, θ_1 and θ_2. Error is 1 − accuracy, on the grid that of a subsample of the validation images, at
+named models that of the whole test sets. A task's *valley* is the part of the grid where its error is within 5 points
+of the smallest, its *centre* the mean of these points. *Turn* is the angle between the two centres seen from θ0,
+*distance* that between them as a share of (‖τ_1‖ + ‖τ_2‖)/2, *overlap* |A ∩ B| / |A ∪ B|. The merged model is the mean
+of the experts of all tasks; it lies off the plane, which holds the mean of the two.
 
 **Source.** MIMA, Section 5.3, Figures 7 and 12; the plane is that of Izmailov et al. 2018.
 """
@@ -23,8 +22,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from mergeflow.analysis.landscape import Grid, angle_between, descent, measure_grid, plane_through, valley
+from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from mergeflow.evaluation.statistics import mean
+from mergeflow.merging import configure
 from tasks.parameters import Section
 from tasks.plotting.landscape import landscape_figure
 from tasks.runner import StageIO
@@ -61,14 +61,15 @@ def run(io: StageIO) -> None:
         io.report("planes", done, len(pieces))
         name = f"{'_'.join(pair)}_{n}_{seed}"
         rows.append(kept(io, name, partial(measure, inputs, options, pair, n, seed)))
+    rows = [{**row, **geometry(row, options.height)} for row in rows]
     result = StudyResult(tables(rows), findings(rows), notes(rows))
     result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
 
 
 def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Row:
     """Return one plane: its grid and errors, where the models lie, and their errors on test."""
-    trained = inputs.run(f"mima_{rounds}")
-    first, second = (trained.expert(seed, task) for task in pair)
+    experts = inputs.run(f"mima_{rounds}").experts(seed)
+    first, second = (experts[task] for task in pair)
     plane = plane_through(inputs.base, first, second)
     places = {"base": (0.0, 0.0), **{t: plane.coordinates(s)[0] for t, s in zip(pair, (first, second), strict=True)}}
     places["mean"] = tuple(np.mean([places[task] for task in pair], axis=0).tolist())
@@ -77,7 +78,8 @@ def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: 
     scorer = inputs.scorer({})
     errors = measure_grid(plane, grid, lambda state: error_of(scorer.state(state, images)))
     halfway = {name: (first[name] + second[name]) / 2 for name in first}
-    models = {"base": inputs.base, pair[0]: first, pair[1]: second, "mean": halfway}
+    merged = inputs.scorer(experts).merge(configure("average"))
+    models = {"base": inputs.base, pair[0]: first, pair[1]: second, "mean": halfway, "merged": merged}
     return {
         "pair": list(pair),
         "rounds": rounds,
@@ -86,28 +88,30 @@ def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: 
         "ys": grid.ys.tolist(),
         "errors": {task: values.tolist() for task, values in errors.items()},
         "places": places,
+        "off": plane.coordinates(merged)[1],
         "test": {name: error_of(inputs.accuracy(state, "test", pair)) for name, state in models.items()},
-        **geometry(places, errors, grid, pair, options.height),
     }
 
 
-def geometry(
-    places: Mapping[str, tuple[float, float]],
-    errors: Mapping[str, np.ndarray],
-    grid: Grid,
-    pair: Sequence[str],
-    height: float,
-) -> dict[str, float]:
-    """Return a plane in numbers: `angle` of τ; `turn`, `distance`, `overlap` of the valleys; `floor` of the mean."""
-    one, two = (valley(errors[task], grid, height) for task in pair)
-    length = float(np.mean([np.hypot(*places[task]) for task in pair]))
+def geometry(row: Row, height: float) -> dict[str, float]:
+    """Return a plane in numbers.
+
+    Returns:
+        `angle` of the task vectors in degrees, their mean `length`; `turn` in degrees, `distance` and `overlap` of the
+        valleys; `floor`, the smallest mean error of the two tasks on the grid.
+    """
+    grid = Grid(np.array(row["xs"]), np.array(row["ys"]))
+    first, second = (np.array(row["errors"][task]) for task in row["pair"])
+    one, two = valley(first, grid, height), valley(second, grid, height)
+    places = [row["places"][task] for task in row["pair"]]
+    length = float(np.mean([np.hypot(*place) for place in places]))
     return {
-        "angle": angle_between(places[pair[0]], places[pair[1]]),
-        "turn": angle_between(*(descent(errors[task], grid) for task in pair)),
+        "angle": angle_between(*places),
+        "length": length,
+        "turn": angle_between(one.centre, two.centre),
         "distance": float(np.hypot(*np.subtract(one.centre, two.centre))) / length,
         "overlap": one.overlap(two),
-        "floor": float(((errors[pair[0]] + errors[pair[1]]) / 2).min()),
-        "length": length,
+        "floor": float(((first + second) / 2).min()),
     }
 
 
@@ -121,11 +125,9 @@ def of(rows: Sequence[Row], pair: Sequence[str], rounds: int | None = None) -> l
 
 
 def series(rows: Sequence[Row], name: str) -> list[float]:
-    """Return one measure per seed: of the geometry, or `MODEL` the mean test error of both tasks in %."""
-    pair = rows[0]["pair"]
-    by_name = {"first": pair[0], "second": pair[1], "base": "base", "mean": "mean"}
-    if name in by_name:
-        return [100 * mean(row["test"][by_name[name]]) for row in rows]
+    """Return one measure per seed: one of the geometry, or a model's mean test error on both tasks in %."""
+    if name in rows[0]["test"]:
+        return [100 * mean(row["test"][name]) for row in rows]
     return [row[name] for row in rows]
 
 
@@ -141,6 +143,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             "distance of the valleys": with_interval(series(of(rows, pair, n), "distance"), 2),
             "overlap": with_interval(series(of(rows, pair, n), "overlap"), 2),
             "mean ‖τ‖": with_interval(series(of(rows, pair, n), "length"), 2),
+            "merged model off the plane": with_interval(series(of(rows, pair, n), "off"), 2),
         }
         for pair, n in cells
     ]
@@ -149,6 +152,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             "tasks": ", ".join(pair),
             "N": n,
             "θ0": with_interval(series(of(rows, pair, n), "base")),
+            "merged model": with_interval(series(of(rows, pair, n), "merged")),
             "mean of both experts": with_interval(series(of(rows, pair, n), "mean")),
             "best point of the grid (validation)": with_interval(
                 [100 * value for value in series(of(rows, pair, n), "floor")]
@@ -171,13 +175,14 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         _falls(rows, "The angle between the task vectors shrinks as N grows.", "angle", "°", 1),
         _falls(
             rows,
-            "The valleys turn towards each other: the angle between the falls of the two errors shrinks.",
+            "The valleys turn towards each other: the angle between them, seen from θ0, shrinks.",
             "turn",
             "°",
             1,
         ),
         _falls(rows, "The minima move together: the distance of the valleys shrinks.", "distance", "", 2),
         _falls(rows, "The valleys become one shared basin: their overlap grows.", "overlap", "", 2, sign=-1),
+        _falls(rows, "The error of the merged model falls on these tasks.", "merged", " %", 1),
         _falls(rows, "The error of the mean of the two experts falls.", "mean", " %", 1),
     ]
 
@@ -195,13 +200,32 @@ def _falls(rows: Sequence[Row], claim: str, name: str, unit: str, digits: int, s
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return what the tables do not say by themselves."""
-    sizes = len(rows[0]["xs"])
-    spacing = np.mean([(row["xs"][1] - row["xs"][0]) / row["length"] for row in rows])
+    """Return what decides what was seen, and what the pictures do not show."""
+    numbers = _rounds(rows)
+    few, many = ([row for row in rows if row["rounds"] == n] for n in (numbers[0], numbers[-1]))
+    apart = [np.hypot(*np.subtract(*(r["places"][t] for t in r["pair"]))) / r["length"] for r in many]
+    own = {
+        n: 50 * np.mean([sum(r["test"][t][t] for t in r["pair"]) for r in rows if r["rounds"] == n]) for n in numbers
+    }
     return [
-        f"The grid has {sizes} × {sizes} points, {spacing:.2f} ‖τ‖ apart; a valley's centre is a mean over its "
-        "points and finer than that.",
+        f"At N = {numbers[0]} the mean of two experts is a merge of these two tasks alone; its error is "
+        f"{_mean(few, 'mean'):.1f} %, that of the merge of all tasks {_mean(few, 'merged'):.1f} %, which lies "
+        f"{_mean(few, 'off'):.2f} off the plane and is not in the picture. With more rounds each expert holds the mean "
+        f"of all tasks and the two errors become one: {_mean(many, 'mean'):.1f} and {_mean(many, 'merged'):.1f} % at "
+        f"N = {numbers[-1]}.",
+        f"What turns the valleys is what the experts share. At N = {numbers[-1]} they differ by only "
+        f"{float(np.mean(apart)):.3f} ‖τ‖, because the schedule over the whole budget leaves the last rounds almost no "
+        "learning rate; v is then the direction of a last small step, and no task's valley is a feature of it. The "
+        f"price is in the experts: their own error is {_listed(own)}.",
     ]
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return float(np.mean(series(rows, name)))
+
+
+def _listed(values: Mapping[int, float]) -> str:
+    return ", ".join(f"{value:.1f} % (N = {n})" for n, value in values.items())
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class Options(Section):
     """The study's choices.
 
     one_shot: the run whose experts are merged. paths: the iterative runs. joint: the joint run. factors: of a method's
-    default scale, tried on validation. images: validation images per task for that. drops: of DARE, compared with what
-    is expected.
+    default scale, tried on validation. images: per task, of validation for that choice and of test for the accuracies.
+    drops: of DARE, compared with what is expected.
     """
 
     one_shot: str
@@ -105,6 +105,7 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
     calm = {name: state for name, state in points.items() if name not in _random(merges)}
     rest = {name: points[name] for name in points if name not in calm}
     scored = {"base": inputs.base, **merges, **joint, **ends}
+    images = {task: data.first(options.images) for task, data in inputs.images("test").items()}
     return {
         "seed": seed,
         "scales": scales,
@@ -119,8 +120,7 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
             "all models": _plane(principal_components(points, 2, gram), {}),
             "without random masks": _plane(principal_components(calm, 2), rest),
         },
-        "accuracy": {name: mean_accuracy(inputs.accuracy(state, "test")) for name, state in scored.items()},
-        "individual": mean_accuracy(inputs.individual(experts, "test")),
+        "accuracy": {name: mean_accuracy(scorer.state(state, images)) for name, state in scored.items()},
         "drops": _drops(scorer, options.drops, scales[AGAINST]),
     }
 

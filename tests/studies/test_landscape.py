@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mergeflow.analysis.landscape import Grid
 from tasks.studies import landscape
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.pieces import Row
@@ -48,24 +47,28 @@ def test_a_plane_meets_its_models(io) -> None:  # type: ignore[no-untyped-def]
 
 def made_up(rounds: int, seed: int, apart: float, error: float) -> Row:
     """A plane with two round valleys."""
-    grid = Grid(np.linspace(-3, 2, 51), np.linspace(-3, 2, 51))
-    x, y = np.meshgrid(grid.xs, grid.ys)
+    axis = np.linspace(-1, 2, 31)
+    x, y = np.meshgrid(axis, axis)
     places = {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (1 - apart, apart), "mean": (1 - apart / 2, apart / 2)}
-    errors = {task: 0.2 * np.hypot(x - places[task][0], y - places[task][1]) ** 2 for task in "ab"}
-    models = {"base": 0.5, "a": 0.1, "b": 0.1, "mean": error}
-    return {
+    models = {"base": 0.5, "a": 0.1, "b": 0.1, "mean": error, "merged": error}
+    row = {
         "pair": ["a", "b"],
         "rounds": rounds,
         "seed": seed,
-        "xs": grid.xs.tolist(),
+        "xs": axis.tolist(),
+        "ys": axis.tolist(),
+        "errors": {t: (0.2 * np.hypot(x - places[t][0], y - places[t][1]) ** 2).tolist() for t in "ab"},
+        "places": places,
+        "off": 0.1,
         "test": {name: {"a": value, "b": value} for name, value in models.items()},
-        **landscape.geometry(places, errors, grid, ("a", "b"), 0.05),
     }
+    return {**row, **landscape.geometry(row, 0.05)}
 
 
 def test_geometry_of_known_valleys() -> None:
     row = made_up(1, 0, 1.0, 0.3)
     assert row["angle"] == pytest.approx(90)
+    assert row["turn"] == pytest.approx(90, abs=2)
     assert row["distance"] == pytest.approx(2**0.5, abs=0.02)
     assert row["overlap"] == pytest.approx(0, abs=0.02)
     assert made_up(16, 0, 0.0, 0.3)["overlap"] == 1
@@ -80,5 +83,10 @@ def test_findings_follow_the_numbers() -> None:
 
 def test_findings_of_the_paper() -> None:
     held = documented("landscape")
-    for claim in ("angle between the task vectors shrinks", "error of the mean of the two experts falls"):
+    for claim in (
+        "angle between the task vectors shrinks",
+        "valleys turn",
+        "minima move together",
+        "merged model falls",
+    ):
         assert held(claim)

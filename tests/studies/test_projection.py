@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 from mergeflow.merging import methods
 from tasks.plotting.drawing import new_figure
-from tasks.plotting.projection import place_labels
+from tasks.plotting.labels import place_labels
 from tasks.studies import projection
 from tasks.studies.pieces import Row
 from tasks.studies.projection_results import Space, findings
