@@ -169,7 +169,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what decides the cosine."""
     parts = [
-        f"{name}: ρ = {fmean(row['increment'] / row['shared'] for row in rows if row['run'] == name):.2f}"
+        f"{name}: ρ = {fmean(row['increment'] / row['shared'] for row in rows if row['run'] == name):.2g}"
         for name in _runs(rows)
         if all(row["shared"] for row in rows if row["run"] == name)
     ]
