@@ -189,7 +189,7 @@ def training(results: Results) -> Figure:
     dress(scores, "Validation accuracy", "epoch", "accuracy, %")
     for index, (task, rows) in enumerate(results.epochs.items()):
         style = {**series_style(index), "markersize": 4}
-        epochs = [row["epoch"] for row in rows]
+        epochs = range(1, len(rows) + 1)  # through all rounds of an iterative run, each of which counts from 1
         losses.plot(epochs, [row["loss"] for row in rows], label=plain(task), **style)
         scores.plot(epochs, [100 * row["validation_accuracy"] for row in rows], **style)
     for panel in (losses, scores):

@@ -57,7 +57,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + 180
+    end = time.monotonic() + 400
     while time.monotonic() < end:
         assert process.poll() is None, log.read_text()
         try:
@@ -65,7 +65,7 @@ def wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -
             return
         except OSError:
             time.sleep(0.3)
-    raise AssertionError(f"no answer from {address} in 180 s:\n{log.read_text()}")
+    raise AssertionError(f"no answer from {address} in 400 s:\n{log.read_text()}")
 
 
 def post(address: str, body: object) -> tuple[int, dict]:

@@ -64,9 +64,19 @@ def accuracy_series(test: Row) -> list[Row]:
 
 
 def training_series(epochs: Mapping[str, list[Row]]) -> list[Row]:
-    """Return each expert's training loss and validation accuracy by epoch."""
-    kept = ("epoch", "steps", "loss", "validation_accuracy")
-    return [{"task": task, **{key: row[key] for key in kept}} for task, rows in epochs.items() for row in rows]
+    """Return each expert's training loss and validation accuracy by epoch, through all rounds of an iterative run.
+
+    Example:
+        >>> row = {"epoch": 1, "steps": 3, "loss": 2.5, "validation_accuracy": 0.5}
+        >>> [point["epoch"] for point in training_series({"digits": [row, row]})]
+        [1, 2]
+    """
+    kept = ("steps", "loss", "validation_accuracy")
+    return [
+        {"task": task, "epoch": number, **{key: row[key] for key in kept}}
+        for task, rows in epochs.items()
+        for number, row in enumerate(rows, start=1)
+    ]
 
 
 def cosine_series(geometry: Row) -> list[Row]:
