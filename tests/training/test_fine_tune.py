@@ -10,66 +10,61 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.training import FineTuneSettings, TrainingSet, Trajectory, fine_tune, learning_rate_factor
+from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune, learning_rate_factor
+from tests.training.toy import Tiny, data, logits, order, plain, train, weights
 
 SETTINGS = FineTuneSettings(steps=12, batch_size=4, learning_rate=1e-2, warmup=0.25, save_every=5)
 
 
-class Tiny(nn.Module):
-    """A linear encoder of 4×4 images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(48, 5)
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            nn.init.normal_(self.linear.weight, std=0.1)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.linear(images.flatten(1).float() / 255)
-        return features
+class Killed(Exception):
+    pass
 
 
-def data(images: int = 18) -> TrainingSet:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(images) % 3
-    pixels = torch.randint(0, 60, (images, 4, 4, 3), generator=generator, dtype=torch.uint8)
-    pixels[torch.arange(images), labels] += 150
-    return TrainingSet("toy", pixels, labels, logits)
+def kill_at(stop: int):
+    def kill(done: int, total: int) -> None:
+        if done == stop:
+            raise Killed
+
+    return kill
 
 
-def logits(features: Tensor) -> Tensor:
-    return features[:, :3] * 4
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_reference_plain_torch(tmp_path: Path, optimiser: str, schedule: str) -> None:
+    settings = FineTuneSettings(
+        steps=7, batch_size=8, learning_rate=1e-2, warmup=2 / 7, gradient_clip=0.0, optimiser=optimiser,
+        momentum=0.9, schedule=schedule,
+    )  # fmt: skip
+    encoder, trajectory = train(tmp_path, settings)
+
+    def rate(step: int) -> float:
+        share = step / 7
+        if share < 2 / 7:
+            return 1e-2 * share / (2 / 7)
+        return 1e-2 if schedule == "constant" else 1e-2 * 0.5 * (1 + math.cos(math.pi * (share - 2 / 7) / (5 / 7)))
+
+    def make(parameters):
+        if optimiser == "sgd":
+            return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, weight_decay=0.1)
+        return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+    toy = data()
+    steps = [[(toy, order(18, step // 3)[step % 3 * 8 : step % 3 * 8 + 8], 1.0)] for step in range(7)]
+    torch.testing.assert_close(weights(encoder), weights(plain(steps, make, rate)), rtol=1e-5, atol=1e-6)
+    assert [row.steps for row in trajectory.rows] == [3, 6, 7]
 
 
-def train(folder: Path, settings: FineTuneSettings = SETTINGS, seed: int = 0, **extra) -> tuple[Tiny, Trajectory]:  # type: ignore[no-untyped-def]
-    encoder = Tiny()
-    tasks = [extra.pop("data", data())]
-    found = fine_tune(encoder, tasks, settings, seed, folder / "saved.pt", lambda: 0.5, **extra)
-    return encoder, found.trajectory
-
-
-def weights(encoder: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in encoder.parameters()])
-
-
-def test_reference_plain_adamw(tmp_path: Path) -> None:
-    encoder, _ = train(
-        tmp_path, FineTuneSettings(steps=3, batch_size=18, learning_rate=1e-2, warmup=0.0, gradient_clip=0.0)
+def test_gradients_are_clipped_as_one(tmp_path: Path) -> None:
+    settings = FineTuneSettings(
+        steps=1, batch_size=18, optimiser="sgd", learning_rate=1.0, warmup=0.0, weight_decay=0.0, gradient_clip=1e-3
     )
-    plain, whole = Tiny(), data()
-    optimiser = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.1)
-    for step in range(3):
-        optimiser.param_groups[0]["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * step / 3))
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(logits(plain(whole.images)), whole.labels).backward()
-        optimiser.step()
-    torch.testing.assert_close(weights(encoder), weights(plain), rtol=1e-5, atol=1e-6)
+    encoder, trajectory = train(tmp_path, settings)
+    assert trajectory.rows[0].gradient_norm > 0.1
+    assert torch.linalg.vector_norm(weights(encoder) - weights(Tiny())) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_deterministic_by_seed(tmp_path: Path) -> None:
-    first, again, other = (train(_folder(tmp_path / str(i)), seed=seed)[0] for i, seed in enumerate([3, 3, 4]))
+    first, again, other = (train(tmp_path / str(i), SETTINGS, seed=seed)[0] for i, seed in enumerate([3, 3, 4]))
     assert torch.equal(weights(first), weights(again))
     assert not torch.equal(weights(first), weights(other))
 
@@ -82,57 +77,114 @@ def test_purpose_it_learns(tmp_path: Path) -> None:
     assert trajectory.rows[-1].distance > 0
 
 
+def test_accumulation_is_the_whole_batch_but_for_rounding(tmp_path: Path) -> None:
+    common = {"steps": 6, "batch_size": 7, "learning_rate": 1e-2, "gradient_clip": 0.0}
+    whole, rows = train(tmp_path / "1", FineTuneSettings(**common), dtype=torch.float64)
+    for pieces in (2, 3, 7, 20):
+        settings = FineTuneSettings(**common, accumulate=pieces)
+        split, others = train(tmp_path / str(pieces), settings, dtype=torch.float64)
+        torch.testing.assert_close(weights(split), weights(whole), rtol=1e-12, atol=1e-14)
+        assert others.rows[-1].loss == pytest.approx(rows.rows[-1].loss, rel=1e-12)
+
+
+def test_bfloat16_is_near_and_leaves_weights_in_float32(tmp_path: Path) -> None:
+    common = {"steps": 30, "batch_size": 6, "learning_rate": 1e-2}
+    exact, rows = train(tmp_path / "32", FineTuneSettings(**common))
+    rough, others = train(tmp_path / "16", FineTuneSettings(**common, precision="bfloat16"))
+    assert {p.dtype for p in rough.parameters()} == {torch.float32}
+    assert not torch.equal(weights(rough), weights(exact))
+    assert others.rows[-1].loss == pytest.approx(rows.rows[-1].loss, abs=0.02)
+
+
+def test_the_head_stays_in_float32_under_bfloat16(tmp_path: Path) -> None:
+    seen: list[torch.dtype] = []
+
+    def head(features: Tensor) -> Tensor:
+        found = features @ torch.ones(5, 3)
+        seen.append(found.dtype)
+        return found
+
+    task = TrainingSet("toy", data().images, data().labels, head)
+    train(tmp_path, FineTuneSettings(steps=1, precision="bfloat16"), [task])
+    assert seen == [torch.float32]
+
+
 @pytest.mark.parametrize("stop", [1, 4, 5, 6, 10, 11])
-def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, stop: int) -> None:
-    whole, rows = train(_folder(tmp_path / "whole"))
+@pytest.mark.parametrize("dropout", [False, True])
+def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, stop: int, dropout: bool) -> None:
+    def run(folder: Path, **extra):
+        folder.mkdir(exist_ok=True)
+        encoder = nn.Sequential(Tiny(), nn.Dropout(0.3)) if dropout else Tiny()
+        return encoder, fine_tune(encoder, [data()], SETTINGS, 0, folder / "saved.pt", lambda: 0.5, **extra)
 
-    class Killed(Exception):
-        pass
-
-    def kill(done: int, total: int) -> None:
-        if done == stop:
-            raise Killed
-
-    folder = _folder(tmp_path / "killed")
+    whole, found = run(tmp_path / "whole")
     with pytest.raises(Killed):
-        train(folder, report=kill)
-    resumed, resumed_rows = train(folder)
+        run(tmp_path / "killed", report=kill_at(stop))
+    torch.rand(7)  # whatever else the process draws
+    resumed, again = run(tmp_path / "killed")
     assert torch.equal(weights(whole), weights(resumed))
-    assert rows.rows == resumed_rows.rows
+    assert found.trajectory.rows == again.trajectory.rows
+    assert (found.cost.steps, found.cost.images) == (again.cost.steps, again.cost.images)
 
 
-def test_one_epoch_sees_each_image_once(tmp_path: Path) -> None:
-    seen: list[int] = []
+def test_torchs_own_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    encoder = Tiny()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fine_tune(encoder, [data()], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5)
+    assert torch.equal(torch.rand(3), expected)
 
-    class Counting(Tiny):
-        def forward(self, images: Tensor) -> Tensor:
-            seen.append(len(images))
-            return super().forward(images)
 
-    settings = FineTuneSettings(regime="one_epoch", batch_size=4)
-    found = fine_tune(Counting(), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
-    assert seen == [4, 4, 4, 4, 2]
-    assert [row.steps for row in found.trajectory.rows] == [5]
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign"])
+def test_a_damaged_state_is_an_error_with_its_name(tmp_path: Path, damage: str) -> None:
+    with pytest.raises(Killed):
+        train(tmp_path, SETTINGS, report=kill_at(6))
+    path = tmp_path / "saved.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"cut": content[:-100], "flipped": content, "empty": b"", "foreign": b"x" * 999}[damage])
+    with pytest.raises(MergeflowError, match=r"saved.pt cannot be read .* Delete it"):
+        train(tmp_path, SETTINGS)
+
+
+def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tmp_path, SETTINGS, report=kill_at(6))
+    for change in ({"seed": 1}, {"tasks": [data(20)]}, {"settings": SETTINGS.model_copy(update={"steps": 13})}):
+        arguments = {"settings": SETTINGS, **change}
+        with pytest.raises(MergeflowError, match=r"is that of another run; (seed|images|settings, steps) diff"):
+            train(tmp_path, **arguments)
 
 
 def test_a_diverging_run_names_task_and_step(tmp_path: Path) -> None:
     settings = FineTuneSettings(steps=50, batch_size=4, learning_rate=1e30, gradient_clip=0.0, warmup=0.0)
-    with pytest.raises(MergeflowError, match=r"task 'toy': the loss became .* at step \d+ of 50"):
+    with pytest.raises(MergeflowError, match=r"task 'toy': the .* became (inf|nan) at step \d+ of 50"):
         train(tmp_path, settings)
+
+
+def test_weights_that_overflow_in_the_last_step_are_no_expert(tmp_path: Path) -> None:
+    settings = FineTuneSettings(
+        steps=1, optimiser="sgd", learning_rate=3e38, gradient_clip=0.0, warmup=0.0, weight_decay=0.0
+    )
+    steep = TrainingSet("toy", data().images, data().labels, lambda features: 1000 * logits(features))
+    with pytest.raises(MergeflowError, match="2-norm of the weights became inf at step 1 of 1"):
+        train(tmp_path, settings, [steep])
+
+
+def test_a_joint_run_names_the_task_that_diverged(tmp_path: Path) -> None:
+    bad = TrainingSet("bad", data().images, data().labels, lambda features: features * float("nan"))
+    with pytest.raises(MergeflowError, match="task 'bad': the loss became nan at step 1"):
+        train(tmp_path, FineTuneSettings(regime="joint", steps=2), [data(), bad])
 
 
 def test_an_empty_task_is_named(tmp_path: Path) -> None:
     empty = TrainingSet("toy", torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), logits)
     with pytest.raises(MergeflowError, match="task 'toy' has no training images"):
-        train(tmp_path, data=empty)
+        train(tmp_path, SETTINGS, [empty])
 
 
 @given(st.floats(0, 0.999), st.floats(0, 0.9), st.sampled_from(["cosine", "constant"]))
 def test_learning_rate_stays_within_its_peak(progress: float, warmup: float, schedule: str) -> None:
     settings = FineTuneSettings(warmup=warmup, schedule=schedule)  # type: ignore[arg-type]
     assert 0.0 <= learning_rate_factor(settings, progress) <= 1.0
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path
