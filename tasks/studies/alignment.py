@@ -100,7 +100,7 @@ def lengths_table(rows: Sequence[Row]) -> Table:
 
     def line(name: str) -> dict[str, Any]:
         own = [row for row in rows if row["run"] == name]
-        predicted = [row["shared"] ** 2 / (row["shared"] ** 2 + row["increment"] ** 2) for row in own]
+        predicted = [row["shared"] ** 2 / max(row["shared"] ** 2 + row["increment"] ** 2, 1e-30) for row in own]
         return {
             "run": name,
             "cos τ": with_interval([fmean(pairs(row["tau"][-1])) for row in own], 3),

@@ -53,20 +53,17 @@ def run(io: StageIO) -> None:
         rows.append(kept(io, f"{kind}_{number}_{seed}", piece))
     courses = {name: kept(io, f"course_{name}", partial(course, inputs, name)) for name in options.course}
     result = StudyResult([frequency_table(rows), course_table(courses)], findings(rows), notes(rows))
-    curves = {
-        kind: {number: values(rows, kind, number, "merged") for number in _numbers(rows, kind)} for kind in (ATM, MIMA)
-    }
+    curves = {kind: {number: values(rows, kind, number) for number in _numbers(rows, kind)} for kind in (ATM, MIMA)}
     over = {name: dict(zip(c["steps"], c["accuracy"], strict=True)) for name, c in courses.items()}
     result.write(io.out(f"outputs/studies/{STUDY}"), {"frequency": frequency_figure(curves, over)})
 
 
 def measure(inputs: StudyInputs, kind: str, number: int, seed: int, scale: float) -> Row:
-    """Return test accuracy of one run's merged model and of its last experts."""
+    """Return test accuracy of one run's merged model."""
     one_shot = kind == ATM and number == 1
     source = inputs.run(f"mima_{number}" if kind == MIMA or one_shot else f"atm_{number}")
-    experts = source.experts(seed)
     if one_shot:
-        merged: State = inputs.scorer(experts).merge(configure("task_arithmetic", {"scale": scale}))
+        merged: State = inputs.scorer(source.experts(seed)).merge(configure("task_arithmetic", {"scale": scale}))
     else:
         merged = source.merged(seed, number)
     return {
@@ -75,7 +72,6 @@ def measure(inputs: StudyInputs, kind: str, number: int, seed: int, scale: float
         "seed": seed,
         "steps": source.rounds(seed)[-1]["steps"],
         "merged": inputs.accuracy(merged, "test"),
-        "experts": inputs.individual(experts, "test"),
     }
 
 
@@ -88,23 +84,20 @@ def course(inputs: StudyInputs, name: str) -> Row:
     return {"steps": [row["steps"] for row in rounds], "accuracy": accuracy}
 
 
-def values(rows: Sequence[Row], kind: str, number: int, model: str) -> list[float]:
-    """Return a model's mean test accuracy in %, one value per seed."""
-    return [mean_accuracy(row[model]) for row in rows if (row["kind"], row["rounds"]) == (kind, number)]
+def values(rows: Sequence[Row], kind: str, number: int) -> list[float]:
+    """Return the mean test accuracy of merged models in %, one value per seed."""
+    return [mean_accuracy(row["merged"]) for row in rows if (row["kind"], row["rounds"]) == (kind, number)]
 
 
 def frequency_table(rows: Sequence[Row]) -> Table:
-    """Return accuracy of merged models and last experts over N."""
+    """Return accuracy of merged models over N."""
 
     def line(kind: str, number: int) -> dict[str, Cell]:
-        merged, experts = (values(rows, kind, number, model) for model in ("merged", "experts"))
         return {
             "rule": kind,
             "N": number,
             "steps between merges": next(r["steps"] for r in rows if r["rounds"] == number) // number,
-            "merged": with_interval(merged),
-            "experts": with_interval(experts),
-            "gap": with_interval([expert - model for expert, model in zip(experts, merged, strict=True)]),
+            "merged": with_interval(values(rows, kind, number)),
         }
 
     lines = [line(kind, number) for kind in (ATM, MIMA) for number in _numbers(rows, kind)]
@@ -127,7 +120,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     found = []
     for kind in (ATM, MIMA):
         numbers = _numbers(rows, kind)
-        merged = [fmean(values(rows, kind, number, "merged")) for number in numbers]
+        merged = [fmean(values(rows, kind, number)) for number in numbers]
         rising = all(later > earlier - 0.5 for earlier, later in pairwise(merged))
         listed = ", ".join(f"{value:.1f} (N = {n})" for n, value in zip(numbers, merged, strict=True))
         claim = f"More rounds at the same budget give a better merged model: {kind}."
@@ -138,10 +131,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what the two rules differ in."""
     both = [number for number in _numbers(rows, ATM) if number in _numbers(rows, MIMA)]
-    lead = [
-        f"{fmean(values(rows, ATM, n, 'merged')) - fmean(values(rows, MIMA, n, 'merged')):+.1f} points at N = {n}"
-        for n in both
-    ]
+    lead = [f"{fmean(values(rows, ATM, n)) - fmean(values(rows, MIMA, n)):+.1f} points at N = {n}" for n in both]
     return [
         f"ATM against MIMA: {', '.join(lead)}. α = 0.25 is a step twice as long as the average of eight tasks: it pays "
         "while merges are few and increments long, and less where merges are many and the common model moves as fast "

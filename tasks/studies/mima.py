@@ -177,7 +177,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "The gap closes from both sides: the merge gains, and the last experts lose what they have of their own: the "
         "schedule leaves them hardly any step to take away from their common start (`alignment` has the lengths). "
         "What N really buys is the accuracy of the merge; `cost` sets it beside joint training.",
-        "In task arithmetic λ multiplies Σ_t τ_t, so 1/T = 0.125 is the average; λ = 0.4 lies 3.2 times as far from θ0, "
+        "In task arithmetic λ multiplies Σ_t τ_t, so 1/T = 0.125 is the average; λ = 0.4 lies 3.2 times as far, "
         "which only nearly orthogonal task vectors put up with.",
         f"TIES's λ multiplies the mean of the agreeing entries of the largest fifth; of {len(rows)} choices "
         f"{ends[0.8]} stood at the lower and {ends[1.8]} at the upper end of the paper's grid.",

@@ -17,7 +17,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "mima_2": {**ITERATIVE, "iterative": {"rounds": 2}},
     "atm_4": {
         **ITERATIVE,
-        "iterative": {"rounds": 4, "merge": "task_arithmetic", "args": {"scale": 0.5}, "schedule": "per_round"},
+        "iterative": {"rounds": 4, "merge": "task_arithmetic", "args": {"scale": 0.5}},
     },
 }
 

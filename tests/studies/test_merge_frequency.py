@@ -15,13 +15,12 @@ def test_both_rules_over_n_and_over_steps(lab: Path, tmp_path: Path) -> None:
     final, course = StudyResult.read(folder).tables
     assert [(row["rule"], row["N"]) for row in final.rows] == [("ATM", 1), ("ATM", 4), ("MIMA", 1), ("MIMA", 2)]
     assert [row["steps between merges"] for row in final.rows] == [4, 1, 4, 2]
-    assert final.rows[0]["experts"] == final.rows[2]["experts"]
     assert [row["steps"] for row in course.rows] == [1, 2, 3, 4]
     assert (folder / "frequency.svg").exists()
 
 
 def made_up(kind: str, rounds: int, accuracy: float) -> Row:
-    return {"kind": kind, "rounds": rounds, "seed": 0, "steps": 4, "merged": {"a": accuracy}, "experts": {"a": 1.0}}
+    return {"kind": kind, "rounds": rounds, "seed": 0, "steps": 4, "merged": {"a": accuracy}}
 
 
 def test_findings_follow_the_numbers() -> None:
