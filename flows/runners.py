@@ -55,7 +55,7 @@ def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return "prefect_ray", "RayTaskRunner", {"address": address, "init_kwargs": options}
-    local = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     # A worker that has not come up in time is killed and started again, for ever: a busy machine needs more than 60 s.
     local["_system_config"] = {"worker_register_timeout_seconds": 600}
     return "prefect_ray", "RayTaskRunner", {"init_kwargs": options | local}
