@@ -2,6 +2,7 @@
 
 torch has only the full eigendecomposition. For the 62 leading of 768 vectors dsyevr takes a third of its time, but
 SciPy's own wrapper holds the lock and so keeps the other workers waiting; called through ctypes it does not.
+SciPy is imported when it is first needed: element-wise merges start without it.
 """
 
 import ctypes
@@ -11,8 +12,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from scipy.linalg import cython_lapack
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 # From this share of the side on the full decomposition is as fast.
@@ -22,6 +21,8 @@ WORTH = 1 / 4
 @cache
 def _dsyevr() -> Callable[..., None]:
     """The routine SciPy exports for compiled code, as a function that takes pointers."""
+    from scipy.linalg import cython_lapack
+
     capsule = cython_lapack.__pyx_capi__["dsyevr"]
     name, pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -71,7 +72,10 @@ def leading_eigen(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _libraries() -> ThreadpoolController:
+def _libraries() -> Any:
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    _dsyevr()  # loads SciPy's BLAS: the controller sees only what is loaded when it is made
     return ThreadpoolController()
 
 

@@ -13,18 +13,29 @@ from mergeflow.merging.lapack import WORTH, leading_eigen
 
 # Columns of a Gram matrix formed at once: only the blocks on and below the diagonal are computed.
 _STRIP = 192
+# Rows turned into float64 at once: the float64 copy of a matrix is never held whole.
+_ROWS = 1024
 # Singular values below this share of the largest carry no direction a float64 Gram could resolve.
 _NULL = 1e-7
 
 
 def gram(matrix: Tensor) -> Tensor:
     """Return AᵀA (lower triangle; above it, only what shares a strip with the diagonal), float64."""
-    wide = matrix.double()
-    n = wide.shape[1]
-    product = wide.new_zeros(n, n)
-    for start in range(0, n, _STRIP):
-        stop = min(start + _STRIP, n)
-        torch.mm(wide[:, start:stop].T, wide[:, :stop], out=product[start:stop, :stop])
+    n = matrix.shape[1]
+    product = matrix.new_zeros(n, n, dtype=torch.float64)
+    for rows in matrix.split(_ROWS):
+        wide = rows.double()
+        for start in range(0, n, _STRIP):
+            stop = min(start + _STRIP, n)
+            product[start:stop, :stop].addmm_(wide[:, start:stop].T, wide[:, :stop])
+    return product
+
+
+def _times(matrix: Tensor, right: Tensor) -> Tensor:
+    """Return A B in float64."""
+    product = right.new_empty(len(matrix), right.shape[1])
+    for into, rows in zip(product.split(_ROWS), matrix.split(_ROWS), strict=True):
+        torch.mm(rows.double(), right, out=into)
     return product
 
 
@@ -89,13 +100,13 @@ def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor
     Directions whose singular value is below 1e-7 of the largest are left out: r may be smaller.
     """
     flipped = matrix.shape[0] < matrix.shape[1]
-    tall = (matrix.T if flipped else matrix).double()
+    tall = matrix.T if flipped else matrix
     values, vectors = _leading(gram(tall), min(rank or tall.shape[1], tall.shape[1]))
     sigma = values.flip(0).clamp_(min=0).sqrt_()
     real = int((sigma > _NULL * sigma[0]).sum())
     right = vectors.flip(1)[:, :real]
     sigma = sigma[:real]
-    left = (tall @ right) / sigma
+    left = _times(tall, right).div_(sigma)
     return (right, sigma, left) if flipped else (left, sigma, right)
 
 
@@ -110,10 +121,10 @@ def polar(matrix: Tensor) -> Tensor:
 def polar_and_values(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return U Vᵀ and the singular values of A = U Σ Vᵀ, float64, as A V Σ⁻¹ Vᵀ: one product with A."""
     flipped = matrix.shape[0] < matrix.shape[1]
-    tall = (matrix.T if flipped else matrix).double()
+    tall = matrix.T if flipped else matrix
     values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")
     sigma = values.clamp_(min=0).sqrt_()
     real = sigma > _NULL * sigma[-1]
     kept = vectors[:, real]
-    factor = tall @ ((kept / sigma[real]) @ kept.T)
+    factor = _times(tall, (kept / sigma[real]) @ kept.T)
     return (factor.T if flipped else factor), sigma

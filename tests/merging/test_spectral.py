@@ -58,6 +58,13 @@ def test_svd_and_polar_factor(shape):
     torch.testing.assert_close(polar(matrix), orthogonal(matrix))
 
 
+def test_rows_are_turned_into_float64_a_few_at_a_time(monkeypatch):
+    matrix = draw(40, 20).float()
+    whole = [*svd(matrix, 5), polar(matrix), truncate(matrix, 5)]
+    monkeypatch.setattr("mergeflow.merging.linalg._ROWS", 7)
+    torch.testing.assert_close([*svd(matrix, 5), polar(matrix), truncate(matrix, 5)], whole, rtol=1e-6, atol=1e-6)
+
+
 def test_svd_leaves_out_what_has_no_direction():
     matrix = draw(20, 3) @ draw(3, 10, seed=1)
     left, sigma, right = svd(matrix)

@@ -53,14 +53,25 @@ def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tenso
     return join(pieces).to(stack.taus.dtype)
 
 
+def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """Put the experts' U, σ and V side by side; the parts are let go, so that they are not held twice."""
+    sides = [list(side) for side in zip(*factors, strict=True)]
+    factors.clear()
+    joined = []
+    for side in sides:
+        joined.append(torch.cat(side, dim=-1))
+        side.clear()
+    return joined
+
+
 def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
     """TSV-M of a stack of matrices."""
     rank = max(1, min(taus.shape[1:]) // len(taus))
     factors = [svd(tau, rank) for tau in taus if bool(tau.any())]
     if not factors:
         return torch.zeros_like(taus[0])
-    left, sigma, right = (torch.cat(side, dim=-1) for side in zip(*factors, strict=True))
-    return (polar(left) * sigma) @ polar(right).T
+    left, sigma, right = _joined(factors)
+    return polar(left).mul_(sigma) @ polar(right).T
 
 
 def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
@@ -88,8 +99,8 @@ def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
             factors.append(svd(outside, own))
     if not factors:
         return torch.zeros_like(total)
-    left, sigma, right = (torch.cat(side_, dim=-1) for side_ in zip(*factors, strict=True))
-    return sigma.mean() * (polar(left) @ polar(right).T)
+    left, sigma, right = _joined(factors)
+    return (polar(left) @ polar(right).T).mul_(sigma.mean())
 
 
 def _ties(blocks: Tensor, keep: float) -> Tensor:
