@@ -18,12 +18,12 @@ def final_figure(tau: Boxes, delta: Boxes) -> Figure:
         tau, delta: N → all pairs of all seeds.
     """
     figure, (panel,) = panels(1, 1, 3.7)
-    dress(panel, "Pairs of tasks after the last round", "rounds N", "cosine")
+    dress(panel, "After the last round", "rounds N", "cosine")
     places = list(range(len(tau)))
     _boxes(panel, places, list(tau.values()), 0, "task vectors τ")
     _boxes(panel, places, list(delta.values()), 1, "increments δ")
     panel.set_xticks(places, labels=[str(number) for number in tau])
-    panel.set_ylim(-0.1, 1.05)
+    panel.set_ylim(-0.2, 1.05)
     legend(figure, 5, loc="outside lower center")
     return figure
 
@@ -42,7 +42,7 @@ def rounds_figure(runs: Mapping[str, tuple[Boxes, Boxes]]) -> Figure:
         _boxes(panel, places, list(delta.values()), 1, "" if index else "increments δ")
         shown = [place for place in places if len(places) <= 8 or place % 3 == 0 or place == places[-1]]
         panel.set_xticks(shown, labels=[str(list(tau)[place]) for place in shown])
-    axes[0].set_ylim(-0.1, 1.05)
+    axes[0].set_ylim(-0.2, 1.05)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 

@@ -15,7 +15,7 @@ def cost_figure(points: Mapping[str, tuple[float, Sequence[float]]]) -> Figure:
         points: model → (images, accuracy in % per seed).
     """
     figure, (panel,) = panels(1, 1, 4.4)
-    dress(panel, "Accuracy and budget", "training images of all tasks, thousands", "mean test accuracy, %", grid="both")
+    dress(panel, "Accuracy and budget", "training images, thousands", "mean test accuracy, %", grid="both")
     for number, (label, (images, accuracy)) in enumerate(points.items()):
         curve(panel, {images / 1000: accuracy}, label, number, linestyle="", markersize=8)
     panel.margins(x=0.12, y=0.12)

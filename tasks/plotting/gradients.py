@@ -19,7 +19,7 @@ def gradient_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         rows: with `kind`, `task`, `share` and `cosine`, the last two a value per epoch.
     """
     figure, axes = panels(2, 2, 3.7)
-    titles = {"share": "Share of the gradient norms", "cosine": "Cosine with the first epoch's gradient"}
+    titles = {"share": "Share of the gradient norms", "cosine": "Cosine with the first epoch's"}
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     for panel, (what, title) in zip(axes, titles.items(), strict=True):
         dress(panel, title, "epoch", what)

@@ -19,7 +19,7 @@ def task_figure(bars: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """
     figure = new_figure(FULL_WIDTH, 3.6)
     axes = figure.subplots()
-    dress(axes, "Experts and their merge by task arithmetic", y="test accuracy, %")
+    dress(axes, "Experts and their merge", y="test accuracy, %")
     tasks, width = list(next(iter(bars.values()))), 0.8 / len(bars)
     for number, (label, over) in enumerate(bars.items()):
         places = [place + (number - (len(bars) - 1) / 2) * width for place in range(len(tasks))]

@@ -193,7 +193,7 @@ def figures(rows: Sequence[Row], names: Sequence[str], shown: Sequence[str], tas
             for name in names
         }
 
-    first, last = names[0], names[-1]
+    first, last = names[0], shown[0]
     matrices = {
         f"{name}: cosine of τ": _mean_matrix([r["tau"][-1] for r in rows if r["run"] == name]) for name in (first, last)
     }
