@@ -56,6 +56,7 @@ def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
     if address:
         return "prefect_ray", "RayTaskRunner", {"address": address, "init_kwargs": options}
     local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
-    # A worker that has not come up in time is killed and started again, for ever: a busy machine needs more than 60 s.
-    local["_system_config"] = {"worker_register_timeout_seconds": 600}
+    # On a busy machine Ray's workers, at the lowest priority by default, get nothing, and one that has not come up
+    # within a minute is killed and started again, for ever.
+    local["_system_config"] = {"worker_niceness": 0, "worker_register_timeout_seconds": 600}
     return "prefect_ray", "RayTaskRunner", {"init_kwargs": options | local}
