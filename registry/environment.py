@@ -1,5 +1,6 @@
-"""What computed a result besides its inputs: interpreter, packages, processor. Bits may differ where these do."""
+"""What computed a result besides its inputs: code, interpreter, packages, processor. Bits may differ where these do."""
 
+import hashlib
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -8,18 +9,21 @@ from typing import Any
 
 import torch
 
+import mergeflow
+
 # Whatever touches a number on its way from pixels to merged weights.
 _PACKAGES = ("mergeflow", "torch", "torchvision", "open_clip_torch", "safetensors", "numpy", "scipy", "pillow")
 
 
 def environment() -> dict[str, Any]:
-    """Return interpreter, operating system, processor, accelerator and packages, as JSON values.
+    """Return the library's code, interpreter, operating system, processor, accelerator and packages, as JSON values.
 
     Example:
         >>> sorted(environment())
-        ['accelerator', 'instructions', 'packages', 'processor', 'python', 'system']
+        ['accelerator', 'code', 'instructions', 'packages', 'processor', 'python', 'system']
     """
     return {
+        "code": _code(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
@@ -46,6 +50,14 @@ def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in environment.items() if key != "packages"}, **environment["packages"]}
+
+
+def _code() -> str:
+    """Return a digest of the library's source: its version number does not change with every change of a formula."""
+    folder, whole = Path(mergeflow.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        whole.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return whole.hexdigest()[:12]
 
 
 def _version(name: str) -> str | None:

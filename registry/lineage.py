@@ -178,7 +178,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
 def _environment_text(found: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
     machine = found["accelerator"] or found["processor"]
-    return f"Python {found['python']}, {found['system']}, {machine}, {packages}"
+    return f"code {found['code']}, Python {found['python']}, {found['system']}, {machine}, {packages}"
 
 
 def _tracked(text: str, known: dict[str, Any]) -> str:

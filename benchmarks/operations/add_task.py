@@ -24,7 +24,13 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-QUIET = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600",
+}
 FOREIGN = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "MERGEFLOW_LOCK_URI")
 
 
