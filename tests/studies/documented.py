@@ -22,6 +22,16 @@ def read_documented(study: str) -> StudyResult:
     )
 
 
+def leading(cell: object) -> float:
+    """Return the number with which a table's cell begins.
+
+    Example:
+        >>> leading("92.0 ± 0.2")
+        92.0
+    """
+    return float(str(cell).split()[0])
+
+
 def documented(study: str) -> Callable[[str], bool]:
     """Return a function that says whether the one finding whose claim has these words holds."""
     findings = read_documented(study).findings
