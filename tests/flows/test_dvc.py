@@ -19,7 +19,7 @@ PLOTS = {"scale", "arguments", "accuracy", "loss", "learning", "cosines"}
 
 
 def dvc(folder: Path, *arguments: str) -> str:
-    done = run_in(folder, "dvc", *arguments)
+    done = run_in(folder, "dvc", *arguments, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
