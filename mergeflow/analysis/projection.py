@@ -80,6 +80,63 @@ def cosines_from(gram: np.ndarray, origin: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Coordinates:
+    """Points on the principal components of some of them.
+
+    Attributes:
+        places: float64 [n, k].
+        off: distance of each point to its place on the components, float64 [n].
+        explained: share of the fitted points' variance along each component, falling, float64 [k].
+    """
+
+    places: np.ndarray
+    off: np.ndarray
+    explained: np.ndarray
+
+
+def principal_coordinates(gram: np.ndarray, fitted: Sequence[int], count: int = 2) -> Coordinates:
+    """Return where points lie on the principal components of some of them, from their Gram matrix alone.
+
+    K_ij = ⟨θ_i − θ̄_S, θ_j − θ̄_S⟩ from G by centring on the fitted points S;  K_SS = U Λ Uᵀ;  places = K_·S U Λ^(−1/2)
+
+    Args:
+        gram: of all n points, centred anywhere, for example that of `centred_gram`.
+        fitted: indices S of the points that the components are found from.
+        count: number k of components.
+
+    Raises:
+        MergeflowError: the fitted points lie in fewer than k dimensions.
+
+    Example:
+        >>> points = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 5.0]])
+        >>> found = principal_coordinates(points @ points.T, [0, 1], 1)
+        >>> np.abs(found.places[:, 0]).round(6), found.off.round(6)
+        (array([1., 1., 0.]), array([0., 0., 5.]))
+    """
+    chosen = list(fitted)
+    rows = gram[:, chosen].mean(axis=1)
+    inner = gram - rows[:, None] - rows[None, :] + rows[chosen].mean()
+    values, vectors, explained = _leading(inner[np.ix_(chosen, chosen)], count)
+    places = inner[:, chosen] @ (vectors / np.sqrt(values))
+    off = np.sqrt(np.maximum(np.diag(inner) - np.square(places).sum(axis=1), 0.0))
+    return Coordinates(places, off, explained)
+
+
+def _leading(gram: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the largest eigenvalues of a centred Gram matrix, their vectors, and their shares of the variance."""
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
+    total = float(np.trace(gram))
+    spanned = int((values > _RELATIVE_ZERO * total).sum())
+    if spanned < count:
+        raise MergeflowError(
+            f"{len(gram)} models lie in {spanned} dimensions, but {count} components are asked for: give more "
+            "models that differ, or ask for fewer components."
+        )
+    return values, vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), range(count)]), values / total
+
+
+@dataclass(frozen=True)
 class Projection:
     """Models on their first k principal components.
 
@@ -178,19 +235,10 @@ def principal_components(points: Mapping[str, State], count: int = 2, gram: np.n
         landscape of neural nets.
     """
     gram = centred_gram(points) if gram is None else gram
-    values, vectors = np.linalg.eigh(gram)
-    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
-    total = float(np.trace(gram))
-    spanned = int((values > _RELATIVE_ZERO * total).sum())
-    if spanned < count:
-        raise MergeflowError(
-            f"{len(points)} models lie in {spanned} dimensions, but {count} components are asked for: give more "
-            "models that differ, or ask for fewer components."
-        )
-    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), range(count)])
+    values, vectors, explained = _leading(gram, count)
     roots = np.sqrt(values)
     coordinates = dict(zip(points, vectors * roots, strict=True))
-    return Projection(points, vectors / roots, coordinates, values / total)
+    return Projection(points, vectors / roots, coordinates, explained)
 
 
 def _check(points: Mapping[str, State]) -> None:

@@ -1,6 +1,6 @@
 """Labels that are written beside their points, where they cover nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from matplotlib import patheffects
@@ -15,16 +15,20 @@ _SIDES = [np.array((np.cos(a), np.sin(a))) for a in np.radians(range(0, 360, 30)
 _REACHES = (8.0, 18.0, 30.0, 45.0, 62.0)  # points
 
 
-def place_labels(panel: Axes, labels: Mapping[str, Point]) -> None:
+def place_labels(panel: Axes, labels: Mapping[str, Point], clear: Iterable[Point] = ()) -> None:
     """Write labels beside their points, each where it covers no other label and no point; far ones get a line.
 
-    The panel must have its final limits and size.
+    Args:
+        panel: with its final limits and size.
+        labels: text → its point.
+        clear: further points to keep clear.
     """
     to_points = panel.transData.transform
     scale = 72 / panel.figure.dpi
     anchors = {text: np.array(to_points(place)) * scale for text, place in labels.items()}
     inside = np.array(panel.get_window_extent().extents) * scale
-    taken = [np.concatenate((anchor - 4, anchor + 4)) for anchor in anchors.values()]
+    kept = [np.array(to_points(place)) * scale for place in clear]
+    taken = [np.concatenate((place - 4, place + 4)) for place in (*anchors.values(), *kept)]
     for text, anchor in anchors.items():
         size = np.array((0.56 * SMALL * len(text), 1.15 * SMALL))
         shifts = [side * (reach + size / 2) for reach in _REACHES for side in _SIDES]

@@ -9,7 +9,7 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
-from tasks.plotting.labels import HALO, place_labels
+from tasks.plotting.labels import place_labels
 from tasks.plotting.palette import INK, MUTED, SURFACE
 
 Row = Mapping[str, Any]
@@ -33,13 +33,22 @@ def landscape_figure(rows: Sequence[Row]) -> Figure:
         errors["mean of both"] = (errors[row["pair"][0]] + errors[row["pair"][1]]) / 2
         for panel, (name, values) in zip(axes, errors.items(), strict=True):
             first = panel is axes[0]
-            dress(panel, f"N = {row['rounds']}: {name}", "x along u", "y along v" if first else "", grid="both")
+            dress(
+                panel,
+                f"N = {row['rounds']}, {row['angle']:.2g}°: {name}",
+                "x along u",
+                "y along v" if first else "",
+                grid="both",
+            )
             contours(panel, np.array(row["xs"]), np.array(row["ys"]), values)
             _models(panel, row)
     figure.draw_without_rendering()  # labels are placed on panels of their final size
     for axes, row in zip(grid, rows, strict=True):
+        labels = {_LABELS.get(name, f"θ {name}"): place for name, place in row["places"].items()}
+        ends = [np.array(row["places"][task]) for task in row["pair"]]
+        arrows = [(float(x), float(y)) for end in ends for x, y in np.linspace(0, 1, 40)[:, None] * end]
         for panel in axes:
-            place_labels(panel, {_LABELS.get(name, f"θ {name}"): place for name, place in row["places"].items()})
+            place_labels(panel, labels, arrows)
     return figure
 
 
@@ -53,7 +62,7 @@ def contours(panel: Axes, xs: np.ndarray, ys: np.ndarray, values: np.ndarray) ->
 
 
 def _models(panel: Axes, row: Row) -> None:
-    """Draw the task vectors as arrows, the angle between them, and the mean of the experts."""
+    """Draw the task vectors as arrows, the arc between them, and the models as points."""
     places = row["places"]
     first, second = row["pair"]
     for task in (first, second):
@@ -68,15 +77,3 @@ def _models(panel: Axes, row: Row) -> None:
     radius = 0.28 * float(np.hypot(*places[first]))
     turn = np.radians(np.linspace(0, row["angle"], 30))
     panel.plot(radius * np.cos(turn), radius * np.sin(turn), color=INK, linewidth=1.0)
-    middle = np.radians(row["angle"] / 2)
-    panel.annotate(
-        f"{row['angle']:.2g}°",
-        (radius * np.cos(middle), radius * np.sin(middle)),
-        xytext=(7 * np.cos(middle), 7 * np.sin(middle)),
-        textcoords="offset points",
-        ha="left",
-        va="center",
-        fontsize=SMALL,
-        color=INK,
-        path_effects=HALO,
-    )

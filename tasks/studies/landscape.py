@@ -215,8 +215,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
         f"N = {numbers[-1]}.",
         f"What turns the valleys is what the experts share. At N = {numbers[-1]} they differ by only "
         f"{float(np.mean(apart)):.3f} ‖τ‖, because the schedule over the whole budget leaves the last rounds almost no "
-        "learning rate; v is then the direction of a last small step, and no task's valley is a feature of it. The "
-        f"price is in the experts: their own error is {_listed(own)}.",
+        "learning rate; v is then the direction of a last small step and shows little of the two tasks. The study "
+        f"`alignment` has the angles with a schedule per round. The price is in the experts: their own error is "
+        f"{_listed(own)}.",
     ]
 
 

@@ -7,8 +7,8 @@ and the trajectory of iterative merging ends elsewhere, at a lower loss. Is it s
 needs no data (its own default arguments; its scale from validation, first seed, ¼ to 2 times the default), the merged
 model after each round of the iterative runs, and a jointly trained model. All training has the same budget. With
 G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
-whole space. One plane is fitted to all models, a second one to all but the merges that draw random masks. The size of
-DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
+whole space. Planes are fitted to all models, to those with the paper's methods only, and to these without DARE. The
+size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
 """
@@ -20,7 +20,7 @@ from math import sqrt
 import numpy as np
 from pydantic import Field
 
-from mergeflow.analysis.projection import Projection, centred_gram, distances, principal_components
+from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation.line import best_along
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
@@ -62,7 +62,7 @@ def run(io: StageIO) -> None:
         io.report("seeds", done, len(inputs.seeds))
         rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
     across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
-    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows))
+    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across))
     result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
 
 
@@ -92,7 +92,7 @@ def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
 
 
 def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], seed: int) -> Row:
-    """Return one seed's models: Gram matrix, both planes, test accuracies, and DARE's distance over its drop."""
+    """Return one seed's models: Gram matrix, test accuracies, and DARE's distance over its drop."""
     experts = inputs.run(options.one_shot).experts(seed)
     scorer = inputs.scorer(experts)
     merges = {name: scorer.merge(configure(name, {"scale": scale})) for name, scale in scales.items()}
@@ -101,9 +101,6 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
     joint = {options.joint: inputs.run(options.joint).model(seed)}
     steps = {name: state for states in paths.values() for name, state in states.items()}
     points = {"base": inputs.base, **experts, **merges, **steps, **joint}
-    gram = centred_gram(points)
-    calm = {name: state for name, state in points.items() if name not in _random(merges)}
-    rest = {name: points[name] for name in points if name not in calm}
     scored = {"base": inputs.base, **merges, **joint, **ends}
     images = {task: data.first(options.images) for task, data in inputs.images("test").items()}
     return {
@@ -111,15 +108,11 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
         "scales": scales,
         "experts": list(experts),
         "merges": list(merges),
-        "random": list(rest),
+        "random": [name for name in merges if "seed" in methods()[name].args.model_fields],
         "paths": {run: list(states) for run, states in paths.items()},
         "joint": options.joint,
         "names": list(points),
-        "gram": gram.tolist(),
-        "planes": {
-            "all models": _plane(principal_components(points, 2, gram), {}),
-            "without random masks": _plane(principal_components(calm, 2), rest),
-        },
+        "gram": centred_gram(points).tolist(),
         "accuracy": {name: mean_accuracy(scorer.state(state, images)) for name, state in scored.items()},
         "drops": _drops(scorer, options.drops, scales[AGAINST]),
     }
@@ -149,18 +142,6 @@ def _path(inputs: StudyInputs, run: str, seed: int) -> dict[str, State]:
     trained = inputs.run(run)
     rounds = [row["round"] for row in trained.rounds(seed)]
     return {f"{run} round {number}": trained.merged(seed, number) for number in rounds}
-
-
-def _random(names: Sequence[str] | dict[str, State]) -> set[str]:
-    """Return the methods that draw masks."""
-    return {name for name in names if "seed" in methods()[name].args.model_fields}
-
-
-def _plane(found: Projection, others: dict[str, State]) -> Row:
-    """Return a projection's coordinates by name, also of models it was not fitted to, and how far off these are."""
-    placed, off = found.project(others) if others else ({}, {})
-    coordinates = {name: place.tolist() for name, place in {**found.coordinates, **placed}.items()}
-    return {"explained": found.explained.tolist(), "coordinates": coordinates, "off": off}
 
 
 def _drops(scorer: CandidateScorer, drops: Sequence[float], scale: float) -> list[Row]:

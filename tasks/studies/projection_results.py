@@ -1,17 +1,20 @@
 """What the study `projection` says: tables, findings and figures of its rows, one row per seed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from mergeflow.analysis.projection import cosines_from, distances
-from tasks.plotting.projection import cosine_figure, plane_figure
+from mergeflow.analysis.projection import cosines_from, distances, principal_coordinates
+from tasks.plotting.projection import Plane, cosine_figure, plane_figure
 from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
 
 PAIR = ("ties", "breadcrumbs")
+PAPER = ("average", "task_arithmetic", "ties", "breadcrumbs", "dare")  # what Figure 4 may show
+PLANES = ("all models", "the paper's methods", "the same without DARE")
 
 
 class Space:
@@ -19,9 +22,9 @@ class Space:
 
     def __init__(self, row: Row) -> None:
         self.row = row
-        gram = np.array(row["gram"])
+        self._gram = np.array(row["gram"])
         self._index = {name: place for place, name in enumerate(row["names"])}
-        self._distances, self._cosines = distances(gram), cosines_from(gram, self._index["base"])
+        self._distances, self._cosines = distances(self._gram), cosines_from(self._gram, self._index["base"])
         self.calm = [name for name in row["merges"] if name not in row["random"]]
         self.ends = {run: names[-1] for run, names in row["paths"].items()}
 
@@ -46,10 +49,24 @@ class Space:
         """Return a measure of every pair."""
         return np.array([measure(a, b) for i, a in enumerate(names) for b in names[i + 1 :]])
 
-    def planar(self, plane: str, one: str, other: str) -> float:
+    def plane(self, title: str) -> Plane:
+        """Return one of `PLANES`."""
+        hidden = set() if title == PLANES[0] else set(self.row["merges"]) - set(PAPER)
+        names = [name for name in self.row["names"] if name not in hidden]
+        fitted = [name for name in names if title != PLANES[2] or name not in self.row["random"]]
+        found = principal_coordinates(self._gram, [self._index[name] for name in fitted])
+        at = {name: self._index[name] for name in names}
+        return Plane(
+            title,
+            {name: (float(found.places[i, 0]), float(found.places[i, 1])) for name, i in at.items()},
+            {name: float(found.off[i]) for name, i in at.items() if name not in fitted},
+            found.explained.tolist(),
+        )
+
+    def planar(self, title: str, one: str, other: str) -> float:
         """Return the distance of two models on a plane."""
-        places = self.row["planes"][plane]["coordinates"]
-        return float(np.hypot(*np.subtract(places[one], places[other])))
+        places = self.plane(title).places
+        return math.dist(places[one], places[other])
 
 
 Rows = Sequence[Row]
@@ -93,17 +110,15 @@ def _distances(rows: Rows) -> Table:
     first = Space(rows[0])
     main = next(iter(first.ends.values()))
     pairs = [PAIR, ("ties", "task_arithmetic"), ("breadcrumbs", "task_arithmetic"), ("dare", "task_arithmetic")]
-    pairs += [("dare", "della"), ("dare", "ties"), (main, "task_arithmetic"), (main, "ties"), (main, rows[0]["joint"])]
+    pairs += [("dare", "ties"), (main, "task_arithmetic"), (main, "ties"), (main, rows[0]["joint"])]
     pairs += [(main, end) for end in list(first.ends.values())[1:]]
     cells = []
     for one, other in pairs:
         cell: dict[str, Any] = {"models": f"{one} – {other}"}
         cell["‖θ − θ′‖"] = with_interval(each(rows, lambda s, a=one, b=other: s.distance(a, b)), 2)  # type: ignore[misc]
-        for plane in rows[0]["planes"]:
+        for plane in PLANES[:2]:
             planar = each(rows, lambda s, a=one, b=other, p=plane: s.planar(p, a, b))  # type: ignore[misc]
-            cell[f"on the plane of {plane}" if plane == "all models" else f"on the plane {plane}"] = with_interval(
-                planar, 2
-            )
+            cell[f"on the plane of {plane}"] = with_interval(planar, 2)
         cell["cosine from θ0"] = with_interval(each(rows, lambda s, a=one, b=other: s.cosine(a, b)), 2)  # type: ignore[misc]
         cells.append(cell)
     return Table("Distances in the whole space and on the planes", cells)
@@ -142,9 +157,10 @@ def _close(rows: Rows) -> Finding:
     share = each(rows, lambda s: float((s.pairs(s.row["merges"], s.distance) < s.distance(*PAIR)).mean()))
     turned = each(rows, lambda s: float((s.pairs(s.row["merges"], s.cosine) > s.cosine(*PAIR)).mean()))
     closer, straighter = 100 * float(np.mean(share)), 100 * float(np.mean(turned))
+    flat = with_interval(each(rows, lambda s: s.planar(PLANES[0], *PAIR)), 2)
     measured = (
-        f"‖θ_TIES − θ_Breadcrumbs‖ = {with_interval(close, 2)}, the median pair of merges {with_interval(usual, 2)}; "
-        f"{closer:.0f} % of the pairs lie closer and {straighter:.0f} % at a smaller "
+        f"‖θ_TIES − θ_Breadcrumbs‖ = {with_interval(close, 2)} (on the plane of all models {flat}), the median pair of "
+        f"merges {with_interval(usual, 2)}; {closer:.0f} % of the pairs lie closer and {straighter:.0f} % at a smaller "
         f"angle from θ0; their cosine is {with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}."
     )
     holds = all(a < b for a, b in zip(close, usual, strict=True))
@@ -153,14 +169,18 @@ def _close(rows: Rows) -> Finding:
 
 def _apart(rows: Rows) -> Finding:
     dare = each(rows, lambda s: s.gap("dare", s.calm))
-    others = each(rows, lambda s: max(s.gap(name, s.calm) for name in s.calm))
     middle = each(rows, lambda s: float(np.median([s.gap(name, s.calm) for name in s.calm])))
+    first = Space(rows[0])
+    lonely = max(first.calm, key=lambda name: first.gap(name, first.calm))
+    other = with_interval(each(rows, lambda s: s.gap(lonely, s.calm)), 2)
     measured = (
-        f"From DARE to the nearest merge without a random mask {with_interval(dare, 2)}; among those merges "
-        f"{with_interval(middle, 2)} in the median and {with_interval(others, 2)} at most."
+        f"From DARE to the nearest merge without a random mask {with_interval(dare, 2)}; such a merge lies "
+        f"{with_interval(middle, 2)} from its nearest in the median, {lonely} with {other} farthest."
     )
-    holds = all(a > b for a, b in zip(dare, others, strict=True))
-    return Finding("G8", "DARE lands apart: farther from the others than any of them.", measured, holds)
+    holds = all(a > 2 * b for a, b in zip(dare, middle, strict=True))
+    return Finding(
+        "G8", "DARE lands apart: twice as far from its nearest merge as others from theirs.", measured, holds
+    )
 
 
 def _law(rows: Rows) -> Finding:
@@ -197,31 +217,33 @@ def _better(rows: Rows) -> Finding:
     best = [max(row["accuracy"][name] for name in row["merges"]) for row in rows]
     ends = {run: [row["accuracy"][run] for row in rows] for run in rows[0]["paths"]}
     told = ", ".join(f"{run} {with_interval(values)} %" for run, values in ends.items())
+    toward = {run: each(rows, lambda s, r=run: s.cosine(s.ends[r], s.row["joint"])) for run in ends}  # type: ignore[misc]
+    merges = each(rows, lambda s: max(s.cosine(name, s.row["joint"]) for name in s.row["merges"]))
+    aims = ", ".join(f"{run} {with_interval(values, 2)}" for run, values in toward.items())
     return Finding(
         "G8",
         "The trajectory ends at a lower loss than every one-shot merge.",
-        f"Test accuracy: {told}; the best one-shot merge {with_interval(best)} %.",
+        f"Test accuracy: {told}; the best one-shot merge {with_interval(best)} %. Cosine with joint training, from θ0: "
+        f"{aims}; a one-shot merge at most {with_interval(merges, 2)}.",
         all(min(np.subtract(values, best)) > 0 for values in ends.values()),
     )
 
 
-def notes(rows: Rows) -> list[str]:
-    """Return how far the planes can be trusted."""
-    shares = {
-        name: with_interval([100 * sum(row["planes"][name]["explained"]) for row in rows]) for name in rows[0]["planes"]
-    }
-    off = {
-        name: with_interval([row["planes"]["without random masks"]["off"][name] for row in rows], 1)
-        for name in rows[0]["random"]
-    }
+def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return how far the planes can be trusted, and what decides DARE's place."""
+    shares = [[100 * sum(Space(row).plane(title).explained) for row in rows] for title in PLANES]
+    told = ", ".join(f"{with_interval(share)} % ({title})" for title, share in zip(PLANES, shares, strict=True))
+    off = with_interval(each(rows, lambda s: s.plane(PLANES[2]).off["dare"]), 1)
+    flat = with_interval(each(rows, lambda s: s.planar(PLANES[2], "dare", "task_arithmetic")), 1)
+    far = with_interval(each(rows, lambda s: s.distance("dare", "task_arithmetic")), 1)
+    least = min(rows[0]["drops"], key=lambda one: one["drop"])
     return [
-        "The planes show "
-        + " and ".join(f"{share} % of the variance ({name})" for name, share in shares.items())
-        + ".",
-        "Random masks move a model at right angles to all others, so one component of the first plane is such a mask; "
-        "on the second plane these models seem to lie among the others, but are "
-        + ", ".join(f"{value} ({name})" for name, value in off.items())
-        + " off it. Distances on a plane say little: read the whole space.",
+        f"The planes show of the variance: {told}. A random mask moves a model at right angles to all others, "
+        "so one component of a plane that DARE is fitted to is its mask. On the plane without it DARE seems to lie "
+        f"{flat} from task arithmetic; it is {far} away, {off} of it off the plane. Read the whole space.",
+        f"Scale and drop decide where DARE lies, not the tasks: with drop {least['drop']:g} it is "
+        f"{least['distance']:.2f} from task arithmetic. Another order of the data moves a merge by TIES by "
+        f"{np.mean(across['ties']):.2f}, and by task arithmetic by {np.mean(across['task_arithmetic']):.2f}.",
     ]
 
 
@@ -232,4 +254,7 @@ def figures(rows: Rows) -> dict[str, Figure]:
     names = {name: name for name in row["merges"]} | {end: f"{run}, end" for run, end in ends.items()}
     names |= {row["joint"]: "joint training"}
     cosines = np.mean([[[s.cosine(a, b) for b in names] for a in names] for s in spaces], axis=0)
-    return {"planes": plane_figure(row), "cosines": cosine_figure(cosines, list(names.values()))}
+    return {
+        "planes": plane_figure(row, [spaces[0].plane(title) for title in PLANES]),
+        "cosines": cosine_figure(cosines, list(names.values())),
+    }

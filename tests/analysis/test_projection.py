@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from mergeflow.analysis import projection
-from mergeflow.analysis.projection import centred_gram, cosines_from, distances, principal_components
+from mergeflow.analysis.projection import (
+    centred_gram,
+    cosines_from,
+    distances,
+    principal_components,
+    principal_coordinates,
+)
 from mergeflow.errors import MergeflowError
 
 SHAPES = {"conv": (3, 2, 2), "scalar": (), "none": (0, 4), "matrix": (5, 3)}
@@ -110,6 +116,19 @@ def test_points_project_to_where_they_are() -> None:
         np.testing.assert_allclose(coordinates[name], found.coordinates[name], atol=1e-9)
     assert max(off.values()) < 1e-6
     assert found.explained.sum() == pytest.approx(1)
+
+
+@given(count=st.integers(3, 8), more=st.integers(0, 4), seed=st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_the_gram_matrix_is_enough_to_place_points_on_the_components_of_some(count: int, more: int, seed: int) -> None:
+    states = models(count + more, seed)
+    fitted = dict(list(states.items())[more:])  # the last ones
+    found = principal_coordinates(centred_gram(states), range(more, count + more))
+    projection = principal_components(fitted)
+    coordinates, off = projection.project(states)
+    np.testing.assert_allclose(found.places, list(coordinates.values()), atol=1e-8)
+    np.testing.assert_allclose(found.off, list(off.values()), atol=1e-5)
+    np.testing.assert_allclose(found.explained, projection.explained, atol=1e-12)
 
 
 def test_half_precision_models_are_measured_in_float64() -> None:

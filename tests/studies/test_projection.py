@@ -65,6 +65,7 @@ def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[flo
         "cart": (-1.0, 0.0),
         "dare": dare,
         "mima_2 round 2": end,
+        "joint": (9.0, 9.0),
     }
     points = np.array(list(places.values()))
     merges = ["ties", "breadcrumbs", "task_arithmetic", "cart", "dare"]
@@ -73,6 +74,7 @@ def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[flo
         "gram": (points @ points.T).tolist(),
         "merges": merges,
         "random": ["dare"],
+        "joint": "joint",
         "paths": {"mima_2": ["mima_2 round 2"]},
         "accuracy": {**dict.fromkeys(merges, 80.0), "mima_2": accuracy},
         "drops": [{"drop": 0.5, "distance": dare[1], "expected": 5.0, "accuracy": 80.0}],
