@@ -1,5 +1,6 @@
 """Fine-tuning in the tangent space: the encoder replaced by its first-order Taylor expansion at the base."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ class LinearisedEncoder(nn.Module):
 
     def __init__(self, encoder: ImageEncoder) -> None:
         super().__init__()
+        with warnings.catch_warnings():  # the first jvp of a process loads code of torch's that torch warns of
+            warnings.simplefilter("ignore", FutureWarning)
+            jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
         self.encoder = encoder.requires_grad_(False)
         self.names = [name for name, _ in encoder.visual.named_parameters()]
         self.weights = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in encoder.visual.parameters()])
