@@ -209,9 +209,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         if name.startswith(("m", "a"))
     ]
     return [
-        f"Points against joint training: {', '.join(behind)}. The average moves the common model by 1/T of what every "
-        "task asks for, so at equal steps it has gone less far than joint training; adding the increments with α = "
-        "0.25 (ATM) doubles that move, and the rest of the lag goes with it.",
+        f"Points against joint training: {', '.join(behind)}. The average moves the common model by 1/T of the sum "
+        "of the increments; α = 0.25 (ATM) moves it twice as far each time and makes up for part of the lag.",
         f"Seconds are wall time, {min(rate):.0f} to {max(rate):.0f} images/s over all runs: compare them only where "
         "the machine did nothing else. Steps, images and MiB sent do not depend on the machine. Merging itself takes "
         "well under a second for any method here; what MIMA costs beyond one-shot merging is N − 1 more exchanges.",

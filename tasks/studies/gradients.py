@@ -185,7 +185,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
             parts.append(f"{kind}: moved {moved:.3f}, cosine of the second gradient {second:.2f}")
     return [
         f"The distance of one epoch decides ({'; '.join(parts)}). Gradients keep the first one's direction as long as "
-        "the weights stay within the reach of θ0's linear approximation; an epoch of mini-batches with AdamW leaves it.",
+        "the weights stay within the reach of θ0's linear approximation; an epoch of batches with AdamW leaves it.",
         "Length and direction pull apart: where the first epoch learns most, its share is large because the loss and "
         "its gradient fall after it, and what is left points elsewhere; where the direction is kept, little was learnt "
         "and all epochs have about the same share.",

@@ -133,9 +133,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     both = [number for number in _numbers(rows, ATM) if number in _numbers(rows, MIMA)]
     lead = [f"{fmean(values(rows, ATM, n)) - fmean(values(rows, MIMA, n)):+.1f} points at N = {n}" for n in both]
     return [
-        f"ATM against MIMA: {', '.join(lead)}. α = 0.25 is a step twice as long as the average of eight tasks: it pays "
-        "while merges are few and increments long, and less where merges are many and the common model moves as fast "
-        "as its experts anyway. The rules also differ in their learning-rate schedule."
+        f"ATM against MIMA: {', '.join(lead)}. α = 0.25 is a step twice as long as the average of eight tasks, and "
+        "pays most where merges are few. The rules differ in their learning-rate schedule too: with one per round every "
+        "merge gets increments of the same length, with one for the whole budget the last ones change nothing."
     ]
 
 

@@ -149,9 +149,9 @@ def notes(compared: dict[str, list[Row]], curve: Sequence[Row]) -> list[str]:
     lag = [f"{epochs[i]}: {value - merges[-1]:+.1f}" for i, value in enumerate(merges)]
     least, most = min(gain, key=gain.__getitem__), max(gain, key=gain.__getitem__)
     return [
-        f"The number of steps decides: an epoch of the suite has {short['steps']:.0f} on average, and a schedule of its "
-        "own spends part of them near a rate of 0, so its task vectors stay shorter. Against the end of the long "
-        f"schedule the merge stands, after epoch {'; '.join(lag)} points.",
+        f"The number of steps decides: an epoch of the suite has {short['steps']:.0f} on average, and a schedule "
+        "of its own spends part of them near a rate of 0, so its task vectors stay shorter. Against the end of the "
+        f"long schedule the merge stands, after epoch {'; '.join(lag)} points.",
         f"The merge is best after epoch {epochs[best]} of {epochs[-1]} ({merges[best]:.1f} %). One epoch is worth most "
         f"on {most} ({gain[most]:+.1f} points against converged) and least on {least} ({gain[least]:+.1f}). λ makes up "
         "for the length of the task vectors, so what differs is their direction.",
