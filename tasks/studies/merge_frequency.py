@@ -134,8 +134,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     lead = [f"{fmean(values(rows, ATM, n)) - fmean(values(rows, MIMA, n)):+.1f} points at N = {n}" for n in both]
     return [
         f"ATM against MIMA: {', '.join(lead)}. α = 0.25 is a step twice as long as the average of eight tasks, and "
-        "pays most where merges are few. The rules differ in their learning-rate schedule too: with one per round every "
-        "merge gets increments of the same length, with one for the whole budget the last ones change nothing."
+        "pays most where merges are few. The rules differ in their learning-rate schedule too: with one per round "
+        "every merge gets increments of the same length, with one for the whole budget the last ones change nothing."
     ]
 
 
