@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 
 from tasks.plotting.drawing import SMALL, plain
 from tasks.plotting.palette import INK, MUTED, SURFACE
 
 Point = tuple[float, float]
-HALO = [patheffects.withStroke(linewidth=2.0, foreground=SURFACE)]
+_PATCH = {"boxstyle": "square,pad=0.1", "facecolor": SURFACE, "edgecolor": "none", "alpha": 0.6}
 _SIDES = [np.array((np.cos(a), np.sin(a))) for a in np.radians(range(0, 360, 30))]
 _REACHES = (8.0, 18.0, 30.0, 45.0, 62.0)  # points
 
@@ -46,7 +45,7 @@ def place_labels(panel: Axes, labels: Mapping[str, Point], clear: Iterable[Point
             va="center",
             fontsize=SMALL,
             color=INK,
-            path_effects=HALO,
+            bbox=_PATCH,
             arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
         )
 

@@ -9,6 +9,7 @@ model after each round of the iterative runs, and a jointly trained model. All t
 G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
 whole space. Planes are fitted to all models, to those with the paper's methods only, and to these without DARE. The
 size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
+Test accuracy is that of the first 100 images of every task.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
 """
