@@ -17,13 +17,22 @@ Which = Annotated[str, typer.Argument(help="A version's number or an alias; also
 Name = Annotated[str | None, typer.Option("--model", help="The registered model; params.yaml's by default.")]
 
 
-def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tuple[Any, str, str]], root: Path) -> None:
+Opened = Callable[..., tuple[Any, str, str]]
+
+
+def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:
     """Add `registry reproduce`, `registry unmerge` and `add-task`."""
     console = Console(soft_wrap=True, highlight=False)
+    _add_reproduce(group, opened, root, console)
+    _add_unmerge(group, opened, root, console)
+    _add_add_task(app, opened, root, console)
 
-    def report(text: str) -> None:
-        console.print(f"  [dim]{text}[/]")
 
+def _reporter(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(f"  [dim]{text}[/]")
+
+
+def _add_reproduce(group: typer.Typer, opened: Opened, root: Path, console: Console) -> None:
     @group.command("reproduce")
     def reproduce_(
         which: Which = "champion",
@@ -35,11 +44,13 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tup
         from flows.reproduce import reproduce
 
         store, model, version = opened(name, which)
-        quiet: Callable[[str], None] = lambda text: None  # noqa: E731
-        done = reproduce(root, store, model, version, from_data=from_data, report=quiet if as_json else report)
+        report = _reporter(Console(quiet=True) if as_json else console)
+        done = reproduce(root, store, model, version, from_data=from_data, report=report)
         typer.echo(json.dumps(asdict(done), indent=1) if as_json else "\n".join(_reproduction_lines(done)))
         raise typer.Exit(0 if done.same else 1)
 
+
+def _add_unmerge(group: typer.Typer, opened: Opened, root: Path, console: Console) -> None:
     @group.command("unmerge")
     def unmerge_(
         task: Annotated[str, typer.Option(help="The task to leave out.")],
@@ -51,12 +62,14 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tup
         from flows.unmerge import unmerge
 
         store, model, version = opened(name, which)
-        done = unmerge(root, store, model, version, task, promote=promote, report=report)
+        done = unmerge(root, store, model, version, task, promote=promote, report=_reporter(console))
         _print_rebuilt(console, done, promote)
         if done.champion == done.version and task in _tasks(root):
             console.print(f"params.yaml still has the task '{task}': remove its line, or the next run merges it again.")
         raise typer.Exit(0 if done.decision is None or done.decision.promote else 1)
 
+
+def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console) -> None:
     @app.command("add-task")
     def add_task_(
         name_or_source: Annotated[str, typer.Argument(help="The task's name; or a source alone, whose name is taken.")],
@@ -79,7 +92,7 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Callable[..., tup
             place,
             promote=promote,
             full_sweep=full_sweep,
-            report=report,
+            report=_reporter(console),
             watch=lambda addresses: progress_bars(root, addresses, console),
         )
         _print_rebuilt(console, done, promote)
