@@ -1,28 +1,35 @@
 """Gradients along a fine-tuning run: how long each epoch's is, and how it lies to the first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mergeflow.analysis.geometry import dot, norm
-from mergeflow.training import TrainingSet
 
 Gradient = Mapping[str, Tensor]
 
 
-def mean_gradient(encoder: nn.Module, data: TrainingSet, batch_size: int = 256) -> dict[str, Tensor]:
+def mean_gradient(
+    encoder: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    logits: Callable[[Tensor], Tensor],
+    batch_size: int = 256,
+) -> dict[str, Tensor]:
     """Return ∇L of the mean cross-entropy L over all images of a task, by parameter; chunks are summed in order.
 
     Args:
         encoder: maps uint8 images [B, S, S, 3] to features [B, D]; its trained parameters' `grad` is overwritten.
-        data: the task, on the encoder's device.
+        images: uint8 [N, S, S, 3], on the encoder's device.
+        labels: int64 [N].
+        logits: maps features [B, D] to class logits [B, C].
         batch_size: images per chunk.
     """
     encoder.zero_grad(set_to_none=True)
-    for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
-        logits = data.logits(encoder(images))
-        (cross_entropy(logits, labels, reduction="sum") / len(data.labels)).backward()
+    for chunk, targets in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+        loss = cross_entropy(logits(encoder(chunk)), targets, reduction="sum")
+        (loss / len(labels)).backward()
     gradients = {name: p.grad for name, p in encoder.named_parameters() if p.requires_grad and p.grad is not None}
     encoder.zero_grad(set_to_none=True)
     return gradients

@@ -82,7 +82,7 @@ def _at_epochs(inputs: StudyInputs, task: str, images: int) -> Row:
     gradients = []
     for number in range(len(epochs)):
         inputs.encoder.load_encoder_state(source.epoch(seed, task, number) if number else inputs.base)
-        gradients.append(mean_gradient(inputs.encoder, data))
+        gradients.append(mean_gradient(inputs.encoder, data.images, data.labels, data.logits))
     norms, cosines = [norm(gradient) for gradient in gradients], cosines_to_first(gradients)
     return {"rows": [_row(task, seed, IMAGES, epochs[0]["distance"], norms, cosines)]}
 
