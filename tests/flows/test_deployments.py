@@ -151,6 +151,22 @@ def test_the_run_shows_table_decision_report_and_log(server: Server, story: Stor
     assert any("was killed; this one continues its work" in message for message in messages)
 
 
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path: Path, runner: str) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(server.project, folder, symlinks=True)
+    before = made(folder)
+    for name in ("experts", "sweeps"):
+        shutil.rmtree(folder / "outputs" / name)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["run"]["runner"] = runner
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    code = "from flows.pipeline import pipeline; print(pipeline('.', targets=['finetune', 'sweep']))"
+    done = run_python(server, folder, f"if __name__ == '__main__':\n    {code}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert made(folder) == before
+
+
 def test_a_new_task_and_the_gate_by_deployment(server: Server, story: Story) -> None:
     draw_task(server.project / "inputs/green", (40, 220, 40), 3)
     server.run("prefect", "deployment", "run", "add-task/add-task", "--param", "source=inputs/green")
@@ -175,22 +191,6 @@ def test_the_server_takes_the_pools_for_containers(server: Server, kind: str) ->
     written = json.loads(next(Path(prefect.__path__[0]).rglob("aggregate-worker-metadata.json")).read_text())
     default = written[f"prefect-{kind}"][kind]["default_base_job_configuration"]
     assert set(own["job_configuration"]) <= set(default["job_configuration"])
-
-
-@pytest.mark.parametrize("runner", ["dask", "ray"])
-def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path: Path, runner: str) -> None:
-    folder = tmp_path / "project"
-    shutil.copytree(server.project, folder, symlinks=True)
-    before = made(folder)
-    for name in ("experts", "sweeps"):
-        shutil.rmtree(folder / "outputs" / name)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["run"]["runner"] = runner
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    code = "from flows.pipeline import pipeline; print(pipeline('.', targets=['finetune', 'sweep']))"
-    done = run_python(server, folder, f"if __name__ == '__main__':\n    {code}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert made(folder) == before
 
 
 def test_gpu_slots_are_strict(server: Server, story: Story) -> None:

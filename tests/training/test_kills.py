@@ -40,10 +40,11 @@ def complete(folder: Path, stage: str, item: str | None) -> None:
 def saved(folder: Path) -> set[tuple[str, int]]:
     """Return what lies in the scratch folder now, and when it was written."""
     found = set()
-    for path in (folder / ".mergeflow/scratch").rglob("*"):
-        with suppress(FileNotFoundError):
-            if path.is_file():
-                found.add((str(path), path.stat().st_mtime_ns))
+    for parent, _, names in os.walk(folder / ".mergeflow/scratch"):  # passes over folders that vanish meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                path = os.path.join(parent, name)
+                found.add((path, os.stat(path).st_mtime_ns))
     return found
 
 

@@ -267,7 +267,7 @@ def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> N
         ("folder:/nowhere/at/all", "'/nowhere/at/all': no such file or folder"),
         ("parquet:nowhere", "'nowhere': no such file or folder"),
         ("parquet:nosuchprotocol://bucket/x", "nosuchprotocol"),
-        ("folder:s3://bucket/x", "s3.*Install the package"),
+        ("folder:gs://bucket/x", "gs.*Install the package"),
         ("suite:pocket9", "unknown suite 'pocket9': did you mean 'pocket8'"),
         ("suite:pocket8", "unknown task of suite pocket8 'pets'"),
     ],
