@@ -1,5 +1,6 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
-# make test    install what is needed, check and test everything
+# make test    install what is needed, check and test (eleven minutes on two cores)
+# make test-all  the same with the tests for the night
 # make clean   remove everything that git does not track
 
 PYTHON ?= python3
@@ -11,12 +12,15 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint install lock docs clean
+.PHONY: demo test test-all lint install lock docs clean
 
 demo: $(INSTALLED)
 	@mergeflow run
 
 test: lint
+	@pytest -n 2 --dist loadfile -m "not nightly"
+
+test-all: lint
 	@pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)

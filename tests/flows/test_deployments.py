@@ -193,6 +193,7 @@ def test_the_server_takes_the_pools_for_containers(server: Server, kind: str) ->
     assert set(own["job_configuration"]) <= set(default["job_configuration"])
 
 
+@pytest.mark.nightly
 def test_gpu_slots_are_strict(server: Server, story: Story) -> None:
     """A missing limit is an error; two stages take turns; the slot of a holder that was killed comes back."""
     done = run_python(server, server.project, SLOT + TURNS)

@@ -76,6 +76,7 @@ def check_plots(found: dict[str, Any]) -> None:
     assert sorted(tried) == [("HEAD", 0.3), ("HEAD", 0.5), ("workspace", 0.02), ("workspace", 0.5)]
 
 
+@pytest.mark.nightly
 def test_an_experiment_aside_gives_the_bits_of_one_in_the_workspace(clone: Path) -> None:
     """In the workspace lies the state of earlier runs, in DVC's temporary folder lies none."""
     shorter = ("--set-param", "finetune.steps=8", "finetune@red")

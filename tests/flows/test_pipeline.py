@@ -110,6 +110,7 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bits(finished: tuple[Path, 
     assert (found["version"], found["aliases"]) == ("1", ["champion"])
 
 
+@pytest.mark.nightly
 def test_a_lost_registry_is_filled_again(project: Path) -> None:
     for path in project.glob("mlflow.db*"):
         path.unlink()
@@ -120,6 +121,7 @@ def test_a_lost_registry_is_filled_again(project: Path) -> None:
     assert "version 1 (@champion)" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None:
     change(project, "finetune", "learning_rate", to=0.3)
     done = run_in(project, "mergeflow", "run")
@@ -210,6 +212,7 @@ class TestBadInput:
         assert "did you mean 'finetune'" in self.failing(project, "stage", "run", "finetun")
         assert "Known: blue, red" in self.failing(project, "stage", "run", "finetune", "--item", "green")
 
+    @pytest.mark.nightly
     def test_a_diverging_run_keeps_what_was_there(self, project: Path) -> None:
         change(project, "finetune", "learning_rate", to=1e30)
         message = self.failing(project, "run")

@@ -138,6 +138,7 @@ def test_deterministic_by_seed(tmp_path: Path, settings: FineTuneSettings) -> No
     assert torch.equal(weights(first), weights(other)) == (settings.regime == "full_batch_gd")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_compiled_is_the_same_but_for_rounding(tmp_path: Path) -> None:
     if shutil.which("c++") is None and shutil.which("g++") is None:
