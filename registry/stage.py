@@ -9,6 +9,7 @@ from registry.gates import GateSettings
 from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json
 
 REGISTRATION = "outputs/registration.json"
+PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
 
 
 def run(io: StageFiles) -> None:
@@ -45,7 +46,7 @@ def run(io: StageFiles) -> None:
         "champion": now.champion.version if now.champion else None,
         "method": selection["winner"],
         "fingerprint": candidate.fingerprint,
-        "lineage": lineage(store, settings.model, version.version),  # for the report, which asks no registry
+        "lineage": _lasting(lineage(store, settings.model, version.version)),  # for the report, which asks no registry
         "decision": None if promotion.decision is None else _plain(promotion.decision),
     }
     io.out(REGISTRATION).write_text(json.dumps(found, indent=1, default=str) + "\n")
@@ -68,3 +69,10 @@ def _holds(now: Any, alias: str, version: str) -> bool:
 def _plain(decision: Any) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(asdict(decision)))
     return {**plain, "reasons": decision.reasons}
+
+
+def _lasting(tree: Any) -> Any:
+    """Return a lineage without what differs from run to run: DVC's outputs are the same for the same inputs."""
+    if isinstance(tree, dict):
+        return {key: _lasting(value) for key, value in tree.items() if key not in PASSING}
+    return [_lasting(value) for value in tree] if isinstance(tree, list) else tree
