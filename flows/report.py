@@ -12,10 +12,14 @@ def publish_report(root: Path) -> None:
     from tasks.report import write_report
 
     report = write_report(root, root / "outputs/report.html")
-    found = json.loads(registration.read_text()) if registration.exists() else {}
-    run = found.get("lineage", {}).get("run")
-    if run:
-        from registry.logging import log_file
-        from registry.store import connect
+    if not registration.exists():
+        return
+    from registry.logging import log_file
+    from registry.lookup import find_version
+    from registry.store import connect
 
-        log_file(connect(project_root=root), run["id"], report)
+    found = json.loads(registration.read_text())
+    store = connect(project_root=root)
+    version = find_version(store, found["model"], found["version"])
+    if version.run_id:
+        log_file(store, version.run_id, report)
