@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tasks.graph import Stage
     from tasks.studies.results import StudyResult, Table
 
-RUNS = "train"
-
 
 def add_commands(app: typer.Typer, root: Path) -> None:
     """Add `study` for the project folder `root`."""
@@ -36,11 +34,10 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
 
 def study_stages(root: Path) -> dict[str, "Stage"]:
-    """Return the studies' stages by name, without their training runs."""
-    from tasks.graph import STUDIES, load_graph
+    """Return the studies' stages by name, without what they share."""
+    from tasks.graph import load_graph
 
-    stages = load_graph(root, studies=True).values()
-    return {stage.name: stage for stage in stages if stage.file == STUDIES and stage.name != RUNS}
+    return {stage.name: stage for stage in load_graph(root, studies=True).values() if stage.systems}
 
 
 def find_study(name: str, studies: dict[str, "Stage"]) -> "Stage":

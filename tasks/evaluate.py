@@ -16,7 +16,7 @@ def run(io: StageIO) -> None:
     device, tasks = choose_device(io), list(io.section("tasks"))
     batch_size = io.section("evaluation").batch_size
     selection = json.loads(io.dep("outputs/results/selection.json").read_text())
-    encoder = load_encoder(io, BASE, device)
+    encoder = load_encoder(io, io.path(BASE), device)
     data = {task: load_images(io, "test", task, device) for task in tasks}
     checkpoints = {method: f"outputs/merged/{method}.safetensors" for method in selection["methods"]}
     total = len(checkpoints) + 2
@@ -31,7 +31,7 @@ def run(io: StageIO) -> None:
         individual |= score(expert_path(task), [task])
     io.report("models", 1, total)
     rows = [
-        _row("zero_shot", {}, score(BASE, tasks), individual),
+        _row("zero_shot", {}, score(io.path(BASE), tasks), individual),
         _row("individual", {}, individual, individual),
     ]
     io.report("models", 2, total)

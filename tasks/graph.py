@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from mergeflow.errors import MergeflowError, unknown_name
+from tasks.worlds import WORLDS, World
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
 
@@ -26,6 +27,7 @@ class Stage:
         frozen: run by name only, never by the pipeline.
         file: the dvc.yaml that has the stage.
         systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
+        world: base and tasks that the stage works on, from dvc.yaml's `meta.world`.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Stage:
     frozen: bool = False
     file: str = MAIN
     systems: tuple[str, ...] = ()
+    world: World = WORLDS["project"]
 
     @property
     def address(self) -> str:
@@ -156,6 +159,7 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
         frozen=bool(body.get("frozen", False)),
         file=file,
         systems=tuple(body["meta"].get("systems", ())),
+        world=WORLDS[body["meta"].get("world", "project")],
     )
 
 

@@ -41,7 +41,7 @@ def run(io: StageIO) -> None:
 def open_rounds(io: StageIO) -> IterativeRun:
     """Return the stage's iterative run, begun or not."""
     tasks, settings = tuple(io.section("tasks")), io.section("finetune")
-    return IterativeRun(io.scratch / "rounds", io.dep(BASE), tasks, settings, io.section("seed"))
+    return IterativeRun(io.scratch / "rounds", io.dep(io.path(BASE)), tasks, settings, io.section("seed"))
 
 
 def tune(io: StageIO, number: int, task: str) -> None:

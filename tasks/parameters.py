@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.training.settings import FineTuneSettings
@@ -98,15 +98,40 @@ class Params(Section):
         return value
 
 
+class ManyRun(Section):
+    """A training run of the world of many tasks: `tasks`, how many of them in order; `finetune`, how they are tuned."""
+
+    tasks: int = Field(ge=1)
+    finetune: FineTuneSettings
+
+
+class ManySection(Section):
+    """The world of many tasks: a base, the tasks in the order in which studies take the first 8, 14 or 20, its runs."""
+
+    model: ModelSection
+    data: DataSection
+    tasks: dict[str, str] = Field(min_length=1)
+    runs: dict[str, ManyRun]
+
+    @model_validator(mode="after")
+    def _enough_tasks(self) -> "ManySection":
+        for name, run in self.runs.items():
+            if run.tasks > len(self.tasks):
+                raise ValueError(f"run '{name}' asks for {run.tasks} tasks, but `tasks` has {len(self.tasks)}")
+        return self
+
+
 class StudyParams(Section):
     """All of studies/params.yaml.
 
     seeds: one repetition of every training run for each. runs: name → what the run changes in params.yaml's
-    `finetune`. studies: name → that study's choices, which the study validates.
+    `finetune`. many: another base with more tasks and runs of its own; its `finetune` is what they all change.
+    studies: name → that study's choices, which the study validates.
     """
 
     seeds: list[int] = Field(min_length=1)
     runs: dict[str, FineTuneSettings]
+    many: ManySection
     studies: dict[str, dict[str, Any]]
 
     def lookup(self, key: str) -> Any:
@@ -134,7 +159,20 @@ def load_study_params(root: Path, params: Params) -> StudyParams:
     raw = read_yaml(path)
     common = params.finetune.model_dump(mode="json")
     runs = {name: {**common, **changes} for name, changes in raw.get("runs", {}).items()}
-    return _validated(StudyParams, {**raw, "runs": runs}, "studies/params.yaml")
+    many = _many(raw.get("many", {}), common)
+    return _validated(StudyParams, {**raw, "runs": runs, "many": many}, "studies/params.yaml")
+
+
+def _many(raw: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """Complete the runs of the world of many tasks with what params.yaml and its own `finetune` say."""
+    common = {**common, **raw.get("finetune", {})}
+
+    def run(changes: dict[str, Any]) -> dict[str, Any]:
+        tuning = {key: value for key, value in changes.items() if key != "tasks"}
+        return {**({"tasks": changes["tasks"]} if "tasks" in changes else {}), "finetune": {**common, **tuning}}
+
+    world = {key: value for key, value in raw.items() if key != "finetune"}
+    return {**world, "runs": {name: run(changes) for name, changes in raw.get("runs", {}).items()}}
 
 
 def load_params(path: Path) -> Params:

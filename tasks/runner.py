@@ -76,6 +76,14 @@ class StageIO:
         """Return the cost record of another stage; empty if it has none."""
         return read_record(self.root, address)
 
+    def path(self, name: str) -> str:
+        """Return the path of a file or folder of the stage's world, for example `data/train/digits`."""
+        return f"{self.stage.world.folder}/{name}"
+
+    def choice(self, key: str) -> Any:
+        """Return one section of the parameters of the stage's world, for example `tasks`."""
+        return self.section(self.stage.world.prefix + key)
+
     def section(self, key: str) -> Any:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
         assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"

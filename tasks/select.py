@@ -52,7 +52,7 @@ def _recipe(io: StageIO, method: str, args: dict[str, Any], base: Any, experts: 
     return {
         "method": method,
         "args": args,
-        "base": BASE,
+        "base": io.path(BASE),
         "base_fingerprint": fingerprint(base),
         "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in experts},
         "fingerprints": {task: fingerprint(state) for task, state in experts.items()},
@@ -63,7 +63,7 @@ def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> Non
     from mergeflow.checkpoints import open_checkpoint
 
     device = choose_device(io)
-    encoder = load_encoder(io, BASE, device)
+    encoder = load_encoder(io, io.path(BASE), device)
     with open_checkpoint(checkpoint) as state, torch.inference_mode():
         encoder.load_encoder_state(state)
     batch_size = io.section("evaluation").batch_size

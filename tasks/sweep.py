@@ -35,7 +35,7 @@ def open_scorer(io: StageIO) -> Callable[[Mapping[str, Any]], Row]:
     device = choose_device(io)
     tasks = list(io.section("tasks"))
     base, experts = load_states(io, tasks)
-    encoder = load_encoder(io, BASE, device)
+    encoder = load_encoder(io, io.path(BASE), device)
     data = {task: load_images(io, "validation", task, device) for task in tasks}
     known = individual(io)
     scorer = CandidateScorer(encoder, data, base, experts, batch_size=io.section("evaluation").batch_size)

@@ -43,7 +43,7 @@ class Workbench:
 
     def encoder(self) -> ImageEncoder:
         """Return a new image encoder with the base's weights."""
-        return load_encoder(self.io, BASE, self.device)
+        return load_encoder(self.io, self.io.path(BASE), self.device)
 
     def images(self, task: str, split: str) -> LabelledImages:
         return load_images(self.io, split, task, self.device)
@@ -127,7 +127,7 @@ def write_expert(
     record = {
         "task": name,
         "role": "expert",
-        "architecture": bench.io.section("model").architecture,
+        "architecture": bench.io.choice("model").architecture,
         "settings": settings.model_dump_json(),
         "seed": str(seed),
     }

@@ -16,7 +16,7 @@ from mergeflow.vision.models import ImageEncoder, load_clip
 from tasks.devices import device_names, device_slot
 from tasks.runner import StageIO
 
-BASE = "outputs/base/image_encoder.safetensors"
+BASE = "base/image_encoder.safetensors"  # in the folder of the stage's world
 
 
 def choose_device(io: StageIO) -> torch.device:
@@ -32,7 +32,7 @@ def choose_device(io: StageIO) -> torch.device:
 
 def load_encoder(io: StageIO, checkpoint: str, device: torch.device) -> ImageEncoder:
     """Return the image encoder of the configured architecture with the weights of an output file."""
-    encoder = ImageEncoder(load_clip(io.section("model").architecture))
+    encoder = ImageEncoder(load_clip(io.choice("model").architecture))
     with open_checkpoint(io.dep(checkpoint)) as state:
         encoder.load_encoder_state(state)
     return encoder.to(device)
@@ -40,7 +40,7 @@ def load_encoder(io: StageIO, checkpoint: str, device: torch.device) -> ImageEnc
 
 def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
     """Return a task's frozen zero-shot head."""
-    return load_head(io.dep(f"outputs/base/heads/{task}.safetensors")).to(device)
+    return load_head(io.dep(io.path(f"base/heads/{task}.safetensors"))).to(device)
 
 
 def load_images(io: StageIO, split: str, task: str, device: torch.device) -> LabelledImages:
@@ -49,7 +49,7 @@ def load_images(io: StageIO, split: str, task: str, device: torch.device) -> Lab
     Raises:
         MergeflowError: a label lies outside the head.
     """
-    data = load_split(io.dep(f"outputs/data/{split}/{task}"), split)
+    data = load_split(io.dep(io.path(f"data/{split}/{task}")), split)
     head = load_task_head(io, task, device)
     if head.class_names != data.class_names:
         raise MergeflowError(
@@ -75,7 +75,7 @@ def load_states(
     io: StageIO, tasks: Iterable[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Return the base's and the experts' tensors, by task."""
-    return _tensors(io.dep(BASE)), {task: _tensors(io.dep(expert_path(task))) for task in tasks}
+    return _tensors(io.dep(io.path(BASE))), {task: _tensors(io.dep(expert_path(task))) for task in tasks}
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:

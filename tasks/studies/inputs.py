@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages, best_candidate
 from mergeflow.evaluation.scoring import CandidateScorer, score_of
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.parameters import candidates
 from tasks.runner import StageIO
-from tasks.studies.runs import FOLDER, PARAMS
+from tasks.studies.runs import PARAMS
 from tasks.vision import BASE, choose_device, load_encoder, load_images
 
 State = dict[str, Tensor]
@@ -24,22 +26,24 @@ Accuracy = dict[str, float]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One run of studies/params.yaml, as the stage `train` left it.
+    """One run of studies/params.yaml, as the stage `train` or `many_train` left it.
 
     Attributes:
         io: the study's files.
         name: the run's name.
+        tasks: those of interest.
     """
 
     io: StageIO
     name: str
+    tasks: Sequence[str]
 
     def expert(self, seed: int, task: str) -> State:
         """Return θ_t; of an iterative run that of the last round."""
         return self._state(f"seed_{seed}/experts/{task}/image_encoder")
 
     def experts(self, seed: int) -> dict[str, State]:
-        return {task: self.expert(seed, task) for task in self.io.section("tasks")}
+        return {task: self.expert(seed, task) for task in self.tasks}
 
     def epoch(self, seed: int, task: str, number: int) -> State:
         """Return θ_t after epoch `number` (from 1) of a run with `keep_epochs`."""
@@ -68,14 +72,16 @@ class TrainingRun:
 
     def cost(self, seed: int) -> dict[str, Any]:
         """Return steps, images, seconds, gpu_seconds, peak_memory_mib of one seed's training."""
-        cost: dict[str, Any] = self.io.cost(f"studies/dvc.yaml:train@{self.name}")["training"][f"seed_{seed}"]
+        cost: dict[str, Any] = self.io.cost(f"studies/dvc.yaml:{self.io.stage.world.train}@{self.name}")["training"][
+            f"seed_{seed}"
+        ]
         return cost
 
     def _state(self, name: str) -> State:
-        return _load(self.io, f"{FOLDER}/{self.name}/{name}.safetensors")
+        return _load(self.io, f"{self.io.stage.world.runs}/{self.name}/{name}.safetensors")
 
     def _json(self, name: str) -> Any:
-        return json.loads(self.io.dep(f"{FOLDER}/{self.name}/{name}").read_text())
+        return json.loads(self.io.dep(f"{self.io.stage.world.runs}/{self.name}/{name}").read_text())
 
 
 @dataclass(frozen=True)
@@ -100,18 +106,34 @@ class StudyInputs:
 
     def __init__(self, io: StageIO) -> None:
         self.io = io
-        self.tasks = list(io.section("tasks"))
+        self.tasks = list(io.choice("tasks"))
         self.seeds: list[int] = list(io.section(f"{PARAMS}:seeds"))
         self.device = choose_device(io)
-        self._images: dict[str, dict[str, LabelledImages]] = {}
+        self._images: dict[tuple[str, str], LabelledImages] = {}
+
+    def first(self, count: int) -> "StudyInputs":
+        """Return the same for the first `count` tasks alone; images and encoder are shared.
+
+        Raises:
+            MergeflowError: there are fewer tasks.
+        """
+        if not 1 <= count <= len(self.tasks):
+            raise MergeflowError(
+                f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
+                "Ask for fewer in studies/params.yaml, or add tasks."
+            )
+        assert self.encoder  # made before the copy, so that both have the same
+        part = copy(self)
+        part.tasks = self.tasks[:count]
+        return part
 
     @cached_property
     def base(self) -> State:
         """The base's image encoder θ0."""
-        return _load(self.io, BASE)
+        return _load(self.io, self.io.path(BASE))
 
     def run(self, name: str) -> TrainingRun:
-        return TrainingRun(self.io, name)
+        return TrainingRun(self.io, name, self.tasks)
 
     def options(self, study: str) -> dict[str, Any]:
         """Return the study's section of studies/params.yaml."""
@@ -120,9 +142,10 @@ class StudyInputs:
 
     def images(self, split: str) -> dict[str, LabelledImages]:
         """Return every task's images of a split, with its head, on the device."""
-        if split not in self._images:
-            self._images[split] = {task: load_images(self.io, split, task, self.device) for task in self.tasks}
-        return self._images[split]
+        for task in self.tasks:
+            if (split, task) not in self._images:
+                self._images[split, task] = load_images(self.io, split, task, self.device)
+        return {task: self._images[split, task] for task in self.tasks}
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
         """Return what merges and scores candidates of these experts on validation."""
@@ -151,7 +174,7 @@ class StudyInputs:
 
     @cached_property
     def encoder(self) -> Any:
-        return load_encoder(self.io, BASE, self.device)
+        return load_encoder(self.io, self.io.path(BASE), self.device)
 
 
 def mean_accuracy(accuracy: Accuracy) -> float:

@@ -1,8 +1,9 @@
-"""Stage `train` of the studies: one way of fine-tuning, on all tasks, for every seed."""
+"""Stages `train` and `many_train` of the studies: one way of fine-tuning, on a world's tasks, for every seed."""
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,54 @@ from torch import Tensor
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
+from tasks.parameters import ManyRun
 from tasks.runner import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
 from tasks.vision import BASE
 
 PARAMS = "studies/params.yaml"
-FOLDER = "outputs/studies/runs"
 State = dict[str, Tensor]
 
 
 def run(io: StageIO) -> None:
-    """Write `outputs/studies/runs/<name>/seed_<s>`: `experts/<task>` or `model`, and for an iterative run its rounds.
+    """Write `<name>/seed_<s>` in the world's runs: `experts/<task>` or `model`, and for an iterative run its rounds.
 
     Every piece of training is kept in the scratch folder until all are there, so a killed run goes on where it was.
     """
-    settings: FineTuneSettings = io.section(f"{PARAMS}:runs.{io.item}")
+    run = _asked(io)
     seeds, bench = io.section(f"{PARAMS}:seeds"), Workbench.open(io)
-    folder = io.out(f"{FOLDER}/{io.item}")
+    folder = io.out(f"{io.stage.world.runs}/{io.item}")
     costs: dict[str, dict[str, Any]] = {}
     for seed in seeds:
         kept = io.scratch / f"seed_{seed}"
-        work = _iterative if settings.regime == "iterative" else _independent
-        costs[f"seed_{seed}"] = work(io, bench, settings, seed, kept).as_json()
+        work = _iterative if run.settings.regime == "iterative" else _independent
+        costs[f"seed_{seed}"] = work(io, bench, run, seed, kept).as_json()
         shutil.copytree(kept / "result", folder / f"seed_{seed}")
     io.costs["training"] = costs
 
 
-def _independent(io: StageIO, bench: Workbench, settings: FineTuneSettings, seed: int, kept: Path) -> Cost:
+@dataclass(frozen=True)
+class Asked:
+    """What a run asks for: its tasks, in order, and how they are tuned."""
+
+    tasks: list[str]
+    settings: FineTuneSettings
+
+
+def _asked(io: StageIO) -> Asked:
+    """Return the run of studies/params.yaml; those of `many` say how many of the world's tasks they take."""
+    asked: FineTuneSettings | ManyRun = io.section(f"{io.stage.world.prefix or f'{PARAMS}:'}runs.{io.item}")
+    tasks = list(io.choice("tasks"))
+    if isinstance(asked, ManyRun):
+        return Asked(tasks[: asked.tasks], asked.finetune)
+    return Asked(tasks, asked)
+
+
+def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
     """Train each task's expert, or one joint model."""
-    tasks, total = list(io.section("tasks")), Cost()
+    settings, total = run.settings, Cost()
     joint = settings.regime == "joint"
-    pieces = {"model": tasks} if joint else {f"experts/{task}": [task] for task in tasks}
+    pieces = {"model": run.tasks} if joint else {f"experts/{task}": [task] for task in run.tasks}
     for name, members in pieces.items():
         target = kept / "result" / name
         if not target.exists():
@@ -57,9 +75,9 @@ def _independent(io: StageIO, bench: Workbench, settings: FineTuneSettings, seed
     return total
 
 
-def _iterative(io: StageIO, bench: Workbench, settings: FineTuneSettings, seed: int, kept: Path) -> Cost:
+def _iterative(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each."""
-    rounds = IterativeRun(kept / "rounds", io.dep(BASE), tuple(io.section("tasks")), settings, seed)
+    rounds = IterativeRun(kept / "rounds", io.dep(io.path(BASE)), tuple(run.tasks), run.settings, seed)
     rows: list[dict[str, Any]] = []
     for number in range(1, rounds.rounds + 1):
         for task in rounds.waiting(number):
