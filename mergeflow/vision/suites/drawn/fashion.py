@@ -38,7 +38,7 @@ class Piece:
         self.tone = float(pen.rng.uniform(75, 235))
         self.a, self.b, self.c = pen.rng.random(3).tolist()
         self.cloth = self.shade(1.0)
-        self.dark = self.shade(0.45)
+        self.dark = self.shade(0.55)
         self.light = self.shade(1.3)
 
     def shade(self, factor: float) -> Colour:
@@ -47,9 +47,10 @@ class Piece:
         return (grey, grey, grey)
 
     def both(self, points: Points, fill: Colour) -> None:
-        """Fill a polygon and its mirror image."""
-        self.pen.polygon(points, fill)
-        self.pen.polygon([(-x, y) for x, y in points], fill)
+        """Fill a polygon and its mirror image; corners on the axis cross it, so that no gap opens between the two."""
+        half = [(x or -0.08, y) for x, y in points]
+        self.pen.polygon(half, fill)
+        self.pen.polygon([(-x, y) for x, y in half], fill)
 
     def torso(self, wide: float, top: float, bottom: float, neck: float) -> None:
         """Fill a trunk from shoulders to hem."""
@@ -72,7 +73,7 @@ def t_shirt(p: Piece) -> None:
 
 def trousers(p: Piece) -> None:
     wide, hem = 0.3 + 0.08 * p.a, 0.14 + 0.1 * p.b
-    p.both([(0, -0.9), (wide, -0.9), (wide + 0.06, -0.4), (0.14 + hem, 0.92), (0.12, 0.92), (0, -0.3)], p.cloth)
+    p.both([(0, -0.9), (wide, -0.9), (wide + 0.06, -0.4), (0.14 + hem, 0.92), (0.12, 0.92), (0.01, -0.25)], p.cloth)
     p.pen.box(-wide, -0.92, wide, -0.8, p.dark)
 
 
@@ -90,39 +91,32 @@ def dress(p: Piece) -> None:
         [(0.08, -0.62), (0.13, -0.92), (0.2, -0.92), (0.28, -0.55), (waist, -0.2), (hem, 0.92), (0, 0.95), (0, -0.55)],
         p.cloth,
     )
-    p.pen.line([(-waist, -0.2), (waist, -0.2)], 0.07, p.dark)
+    if p.c < 0.5:
+        p.pen.line([(-waist, -0.2), (waist, -0.2)], 0.07, p.dark)
 
 
 def coat(p: Piece) -> None:
     p.sleeves(0.4, -0.85, 1.2 + 0.15 * p.b, 0.3)
     p.torso(0.43, -0.85, 0.75 + 0.2 * p.c, 0.18)
-    p.both([(0, -0.1), (0.0, -0.3), (0.14, -0.86), (0.26, -0.72)], p.dark)
-    p.pen.line([(0, -0.3), (0, 0.95)], 0.06, p.dark if p.a < 0.5 else BLACK)
+    open_at = -0.55 + 0.4 * p.c
+    p.both([(0, open_at + 0.15), (0.0, open_at), (0.14, -0.86), (0.26, -0.72)], p.dark)
+    p.pen.line([(0, open_at), (0, 0.95)], 0.06, p.dark if p.a < 0.5 else BLACK)
     if p.b < 0.5:
         for side in (-1, 1):
             p.pen.line([(side * 0.15, 0.3), (side * 0.33, 0.24)], 0.06, p.dark)
 
 
 def sandal(p: Piece) -> None:
-    heel = 0.1 + 0.3 * p.a
-    p.pen.polygon(
-        [
-            (-0.9, 0.4),
-            (0.0, 0.32),
-            (0.75, 0.5 - heel),
-            (0.9, 0.5 - heel),
-            (0.9, 0.6),
-            (0.66, 0.6),
-            (0.62, 0.6 - heel),
-            (0.0, 0.5),
-            (-0.88, 0.55),
-        ],
-        p.cloth,
-    )
-    width = 0.07 + 0.05 * p.b
-    p.pen.line([(-0.68, 0.4), (-0.42, 0.02), (-0.2, 0.36)], width, p.light)
-    p.pen.line([(0.02, 0.34), (0.3, -0.2 - 0.15 * p.c), (0.62, 0.45 - heel)], width, p.light)
-    p.pen.line([(0.2, -0.05), (0.85, -0.3), (0.85, 0.5 - heel)], width, p.light)
+    heel = 0.05 + 0.35 * p.a
+    ball, back = 0.5, 0.5 - heel
+    upper = [(-0.9, 0.45), (-0.1, 0.42), (0.55, back - 0.06), (0.88, back - 0.06), (0.8, 0.68), (0.62, 0.68)]
+    p.pen.polygon([*upper, (0.5, back + 0.16), (-0.05, 0.64), (-0.88, 0.62)], p.cloth)
+    p.pen.polygon([(-0.68, ball), (-0.5, 0.12), (-0.32 + 0.2 * p.b, 0.08), (-0.22 + 0.2 * p.b, ball)], p.light)
+    p.pen.line([(0.35, back - 0.5), (0.82, back - 0.45), (0.82, back)], 0.11, p.light)
+    if p.c < 0.5:
+        p.pen.line([(-0.35, 0.15), (0.35, back - 0.5)], 0.09, p.light)
+    else:
+        p.pen.line([(0.1, 0.4), (0.35, back - 0.5), (0.6, back)], 0.09, p.light)
 
 
 def shirt(p: Piece) -> None:
@@ -130,8 +124,11 @@ def shirt(p: Piece) -> None:
     p.torso(0.4, -0.76, 0.6 + 0.25 * p.c, 0.16)
     p.both([(0, -0.5), (0.0, -0.74), (0.12, -0.88), (0.24, -0.7), (0.1, -0.48)], p.light if p.a < 0.5 else p.cloth)
     p.pen.polygon([(-0.08, -0.8), (0.08, -0.8), (0, -0.56)], BLACK)
-    for k in range(4):
-        p.pen.disc(0, -0.32 + 0.28 * k, 0.05, p.dark)
+    if p.a < 0.6:
+        for k in range(4):
+            p.pen.disc(0, -0.32 + 0.28 * k, 0.05, p.dark)
+    else:
+        p.pen.line([(0, -0.5), (0, 0.8)], 0.05, p.dark)
 
 
 def sneaker(p: Piece) -> None:
@@ -195,9 +192,9 @@ _DRAWN: dict[str, Callable[[Piece], None]] = {
 def _fabric(rng: Generator, style: Style) -> np.ndarray:
     """Return factors [32, 32] of the cloth's brightness: folds, and stripes or checks on some pieces."""
     a, b, c, d = rng.random(4).tolist()
-    light = 1 + (0.14 if style.clutter else 0.07) * cloud(rng, 5, SIZE)
-    if a < 0.4 and style.clutter:
-        wave, depth = 9 + 9 * b, 0.1 + 0.25 * c
+    light = 1 + (0.17 if style.clutter else 0.07) * cloud(rng, 5, SIZE)
+    if a < 0.5 and style.clutter:
+        wave, depth = 9 + 12 * b, 0.15 + 0.35 * c
         light = light * (1 + depth * np.sin(wave * (COLUMNS if d < 0.4 else ROWS) + 7 * d))
         if d > 0.75:
             light = light * (1 + depth * np.sin(wave * COLUMNS + 7 * b))
@@ -208,9 +205,9 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     """Paint a piece in the middle; shoes and bags are mirrored half of the time."""
     image = Image.new("RGB", (CANVAS, CANVAS))
     a, b, c = rng.standard_normal(3).tolist()
-    scale = 0.88 + 0.1 * float(rng.random())
-    jitter = 0.03 if style.clutter else 0.015
-    pen = Pen(image, rng, math.radians(3) * a, scale, (0.04 * b, 0.04 * c), flip=rng.random() < 0.5, jitter=jitter)
+    scale = 0.78 + 0.2 * float(rng.random())
+    jitter = 0.04 if style.clutter else 0.015
+    pen = Pen(image, rng, math.radians(4) * a, scale, (0.06 * b, 0.06 * c), flip=rng.random() < 0.5, jitter=jitter)
     tuple(_DRAWN.values())[label](Piece(pen))
     pixels = np.clip(reduce_canvas(image) * _fabric(rng, style)[:, :, None], 0, 255)
     return photograph(pixels, rng, _CAMERA, style)

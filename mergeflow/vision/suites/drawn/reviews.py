@@ -27,7 +27,8 @@ _HEIGHT = 48
 @cache
 def _word(face: str, word: str) -> Image.Image:
     """Return a word as a mask (mode L) 48 pixels high, from the top of tall letters to the bottom of hanging ones."""
-    font = ImageFont.truetype(str(_face(face)), 48)
+    # Pillow's own layout: the other one is not in every build of it
+    font = ImageFont.truetype(str(_face(face)), _HEIGHT, layout_engine=ImageFont.Layout.BASIC)
     _, top, _, bottom = font.getbbox("lyg", anchor="ls")
     left, _, right, _ = font.getbbox(word, anchor="ls")
     drawn = Image.new("L", (round(right - left), round(bottom - top)))
@@ -40,7 +41,7 @@ def _lines(rng: Generator, label: int) -> list[tuple[str, float]]:
     words = (POSITIVE, NEGATIVE)[label]
     telling = (words[rng.integers(len(words))], float(rng.uniform(28, 32)))
     others = rng.permutation(len(NEUTRAL))[: int(rng.integers(1, 3))].tolist()
-    lines = [(NEUTRAL[k], float(rng.uniform(14, 18))) for k in others]
+    lines = [(NEUTRAL[k], float(rng.uniform(13, 16))) for k in others]
     lines.insert(int(rng.integers(len(lines) + 1)), telling)
     return lines
 
