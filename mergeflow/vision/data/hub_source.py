@@ -1,6 +1,6 @@
-"""Read a data set with Hugging Face's `datasets`: the real eight by name, others by id, or a local folder."""
+"""Read a data set with Hugging Face's `datasets`: the real data sets by name, others by id, or a local folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from mergeflow.vision.data.task import DEFAULT_TEMPLATES, Example, RawTask
 def open_hub(task_name: str, address: str, seed: int) -> RawTask:
     """Open a data set of the Hugging Face hub as a task; `datasets` downloads it to its own cache once.
 
-    Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored.
+    Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored. Real data sets
+    whose copy on the hub has bare numbers or truth values for labels get their class names by label.
 
     Args:
         task_name: task name.
-        address: `NAME[#CONFIG][@REVISION]`; NAME one of the real eight, an id `owner/name`, or a local folder.
+        address: `NAME[#CONFIG][@REVISION]`; NAME one of the real data sets, an id `owner/name`, or a local folder.
         seed: decides the carved splits.
 
     Raises:
@@ -32,9 +33,11 @@ def open_hub(task_name: str, address: str, seed: int) -> RawTask:
     if task is None and "/" not in name and not Path(name).is_dir():
         raise unknown_name("Hugging Face data set", name, REAL_TASKS)
     hub_id = task.hub_id if task else name
-    parts, ignored = _load(hub_id, config or (task.hub_config if task else None), revision or None)
+    renamed = task.hub_splits if task else {}
+    parts, ignored = _load(hub_id, config or (task.hub_config if task else None), revision or None, renamed)
     described = {
-        split: find_columns(part.features.arrow_schema, f"hf:{address}, {split}") for split, part in parts.items()
+        split: find_columns(part.features.arrow_schema, f"hf:{address}, {split}", task.hub_names if task else ())
+        for split, part in parts.items()
     }
     if len({str(description) for description in described.values()}) > 1:
         raise MergeflowError(f"hf:{address}: the splits differ in columns or class names: {described}.")
@@ -51,7 +54,9 @@ def open_hub(task_name: str, address: str, seed: int) -> RawTask:
     )
 
 
-def _load(hub_id: str, config: str | None, revision: str | None) -> tuple[dict[str, Any], list[str]]:
+def _load(
+    hub_id: str, config: str | None, revision: str | None, renamed: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
     try:
         import datasets
     except ImportError as error:
@@ -63,7 +68,7 @@ def _load(hub_id: str, config: str | None, revision: str | None) -> tuple[dict[s
     ignored = []
     try:
         for name in datasets.get_dataset_split_names(hub_id, config, revision=revision):
-            split = split_of(str(name))
+            split = renamed.get(str(name)) or split_of(str(name))
             if split is None or split in parts:
                 ignored.append(str(name))
             else:
@@ -97,7 +102,7 @@ def _examples(part: Any, image: str, label: str, split: str) -> Iterator[Example
             )
         content, path = cell["bytes"], cell["path"] or f"{split}/{row:06d}"
         # Data sets made from a local folder hold only the path of each image.
-        yield Example(content if content is not None else partial(_read, path), Path(path).name, cells[label])
+        yield Example(content if content is not None else partial(_read, path), Path(path).name, int(cells[label]))
 
 
 def _read(path: str) -> bytes:

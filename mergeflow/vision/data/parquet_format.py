@@ -28,7 +28,7 @@ def image_schema(class_names: Sequence[str]) -> pa.Schema:
     return pa.schema([("image", IMAGE_TYPE), ("label", pa.int64())], metadata={METADATA_KEY: metadata.encode()})
 
 
-def find_columns(schema: pa.Schema, where: str) -> tuple[str, str, list[str]]:
+def find_columns(schema: pa.Schema, where: str, numbered: Sequence[str] = ()) -> tuple[str, str, list[str]]:
     """Return (image column, label column, class names) of a schema in the convention.
 
     A column that the metadata declares as Image or ClassLabel wins; among several, one named `image` or `label`.
@@ -36,6 +36,7 @@ def find_columns(schema: pa.Schema, where: str) -> tuple[str, str, list[str]]:
     Args:
         schema: schema of a Parquet file.
         where: the file, for error messages.
+        numbered: class names by label for data whose labels are bare numbers or truth values; else there is an error.
 
     Raises:
         MergeflowError: a column is missing or ambiguous, of the wrong type, or the label has no class names. The
@@ -47,15 +48,19 @@ def find_columns(schema: pa.Schema, where: str) -> tuple[str, str, list[str]]:
     """
     features = _features(schema, where)
     declared = {kind: [n for n, f in features.items() if _is(f, kind)] for kind in ("Image", "ClassLabel")}
+
+    def is_label(column: pa.DataType) -> bool:
+        return pa.types.is_integer(column) or (bool(numbered) and pa.types.is_boolean(column))
+
     images = declared["Image"] or [field.name for field in schema if _is_image(field.type)]
-    labels = declared["ClassLabel"] or [field.name for field in schema if pa.types.is_integer(field.type)]
+    labels = declared["ClassLabel"] or [field.name for field in schema if is_label(field.type)]
     image, label = _choose(images, "image"), _choose(labels, "label")
     wrong = None
     if image is None or image not in schema.names or not _is_image(schema.field(image).type):
         wrong = "no single image column"
-    elif label is None or label not in schema.names or not pa.types.is_integer(schema.field(label).type):
+    elif label is None or label not in schema.names or not is_label(schema.field(label).type):
         wrong = "no single integer label column"
-    elif not declared["ClassLabel"]:
+    elif not declared["ClassLabel"] and not numbered:
         wrong = f"no ClassLabel names for column '{label}'"
     if wrong or image is None or label is None:
         found = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
@@ -63,7 +68,7 @@ def find_columns(schema: pa.Schema, where: str) -> tuple[str, str, list[str]]:
             f"{where}: {wrong}. Columns found: {found}. Expected: {EXPECTED}. Write the file with "
             "datasets' to_parquet or push_to_hub, or with mergeflow's prepare_task."
         )
-    return image, label, [str(name) for name in features[label]["names"]]
+    return image, label, [str(name) for name in (features[label]["names"] if declared["ClassLabel"] else numbered)]
 
 
 def _features(schema: pa.Schema, where: str) -> dict[str, Any]:

@@ -29,12 +29,14 @@ def open_source(
     Args:
         task_name: task name; for `suite:` the name of one of its tasks.
         source: `KIND:ADDRESS`. Kinds: `suite:NAME` (embedded), `parquet:PATH_OR_URI`, `folder:PATH_OR_URI`,
-            `torchvision:NAME[@ROOT]`, `hf:NAME[#CONFIG][@REVISION]`; the last two with a NAME of the real eight (Cars,
-            DTD, EuroSAT, GTSRB, MNIST, RESISC45, SUN397, SVHN), `hf` also with any id.
+            `torchvision:NAME[@ROOT]`, `hf:NAME[#CONFIG][@REVISION]`; the last two with a NAME of the 20 real data
+            sets (Cars, DTD, EuroSAT, GTSRB, MNIST, RESISC45, SUN397, SVHN; CIFAR100, FER2013, Flowers102,
+            OxfordIIITPet, PCAM, STL10; EMNIST, CIFAR10, Food101, FashionMNIST, RenderedSST2, KMNIST), `hf` also with
+            any id.
         seed: decides which training images become the splits that the source lacks.
         class_names: names that replace the source's own, in the order of the labels.
         templates: prompts with `{}` that replace the source's own. A Parquet or folder source has none: it gets CLIP's
-            templates and class names when `task_name` is one of the real eight, else "a photo of a {}.".
+            templates and class names when `task_name` is one of the real 20, else "a photo of a {}.".
         root: folder that relative paths in `source` start from; default the working folder. The manifest records
             `source` as it was given, so that it does not depend on where a project lies.
 
