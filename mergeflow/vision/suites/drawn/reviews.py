@@ -20,7 +20,7 @@ POSITIVE = ("good", "great", "fun", "love", "best")
 NEGATIVE = ("bad", "dull", "awful", "hate", "worst")
 NEUTRAL = ("film", "plot", "this", "cast", "very", "the", "its", "is", "so")
 
-_CAMERA = Camera(blur=(0.0, 0.3), shading=0.2, noise=(1.0, 6.0), light=(0.85, 1.1))
+_CAMERA = Camera(blur=(0.0, 0.3), shading=0.2, noise=(1.0, 5.0), light=(0.85, 1.1))
 _HEIGHT = 48
 
 
@@ -39,7 +39,7 @@ def _word(face: str, word: str) -> Image.Image:
 def _lines(rng: Generator, label: int) -> list[tuple[str, float]]:
     """Return the lines from top to bottom, each with its height in pixels of the 64-pixel canvas."""
     words = (POSITIVE, NEGATIVE)[label]
-    telling = (words[rng.integers(len(words))], float(rng.uniform(28, 32)))
+    telling = (words[rng.integers(len(words))], float(rng.uniform(29, 32)))
     others = rng.permutation(len(NEUTRAL))[: int(rng.integers(1, 3))].tolist()
     lines = [(NEUTRAL[k], float(rng.uniform(13, 16))) for k in others]
     lines.insert(int(rng.integers(len(lines) + 1)), telling)
@@ -58,7 +58,7 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     for word, height in lines:
         drawn = _word(face, word)
         width = min(CANVAS - 2, round(drawn.width * height / _HEIGHT))
-        x = 1 + (CANVAS - 2 - width) * float(rng.uniform(0.2, 0.8))
+        x = 1 + (CANVAS - 2 - width) * float(rng.uniform(0.3, 0.7))
         mask.paste(drawn.resize((width, round(height)), Image.Resampling.BILINEAR), (round(x), round(y)))
         y += height
     image = ground(rng, back, 4, style)
