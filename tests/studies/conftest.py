@@ -22,7 +22,22 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+MANY: dict[str, dict[str, Any]] = {
+    "experts": {"tasks": 3},
+    "joint_2": {"tasks": 2, "regime": "joint"},
+    "joint_3": {"tasks": 3, "regime": "joint"},
+    "mima_3": {"tasks": 3, "regime": "iterative", "iterative": {"rounds": 2}},
+}
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return make_lab(tmp_path_factory.mktemp("lab"), RUNS)
+
+
+@pytest.fixture(scope="session")
+def many_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The laboratory of the studies of many tasks: three tasks; studies take the first 2 or 3."""
+    torch.set_num_threads(1)
+    return make_lab(tmp_path_factory.mktemp("many_lab"), {}, many=MANY)

@@ -23,13 +23,16 @@ ROOT = Path(__file__).parents[2]
 SEEDS = [0, 1]
 
 
-def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4) -> Path:
+def make_lab(
+    root: Path, training: dict[str, dict[str, Any]], steps: int = 4, many: dict[str, dict[str, Any]] | None = None
+) -> Path:
     """Write base, data, parameters and training runs below `root`.
 
     Args:
         root: an empty folder.
         training: name of a run → what it changes in `finetune`; `steps` is the budget of those that say nothing.
         steps: the budget.
+        many: name of a run of the world `many`, which has the same base and tasks here → what it changes.
     """
     clip = load_clip("pocket-clip", "pocket8")
     write_checkpoint(root / "outputs/base/image_encoder.safetensors", ImageEncoder(clip).encoder_state())
@@ -47,16 +50,22 @@ def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4) ->
     (root / "studies").mkdir()
     whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text()) | {"seeds": SEEDS}
     whole["runs"] |= training
+    whole["many"] |= {"tasks": values["tasks"], "finetune": {}, "runs": many or {}}
     (root / "studies/params.yaml").write_text(yaml.safe_dump(whole))
+    (root / "outputs/many").mkdir()
+    for name in ("base", "data"):
+        (root / "outputs/many" / name).symlink_to(f"../{name}")
     for name in training:
-        _train(root, name)
+        _train(root, "train", name)
+    for name in many or {}:
+        _train(root, "many_train", name)
     return root
 
 
 def study_io(root: Path, study: str, scratch: Path, **options: Any) -> StageIO:
     """Return what the stage of a study gets in a laboratory, with some of its choices changed."""
     stage = _graph()[f"studies/dvc.yaml:{study}"]
-    small = replace(stage, deps=(*stage.deps, "outputs/studies/runs"))  # the lab has its own choice of runs
+    small = replace(stage, deps=(*stage.deps, "outputs/studies/runs", "outputs/many"))  # the lab has its own runs
     return _open(root, small, scratch, {study: options})
 
 
@@ -65,12 +74,16 @@ def _graph() -> dict[str, Stage]:
     return load_graph(ROOT, studies=True)
 
 
-def _train(root: Path, name: str) -> None:
-    stage = _graph()[f"studies/dvc.yaml:train@{name}"]
-    scratch = root / "scratch" / name
+def _train(root: Path, name: str, item: str) -> None:
+    like = next(stage for stage in _graph().values() if stage.name == name)
+    assert like.item
+    keys, outs = ([text.replace(like.item, item) for text in texts] for texts in (like.params, like.outs))
+    stage = replace(like, item=item, params=tuple(keys), outs=tuple(outs))
+    scratch = root / "scratch" / stage.folder_name
     io = _open(root, stage, scratch, {})
     with io.holds:
         runs.run(io)
+    (root / stage.outs[0]).parent.mkdir(parents=True, exist_ok=True)
     shutil.move(scratch / "building" / stage.outs[0], root / stage.outs[0])
     record = root / ".mergeflow" / "records" / f"{stage.folder_name}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
