@@ -11,9 +11,10 @@ from mergeflow.vision.suites.core import SuiteTask
 
 COUNTS = {"train": 1500, "validation": 200, "test": 500}
 
-_CAMERA = Camera(blur=(0.0, 0.6), shading=0.3, noise=(3.0, 9.0))
+_CAMERA = Camera(blur=(0.0, 0.5), shading=0.3, noise=(2.0, 8.0))
 _WHITE, _PINK, _RED, _ORANGE = (242, 240, 235), (235, 135, 175), (205, 35, 45), (240, 130, 35)
-_YELLOW, _PURPLE, _BLUE, _MAROON = (245, 210, 50), (140, 70, 175), (85, 100, 210), (120, 25, 50)
+_YELLOW, _PURPLE, _BLUE, _MAROON = (245, 210, 50), (140, 70, 175), (85, 100, 210), (150, 35, 70)
+_ANY: tuple[Colour, ...] = (_WHITE, _PINK, _RED, _ORANGE, _YELLOW, _PURPLE, _BLUE, _MAROON)
 _LEAF: Colour = (60, 125, 50)
 _GOLD: Colour = (225, 170, 40)
 _DARK: Colour = (45, 28, 25)
@@ -58,7 +59,7 @@ def _stem(pen: Pen, top: float, leaves: bool = True) -> None:
 
 def daisy(pen: Pen, petal: Colour) -> None:
     _wheel(pen, int(pen.rng.integers(11, 15)), 0.9, 0.22, petal)
-    pen.disc(0, 0, 0.24, vary(pen.rng, _GOLD, 40))
+    pen.disc(0, 0, 0.24, vary(pen.rng, (_GOLD, _GOLD, _DARK, _MAROON)[pen.rng.integers(4)], 40))
 
 
 def sunflower(pen: Pen, petal: Colour) -> None:
@@ -225,7 +226,7 @@ KINDS: dict[str, tuple[Callable[[Pen, Colour], None], tuple[Colour, ...]]] = {
 
 def _leaves(rng: Generator, pen: Pen) -> None:
     """Scatter leaves behind the flower."""
-    for x, y, angle, tone in rng.random((int(rng.integers(3, 8)), 4)).tolist():
+    for x, y, angle, tone in rng.random((int(rng.integers(2, 7)), 4)).tolist():
         fill = _tone(vary(rng, _LEAF, 40), 0.5 + 0.8 * tone)
         _petal(pen, (2.4 * x - 1.2, 2.4 * y - 1.2), 6.28 * angle, 0.9, 0.3, fill, _SPIKE)
 
@@ -237,10 +238,11 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     image = ground(rng, vary(rng, back, 50 * style.spread), 11, style)
     if style.clutter:
         _leaves(rng, Pen(image, rng))
-    petal = vary(rng, colours[rng.integers(len(colours))], 45 * style.spread)
+    bred = _ANY if rng.random() < 0.6 else colours  # gardens hold every colour, so that the form must decide
+    petal = vary(rng, bred[rng.integers(len(bred))], 55 * style.spread)
     a, b, c = rng.standard_normal(3).tolist()
-    scale = float(rng.uniform(0.76, 1.0))
-    pen = Pen(image, rng, 0.2 * c, scale, (0.08 * a, 0.08 * b), flip=rng.random() < 0.5, jitter=0.015)
+    scale = float(rng.uniform(0.8, 1.02))
+    pen = Pen(image, rng, 0.16 * c, scale, (0.06 * a, 0.06 * b), flip=rng.random() < 0.5, jitter=0.015)
     kind(pen, petal)
     return photograph(image, rng, _CAMERA, style)
 
