@@ -167,7 +167,7 @@ def _check_size(size: int, items: int) -> None:
 
 def _subset(items: Sequence[str], size: int, number: int) -> tuple[str, ...]:
     """Return subset `number` of all in lexicographic order, 0 ≤ number < C(n, size)."""
-    chosen = []
+    chosen: list[str] = []
     for index, item in enumerate(items):
         following = comb(len(items) - index - 1, size - len(chosen) - 1) if size > len(chosen) else 0
         if number < following:
