@@ -59,8 +59,12 @@ def entropy_gradient(
     Returns:
         The loss, and its gradient by tensor name.
 
+    Raises:
+        MergeflowError: No task, a task without images, or empty batches.
+
     Source: Yang et al., AdaMerging (ICLR 2024), section 3.2.2.
     """
+    _check_images(tasks, batch_size)
     encoder.eval()
     encoder.load_encoder_state(state)
     parameters = {name: value for name, value in encoder.named_parameters() if value.is_floating_point()}
@@ -81,6 +85,15 @@ def entropy_gradient(
             if gradient is not None:
                 total += gradient
     return loss, totals
+
+
+def _check_images(tasks: Mapping[str, UnlabelledImages], batch_size: int) -> None:
+    empty = sorted(task for task, found in tasks.items() if not len(found.images))
+    if not tasks or empty or batch_size < 1:
+        what = f"task '{empty[0]}' has none" if empty else f"found {len(tasks)} tasks, {batch_size} images a batch"
+        raise MergeflowError(
+            f"adaptation needs unlabelled images of every task: {what}. Give some, or merge without adapting."
+        )
 
 
 def _batch_seed(seed: int, task: str, step: int) -> int:
@@ -142,6 +155,7 @@ def learn_coefficients(
     tasks = {task: _open_task(order, task, clip, recipe.device) for task in order.tasks}
     with open_inputs(recipe, resolve) as inputs:
         encoder.load_encoder_state(inputs.base)
+        place.mkdir(parents=True, exist_ok=True)
         found = learn(
             recipe.call(),
             inputs.base,
@@ -149,6 +163,7 @@ def learn_coefficients(
             lambda state, step: entropy_gradient(encoder, tasks, state, order.batch_size, order.seed, step),
             progress,
             recipe.device,
+            place,
         )
     for name, values in found.coefficients.items():
         tensors = {tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in values.items()}

@@ -1,22 +1,25 @@
 """Learn AdaMerging's coefficients from a loss without labels, with the experts left on disk.
 
 The gradient of the loss with respect to λ_t^l is the inner product of its gradient with respect to the weights of
-tensor l and the direction d_t^l. So one model and its gradient are in memory, and directions pass by one tensor at a
-time.
+tensor l and the direction d_t^l. So one model and its gradient are in memory, and directions pass by one tensor of one
+expert at a time.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.catalog import MethodCall
-from mergeflow.merging.engine import Engine, Unit
-from mergeflow.merging.methods.informed import AdamergingArgs, adamerging_directions
+from mergeflow.merging.directions import Directions, LowRank, TaskVectors
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.methods.informed import AdamergingArgs
+from mergeflow.merging.origin import check_origin
 
 State = Mapping[str, Tensor]
 Loss = Callable[[dict[str, Tensor], int], tuple[float, Mapping[str, Tensor]]]
@@ -47,6 +50,7 @@ def learn(
     loss: Loss,
     progress: Callable[[int, int], None] | None = None,
     device: str = "cpu",
+    scratch: str | Path | None = None,
 ) -> Learned:
     """Minimise a loss over the coefficients λ by Adam.
 
@@ -56,31 +60,38 @@ def learn(
         call: `configure("adamerging", …)`: granularity, directions, first value, steps, learning rate.
         base: θ0, in memory or lazy.
         experts: State dicts by name, in memory or lazy; each tensor is read anew at every step, so memory does not
-            depend on their number. On `cart` the low-rank directions are formed from factors kept in memory.
+            depend on their number. On `cart` the low-rank directions lie in files while learning.
         loss: Entropy of the merged model on unlabelled images, with its gradient: (state, step) → (loss, gradients).
         progress: Called with steps done and in all.
         device: "cpu" or a CUDA device, where the states given to the loss are made.
+        scratch: Folder for the files of `cart`, empty again afterwards; by default the system's temporary one.
 
     Raises:
-        MergeflowError: Another method, experts that do not fit, or a loss that is not finite.
+        MergeflowError: Another method, experts or task vectors that do not fit, or a loss that is not finite.
     """
     args = call.typed
     if not isinstance(args, AdamergingArgs):
         raise MergeflowError(f"only 'adamerging' learns coefficients, not '{call.name}'.")
     check_compatible(base, experts)
-    # The factors are found once, in the first step; what is kept of an expert is of low rank.
-    kept = FactorCache(args.rank_ratio) if args.on == "cart" else None
-    engine = Engine(call, base, experts, cache=kept, workers=1, device=device)
+    check_origin(base, experts)
+    engine = Engine(call, base, experts, workers=1, device=device)
+    with TemporaryDirectory(prefix="directions-", dir=scratch) as folder:
+        directions = TaskVectors(engine) if args.on == "task_vectors" else LowRank(engine, args, Path(folder))
+        return _descend(args, engine, directions, loss, progress or (lambda done, total: None))
+
+
+def _descend(
+    args: AdamergingArgs, engine: Engine, directions: Directions, loss: Loss, progress: Callable[[int, int], None]
+) -> Learned:
     names = list(engine.model.shapes)
     values = torch.full((len(engine.names), len(names)), args.init, dtype=torch.float64)
     mean, square = torch.zeros_like(values), torch.zeros_like(values)
     found = Learned({})
     for step in range(args.steps):
-        state = _merged(engine, args, names, values)
-        value, gradients = loss(state, step)
+        value, gradients = loss(_merged(engine, directions, names, values), step)
         if not torch.isfinite(torch.tensor(value)):
             raise MergeflowError(f"the loss is {value} at step {step}: lower lr ({args.lr}) or init ({args.init}).")
-        slope = _slopes(engine, args, names, gradients)
+        slope = _slopes(directions, names, gradients, values)
         if args.granularity == "task":
             slope = slope.sum(1, keepdim=True).expand_as(slope)
         mean.mul_(_BETA1).add_(slope, alpha=1 - _BETA1)
@@ -91,38 +102,24 @@ def learn(
             values.clamp_(0, 1)
         found.losses.append(float(value))
         found.history.append({name: float(row.mean()) for name, row in zip(engine.names, values, strict=True)})
-        if progress is not None:
-            progress(step + 1, args.steps)
+        progress(step + 1, args.steps)
     for name, row in zip(engine.names, values.tolist(), strict=True):
         found.coefficients[name] = dict(zip(names, row, strict=True))
     return found
 
 
-def _merged(engine: Engine, args: AdamergingArgs, names: list[str], values: Tensor) -> dict[str, Tensor]:
+def _merged(engine: Engine, directions: Directions, names: list[str], values: Tensor) -> dict[str, Tensor]:
     """θ at the present coefficients, in the type of arithmetic; integer tensors are the base's."""
     state = {name: engine.base[name] for name in engine.infos if name not in engine.model.shapes}
     for column, name in enumerate(names):
-        anchor, directions = _directions(engine, args, name)
-        for row, direction in enumerate(directions):
-            anchor = anchor + direction * float(values[row, column])
-        state[name] = anchor.clone()
+        state[name] = directions.merged(name, values[:, column].tolist())
     return state
 
 
-def _slopes(engine: Engine, args: AdamergingArgs, names: list[str], gradients: Mapping[str, Tensor]) -> Tensor:
+def _slopes(directions: Directions, names: list[str], gradients: Mapping[str, Tensor], like: Tensor) -> Tensor:
     """⟨gradient, direction⟩ per expert and tensor, [T, L]."""
-    slopes = torch.zeros(len(engine.names), len(names), dtype=torch.float64)
+    slopes = torch.zeros_like(like)
     for column, name in enumerate(names):
-        gradient = gradients.get(name)
-        if gradient is None:
-            continue
-        _, directions = _directions(engine, args, name)
-        for row, direction in enumerate(directions):
-            slopes[row, column] = float((direction * gradient.to(direction)).sum(dtype=torch.float64))
+        if name in gradients:
+            slopes[:, column] = torch.tensor(directions.slopes(name, gradients[name]), dtype=slopes.dtype)
     return slopes
-
-
-def _directions(engine: Engine, args: AdamergingArgs, name: str) -> tuple[Tensor, list[Tensor]]:
-    info = engine.infos[name]
-    stack = engine.stack(Unit(name, 0, info.numel, info.shape))
-    return adamerging_directions(stack, args)

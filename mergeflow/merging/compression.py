@@ -26,6 +26,7 @@ from mergeflow.merging.catalog import explain
 from mergeflow.merging.compressor import CompressArgs, Compressor, Payload, Stored
 from mergeflow.merging.engine import Engine, Unit
 from mergeflow.merging.method import Stack
+from mergeflow.merging.origin import check_origin
 
 _WHOLE = "@whole"
 
@@ -142,11 +143,12 @@ def compress(
         types.
 
     Raises:
-        MergeflowError: Experts that do not fit the base, NaN or infinity.
+        MergeflowError: Experts that do not fit the base, a task vector of another base, NaN or infinity.
     """
     if not experts:
         raise MergeflowError("nothing to compress: give one expert at least.")
     check_compatible(base, experts)
+    check_origin(base, experts)
     infos = infos_of(base)
     engine = Engine(call, base, experts, workers=workers, device=device)
     stored: dict[str, Tensor] = {}

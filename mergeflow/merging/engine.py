@@ -5,7 +5,7 @@ computes with one thread, so the number of workers does not change a bit either.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -167,14 +167,7 @@ class Engine:
         base, taus = self._buffers(unit.stop - unit.start)
         self._load("base", self.base, unit, base, watch)
         for row, name in zip(taus, self.names, strict=True):
-            state = self.experts[name]
-            difference = getattr(state, "is_task_vector", False) and unit.name not in getattr(state, "absolute", ())
-            if difference and unit.name not in state:
-                row.zero_()
-                continue
-            self._load(name, state, unit, row, watch)
-            if not difference:
-                row.sub_(base)
+            self._task_vector(name, unit, base, row, watch)
         return Stack(
             self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),
@@ -182,6 +175,31 @@ class Engine:
             unit.start,
             self.model,
         )
+
+    def one_by_one(self, name: str, experts: Sequence[str] | None = None) -> tuple[Tensor, Iterator[Tensor]]:
+        """Return a tensor of the base, and its task vectors one expert after the other (or some), all in one buffer."""
+        info = self.infos[name]
+        unit = Unit(name, 0, info.numel, info.shape)
+        base, row = self._empty(info.numel), self._empty(info.numel)
+        self._load("base", self.base, unit, base, None)
+
+        def taus() -> Iterator[Tensor]:
+            for expert in self.names if experts is None else experts:
+                self._task_vector(expert, unit, base, row, None)
+                yield row.reshape(info.shape).to(self.device)
+
+        return base.reshape(info.shape).to(self.device), taus()
+
+    def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, watch: Watch | None) -> None:
+        """Fill `out` with a unit of one expert's task vector."""
+        state = self.experts[name]
+        difference = getattr(state, "is_task_vector", False) and unit.name not in getattr(state, "absolute", ())
+        if difference and unit.name not in state:
+            out.zero_()
+            return
+        self._load(name, state, unit, out, watch)
+        if not difference:
+            out.sub_(base)
 
     def _load(self, owner: str, state: State, unit: Unit, out: Tensor, watch: Watch | None) -> None:
         """Fill `out` with a unit of a state, checked; the watcher sees it in its storage type."""

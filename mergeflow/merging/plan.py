@@ -16,13 +16,11 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
+from mergeflow.merging.origin import BASE, another_base
 from mergeflow.merging.recipe import Recipe
 
 # What Python with torch (a build with CUDA) holds before any tensor is read.
 _PROCESS_BYTES = 530 * 2**20
-
-# Metadata of a task vector: the fingerprint of the base it was taken from.
-BASE = "mergeflow.base"
 
 Resolve = Callable[[str], str]
 """Turns a reference such as models:/name@alias into a local path; the project half supplies it."""
@@ -156,14 +154,6 @@ def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> 
         taken = state.metadata.get(BASE)
         if known and taken and state.is_task_vector and taken != known:
             raise another_base(name, taken, known)
-
-
-def another_base(name: str, taken: str, found: str) -> MergeflowError:
-    """Return the error for a task vector of another base."""
-    return MergeflowError(
-        f"task vector '{name}' was taken from the base {taken[:12]}…, but this base is {found[:12]}…: "
-        "a difference means nothing on another base. Extract it again from this one."
-    )
 
 
 def _check_types(base: LazyStateDict) -> None:

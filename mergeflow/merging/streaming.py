@@ -23,13 +23,12 @@ from mergeflow.merging.device import check_device
 from mergeflow.merging.direction import settle, weights_by_name
 from mergeflow.merging.engine import BUFFER, Engine, Unit, common_ties
 from mergeflow.merging.method import Stack
+from mergeflow.merging.origin import BASE, another_base
 from mergeflow.merging.output import RECORD, Digests, copy_companions, identity_of, replace_folder
 from mergeflow.merging.plan import (
-    BASE,
     Inputs,
     Plan,
     Resolve,
-    another_base,
     check_out,
     make_plan,
     open_inputs,

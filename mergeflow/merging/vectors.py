@@ -14,7 +14,8 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.plan import BASE, check_out
+from mergeflow.merging.origin import BASE
+from mergeflow.merging.plan import check_out
 
 Pathlike = str | Path
 

@@ -1,0 +1,36 @@
+"""Where a task vector was taken from: a difference means nothing on another base."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from mergeflow.checkpoints.fingerprint import fingerprint
+from mergeflow.errors import MergeflowError
+
+BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its base
+
+
+def another_base(name: str, taken: str, found: str) -> MergeflowError:
+    """Return the error for a task vector of another base."""
+    return MergeflowError(
+        f"task vector '{name}' was taken from the base {taken[:12]}…, but this base is {found[:12]}…: "
+        "a difference means nothing on another base. Extract it again from this one."
+    )
+
+
+def check_origin(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Check that task vectors were taken from this base; the base is read only where one of them says from which.
+
+    Raises:
+        MergeflowError: Naming the first that was taken from another.
+    """
+    taken = {
+        name: getattr(state, "metadata", {}).get(BASE)
+        for name, state in experts.items()
+        if getattr(state, "is_task_vector", False)
+    }
+    if any(taken.values()):
+        found = fingerprint(base)
+        for name, source in taken.items():
+            if source and source != found:
+                raise another_base(name, source, found)
