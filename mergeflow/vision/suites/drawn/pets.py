@@ -41,15 +41,12 @@ class Animal:
         self.pen.oval(0, 0, wide, high, colour or self.coat)
 
     def upright_ears(self, x: float, top: float, wide: float, outer: Colour, inner: Colour) -> None:
-        """Draw pointed ears whose bases lie at -x and x, higher than `top` units above the middle of the head."""
-        top *= self.size
+        """Draw pointed ears about -x and x, about `top` units high above the middle of the head."""
+        edge = ((-1.0, -0.28), (0.35, -self.size * top), (0.75, -0.05))
+        inside = ((-0.5, -0.3), (0.3, 0.1 - self.size * top), (0.45, -0.2))
         for s in (-1, 1):
-            self.pen.polygon(
-                [(s * (x - wide), -0.28), (s * (x + 0.35 * wide), -top), (s * (x + 0.75 * wide), -0.05)], outer
-            )
-            self.pen.polygon(
-                [(s * (x - 0.5 * wide), -0.3), (s * (x + 0.3 * wide), 0.1 - top), (s * (x + 0.45 * wide), -0.2)], inner
-            )
+            for part, colour in ((edge, outer), (inside, inner)):
+                self.pen.polygon([(s * (x + wide * u), v) for u, v in part], colour)
 
     def hanging_ears(self, x: float, y: float, wide: float, long: float, colour: Colour) -> None:
         """Draw drooping ears."""

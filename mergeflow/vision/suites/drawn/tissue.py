@@ -14,10 +14,10 @@ from mergeflow.vision.suites.core import SuiteTask
 
 COUNTS = {"train": 1500, "validation": 200, "test": 500}
 MIDDLE = 0.62  # radius of the deciding disc, in units of half the image
-REACH = 1.3  # no cell farther out is drawn
+REACH = 1.3  # cells farther out, in the corners, are left away
 
 _CAMERA = Camera(blur=(0.1, 0.5), shading=0.15, noise=(2.0, 8.0), light=(0.85, 1.08))
-_CORNERS = [(a, math.sin(a), math.cos(a)) for a in (math.pi * k / 5 for k in range(10))]
+_CORNERS = [(a, math.sin(a), math.cos(a)) for a in (math.pi * k / 4 for k in range(8))]
 
 
 class Stain:
@@ -56,7 +56,7 @@ def _healthy(pen: Pen, stain: Stain, x: float, y: float, size: float, draws: lis
 def _tumor(pen: Pen, stain: Stain, x: float, y: float, size: float, draws: list[float]) -> None:
     """Draw a large nucleus of uneven outline and stain, most with a dark nucleolus."""
     a, b, c, d = draws
-    large, phase = size * (0.65 + 0.6 * a), 6.28 * b
+    large, phase = size * (0.7 + 0.6 * a), 6.28 * b
     outline = []
     for angle, u, v in _CORNERS:
         radius = large * (1 + 0.25 * math.sin(2 * angle + phase) + 0.15 * math.sin(3 * angle + 5 * phase))
@@ -88,7 +88,7 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     crowded = rng.random(2).tolist()
     for kind in sorted({border, label}):
         size = 0.17 + 0.06 * d if kind else 0.09 + 0.04 * c
-        step = size * (2.3 + 0.9 * crowded[1] if kind else 2.6 + 1.4 * crowded[0])
+        step = size * (2.1 + 0.8 * crowded[1] if kind else 2.8 + 1.4 * crowded[0])
         for x, y, *draws in _places(rng, step):
             if kind == (label if math.hypot(x, y) < MIDDLE else border):
                 (_tumor if kind else _healthy)(pen, stain, x, y, size, draws)
