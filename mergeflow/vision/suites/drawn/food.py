@@ -195,7 +195,7 @@ def cake_slice(pen: Pen) -> None:
 
 
 def taco(pen: Pen) -> None:
-    for k, (x, y) in enumerate(regular(15, 0.72, -1.35)[:9]):
+    for k, (x, y) in enumerate(regular(17, 0.74, -1.4)[:8]):
         fill = (_GREEN, _TOMATO, _CHEESE)[k % 3]
         pen.disc(x * 1.08, 0.4 + y * 1.02, 0.18, _tone(pen, fill))
     shell = _tone(pen, (232, 185, 85))

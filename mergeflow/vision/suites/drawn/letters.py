@@ -123,10 +123,10 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     ways = (_UPPER if rng.random() < 0.5 else _LOWER)[letter]
     strokes = _strokes(ways[int(rng.integers(len(ways)))])
     wild = 1.0 if style.clutter else 0.6
-    curves = [_curve(len(s)) @ (s + 0.15 * wild * rng.standard_normal(s.shape)) for s in strokes]
+    curves = [_curve(len(s)) @ (s + 0.12 * wild * rng.standard_normal(s.shape)) for s in strokes]
     ends = np.cumsum([len(curve) for curve in curves])[:-1]
-    points = _hand(rng, np.concatenate(curves), 0.22 * wild)
-    width = float(rng.uniform(4, 8))
+    points = _hand(rng, np.concatenate(curves), 0.18 * wild)
+    width = float(rng.uniform(4.5, 8))
     image = Image.new("L", (CANVAS, CANVAS))
     pen = ImageDraw.Draw(image)
     for stroke in np.split(points, ends):
