@@ -1,14 +1,17 @@
-"""Stage `pretrain` (frozen): regenerate the base that ships with the project."""
+"""Stages `pretrain` and `many_pretrain` (frozen): regenerate a base that ships with the project."""
 
-from mergeflow.vision.pretraining import PretrainSettings, pretrain
+from pathlib import Path
+
+from mergeflow.vision.pretraining import RECIPES, pretrain
 from tasks.runner import StageIO
 
 
 def run(io: StageIO) -> None:
-    """Write the embedded base by its recipe, the defaults of `PretrainSettings`.
+    """Write the embedded base that the stage declares, by its recipe.
 
     On the machine and library versions that made the shipped file the bytes are the same; elsewhere they differ by
     float rounding, and so do the results of everything below.
     """
-    out = io.out("mergeflow/vision/assets/pocket8-base.safetensors")
-    pretrain(PretrainSettings(), out, io.report, io.params.run.workers)
+    (path,) = io.stage.outs
+    recipe = RECIPES[Path(path).stem.removesuffix("-base")]
+    pretrain(recipe, io.out(path), io.report, io.params.run.workers)

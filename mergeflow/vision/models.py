@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.vision.tokenizer import WordTokenizer, vocabulary_digest
+from mergeflow.vision.tokenizer import WordTokenizer, knows_vocabulary
 
 if TYPE_CHECKING:
     from open_clip import CLIP
@@ -193,10 +193,10 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     for wrapper in _WRAPPERS:
         if all(name.startswith(wrapper) for name in state):
             state = {name.removeprefix(wrapper): value for name, value in state.items()}
-    if record.get("vocabulary", vocabulary_digest()) != vocabulary_digest():
+    if "vocabulary" in record and not knows_vocabulary(record["vocabulary"]):
         raise MergeflowError(
-            f"{path} was trained with another vocabulary (SHA-256 {record['vocabulary'][:12]}..., here "
-            f"{vocabulary_digest()[:12]}...). Run the stage `pretrain` again, or restore the vocabulary file."
+            f"{path} was trained with another vocabulary (SHA-256 {record['vocabulary'][:12]}..., not a beginning of "
+            "this one's). Run the stage `pretrain` again, or restore the vocabulary file."
         )
     _check_names_and_shapes(str(path), state, model.state_dict())
     model.load_state_dict(state)

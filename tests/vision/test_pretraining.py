@@ -10,16 +10,29 @@ from pydantic import ValidationError
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.vision.models import ASSETS
-from mergeflow.vision.pretraining import PretrainSettings, _rate, confused_captions, draw_captions, pretrain, train_base
+from mergeflow.vision.pretraining import (
+    RECIPES,
+    PretrainSettings,
+    _rate,
+    confused_captions,
+    draw_captions,
+    pretrain,
+    train_base,
+)
 from mergeflow.vision.suites import get_suite
+from mergeflow.vision.tokenizer import vocabulary_digest
 
 TINY = PretrainSettings(images=160, passes=48, batch=16, seed=4)
 SUITE = get_suite("pocket8")
 
 
-def test_the_shipped_base_was_made_by_the_default_recipe():
-    with open_checkpoint(ASSETS / "pocket8-base.safetensors") as base:
-        assert json.loads(base.metadata["recipe"]) == PretrainSettings().model_dump()
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_shipped_base_was_made_by_its_recipe(name):
+    suite = get_suite(name)
+    texts = [text for task in suite.tasks.values() for text in (*task.class_names, *task.templates)]
+    with open_checkpoint(ASSETS / f"{name}-base.safetensors") as base:
+        assert json.loads(base.metadata["recipe"]) == RECIPES[name].record()
+        assert base.metadata["vocabulary"] == vocabulary_digest(texts)
 
 
 def test_the_same_settings_give_the_same_file_whatever_the_workers(tmp_path):

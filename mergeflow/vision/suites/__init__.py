@@ -2,11 +2,11 @@
 
 from mergeflow.errors import unknown_name
 from mergeflow.vision.suites.core import SPLITS, TEMPLATES, Suite, SuiteTask
-from mergeflow.vision.suites.pocket8 import POCKET8
+from mergeflow.vision.suites.pocket import POCKETS
 
 __all__ = ["SPLITS", "TEMPLATES", "Suite", "SuiteTask", "get_suite", "suite_names"]
 
-_SUITES = {suite.name: suite for suite in (POCKET8,)}
+_SUITES = {suite.name: suite for suite in POCKETS}
 
 
 def suite_names() -> list[str]:
@@ -14,9 +14,9 @@ def suite_names() -> list[str]:
 
     Example:
         >>> suite_names()
-        ['pocket8']
+        ['pocket8', 'pocket14', 'pocket20']
     """
-    return sorted(_SUITES)
+    return list(_SUITES)
 
 
 def get_suite(name: str) -> Suite:

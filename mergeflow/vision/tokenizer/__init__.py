@@ -3,7 +3,7 @@
 import hashlib
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -35,9 +35,24 @@ def _ids() -> dict[str, int]:
     return {word: number for number, word in enumerate(known, start=1)}
 
 
-def vocabulary_digest() -> str:
-    """Return the SHA-256 of the vocabulary, which a checkpoint's record names."""
-    return hashlib.sha256("\n".join(_ids()).encode()).hexdigest()
+def vocabulary_digest(texts: Iterable[str]) -> str:
+    """Return the SHA-256 of the vocabulary up to the last word of some texts, which a checkpoint's record names.
+
+    Words are only ever added at the end, so a base keeps its ids when a later suite brings words of its own.
+    """
+    known = _ids()
+    used = max(known.get(word, 0) for text in texts for word in words(text))
+    return _digest(list(known)[:used])
+
+
+def knows_vocabulary(digest: str) -> bool:
+    """Return whether this vocabulary begins with the one of a `vocabulary_digest`."""
+    known = list(_ids())
+    return any(_digest(known[:count]) == digest for count in range(len(known), 0, -1))
+
+
+def _digest(known: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()
 
 
 class WordTokenizer:
