@@ -14,8 +14,8 @@ from mergeflow.vision.suites.canvas import CLIP_ART, PHOTO, Style, vary
 from mergeflow.vision.suites.core import generator
 from mergeflow.vision.tokenizer import VOCABULARY, words
 
-POCKET8 = get_suite("pocket8")
-TASKS = tuple(POCKET8.tasks.values())
+POCKET8, POCKET20 = get_suite("pocket8"), get_suite("pocket20")
+TASKS = tuple(POCKET20.tasks.values())
 
 # SHA-256 of the pixels of test images 0 to 11, first 16 hex digits. A change here changes the data of every result.
 GOLDEN = {
@@ -27,6 +27,18 @@ GOLDEN = {
     "aerial": "d9ed7be2c7a87fd6",
     "scenes": "bd1e2dfdc69888ac",
     "vehicles": "82bb40d3cfb74e24",
+    "objects": "d6d166f6a8ff7e5b",
+    "faces": "08bf754e1a0e663b",
+    "flowers": "5a0c2bf9faec108c",
+    "pets": "c8d2616d20cfd535",
+    "tissue": "f91249668a6e90f1",
+    "wildlife": "6bd43109a999a4e4",
+    "letters": "6e225f0ae80204e1",
+    "thumbnails": "0ae848014ebd45c5",
+    "food": "330938a15ab91414",
+    "fashion": "cfd20cd75968b978",
+    "reviews": "5f10f2a82936c201",
+    "kana": "81a7c02254950b71",
 }
 
 
@@ -72,7 +84,16 @@ def test_no_image_is_in_two_splits(task):
 
 def test_classes_are_disjoint_and_named_once():
     names = [name for task in TASKS for name in task.class_names]
-    assert len(names) == len(set(names)) == 124
+    assert len(names) == len(set(names)) == 267
+    assert sum(len(task.class_names) for task in POCKET8.tasks.values()) == 124
+
+
+def test_each_suite_extends_the_one_before():
+    assert suite_names() == ["pocket8", "pocket14", "pocket20"]
+    suites = [list(get_suite(name).tasks) for name in suite_names()]
+    assert [len(tasks) for tasks in suites] == [8, 14, 20]
+    assert suites[2][:14] == suites[1]
+    assert suites[1][:8] == suites[0]
 
 
 def test_digits_are_the_scans_of_scikit_learn():
