@@ -297,3 +297,10 @@ def test_relative_paths_start_from_the_root_and_stay_relative_in_the_manifest(tm
     manifest = prepare_task(open_source("pets", "folder:raw/pets", root=tmp_path), tmp_path / "out", 8)
     assert manifest["source"] == "folder:raw/pets"
     assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
+
+
+def test_a_task_that_the_suite_lacks_is_found_in_the_larger_one() -> None:
+    with pytest.raises(MergeflowError, match="suite pocket14 has 14 tasks and not this one.*write suite:pocket20"):
+        open_source("kana", "suite:pocket14")
+    with pytest.raises(MergeflowError, match="unknown task of suite pocket8 'digit': did you mean 'digits'"):
+        open_source("digit", "suite:pocket8")

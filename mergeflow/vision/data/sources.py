@@ -103,10 +103,16 @@ def _open_files(
 
 def _open_suite(task_name: str, suite_name: str, seed: int) -> RawTask:
     # Imported here because suites build on Example.
-    from mergeflow.vision.suites import get_suite
+    from mergeflow.vision.suites import get_suite, suite_names
 
     tasks = get_suite(suite_name).tasks
     if task_name not in tasks:
+        for larger in suite_names():
+            if task_name in get_suite(larger).tasks:
+                raise MergeflowError(
+                    f"task '{task_name}': suite {suite_name} has {len(tasks)} tasks and not this one; it is in "
+                    f"{larger}: write suite:{larger}."
+                )
         raise unknown_name(f"task of suite {suite_name}", task_name, tasks)
     task = tasks[task_name]
     return RawTask(
