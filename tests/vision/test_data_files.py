@@ -300,7 +300,7 @@ def test_relative_paths_start_from_the_root_and_stay_relative_in_the_manifest(tm
 
 
 def test_a_task_that_the_suite_lacks_is_found_in_the_larger_one() -> None:
-    with pytest.raises(MergeflowError, match="suite pocket14 has 14 tasks and not this one.*write suite:pocket20"):
+    with pytest.raises(MergeflowError, match=r"suite pocket14 has 14 tasks and not this one.*write suite:pocket20"):
         open_source("kana", "suite:pocket14")
     with pytest.raises(MergeflowError, match="unknown task of suite pocket8 'digit': did you mean 'digits'"):
         open_source("digit", "suite:pocket8")
