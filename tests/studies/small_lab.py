@@ -51,7 +51,7 @@ def make_lab(
     whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text()) | {"seeds": SEEDS}
     whole["runs"] |= training
     whole["many"] |= {"tasks": values["tasks"], "finetune": {}, "runs": many or {}}
-    (root / "studies/params.yaml").write_text(yaml.safe_dump(whole))
+    (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
     (root / "outputs/many").mkdir()
     for name in ("base", "data"):
         (root / "outputs/many" / name).symlink_to(f"../{name}")
