@@ -87,6 +87,31 @@ def entropy_gradient(
     return loss, totals
 
 
+@torch.inference_mode()
+def entropies(
+    encoder: ImageEncoder,
+    tasks: Mapping[str, UnlabelledImages],
+    state: Mapping[str, Tensor],
+    batch_size: int = 256,
+) -> dict[str, float]:
+    """Return the mean entropy of a model's predictions on all images of each task, in nats.
+
+    Args:
+        encoder: The image tower; its weights become those of the state.
+        tasks: Unlabelled images by task.
+        state: Weights by name.
+        batch_size: Images per forward pass.
+    """
+    _check_images(tasks, batch_size)
+    encoder.load_encoder_state(state)
+    found = {}
+    for task, data in tasks.items():
+        batches = [data.head.logits(encoder(images)).log_softmax(dim=1) for images in data.images.split(batch_size)]
+        log_p = torch.cat(batches).double()
+        found[task] = float(-(log_p.exp() * log_p).sum(dim=1).mean())
+    return found
+
+
 def _check_images(tasks: Mapping[str, UnlabelledImages], batch_size: int) -> None:
     empty = sorted(task for task, found in tasks.items() if not len(found.images))
     if not tasks or empty or batch_size < 1:
@@ -148,7 +173,7 @@ def learn_coefficients(
         told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
         raise MergeflowError(f"every task needs a folder and a head: found {told}.")
     place = Path(out)
-    files = _files(recipe, place)
+    _files(recipe, place)  # names that collide are refused before the work
     check_device(recipe.device)
     clip = open_model(ModelPart(architecture=order.architecture), recipe.device, whole=False)
     encoder = ImageEncoder(clip)
@@ -165,14 +190,30 @@ def learn_coefficients(
             recipe.device,
             place,
         )
-    for name, values in found.coefficients.items():
-        tensors = {tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in values.items()}
-        write_checkpoint(files[name], tensors, {"kind": "coefficients", "expert": name, "split": order.split})
-    values = recipe.model_dump(mode="json", exclude_none=True)
-    data = {"coefficients": {name: str(path) for name, path in files.items()}}
-    written = make_recipe({**values, "data": data, "out": recipe.out or str(place / "merged.safetensors")})
-    write_text(place / RECIPE, recipe_text(written))
+    write_learned(found, recipe, place, order.split)
     return found
+
+
+def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, called: str | None = None) -> None:
+    """Write one file of coefficients per expert, and `recipe.yaml`, the recipe that merges with them.
+
+    Args:
+        found: The coefficients.
+        recipe: What they were learned for.
+        place: The folder to write.
+        split: Whose images were used.
+        called: The folder's path in the recipe, where it will be moved.
+    """
+    known = Path(called or place)
+    for name, file in _files(recipe, place).items():
+        tensors = {
+            tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in found.coefficients[name].items()
+        }
+        write_checkpoint(file, values, {"kind": "coefficients", "expert": name, "split": split})
+    plain = recipe.model_dump(mode="json", exclude_none=True)
+    data = {"coefficients": {name: str(path) for name, path in _files(recipe, known).items()}}
+    written = make_recipe({**plain, "data": data, "out": recipe.out or str(known / "merged.safetensors")})
+    write_text(place / RECIPE, recipe_text(written))
 
 
 def _files(recipe: Recipe, place: Path) -> dict[str, Path]:

@@ -1,0 +1,107 @@
+"""AdaMerging for studies: coefficients learned by entropy on images whose labels are dropped first."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from mergeflow.evaluation.entropy import UnlabelledImages, entropy_gradient
+from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.merging.adamerging import Learned, learn
+from tasks.studies.inputs import State, StudyInputs
+
+Watch = Callable[[int, Mapping[str, Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """One way of adapting.
+
+    Attributes:
+        on: The directions that the coefficients multiply: task vectors on θ0, or CART's on the mean.
+        granularity: One coefficient per expert, or per expert and tensor.
+        images: The split whose images are seen, without labels.
+        init: First value of every coefficient: the scale of the static merge that it starts from.
+        lr: Adam's learning rate.
+        steps: Steps of Adam.
+        batch_size: Images per task and step.
+        rank_ratio: Of CART's directions.
+        seed: Of the batches.
+    """
+
+    on: Literal["task_vectors", "cart"]
+    granularity: Literal["task", "layer"]
+    images: Literal["test", "validation"]
+    init: float
+    lr: float
+    steps: int = 80
+    batch_size: int = 16
+    rank_ratio: float = 0.08
+    seed: int = 0
+
+    @property
+    def call(self) -> MethodCall:
+        """The merge method and its arguments."""
+        names = ("on", "granularity", "init", "lr", "steps", "rank_ratio")
+        return configure("adamerging", {name: getattr(self, name) for name in names})
+
+    @property
+    def static(self) -> MethodCall:
+        """The static merge that it starts from."""
+        if self.on == "cart":
+            return configure("cart", {"rank_ratio": self.rank_ratio, "scale": self.init})
+        return configure("task_arithmetic", {"scale": self.init})
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An adapted merge.
+
+    Attributes:
+        state: The merged model.
+        learned: Its coefficients, and the course of loss and coefficients.
+        seconds: Wall time per step, the mean.
+    """
+
+    state: State
+    learned: Learned
+    seconds: float
+
+
+def adapt(
+    inputs: StudyInputs, experts: Mapping[str, Mapping[str, Tensor]], plan: Adaptation, watch: Watch | None = None
+) -> Adapted:
+    """Learn the coefficients on the images of the study's tasks, and merge with them.
+
+    Args:
+        inputs: Base, encoder, images and heads; its tasks are those adapted to.
+        experts: State dicts by task, in memory or lazy.
+        plan: How.
+        watch: Shown every step's merged model before the step is taken: (step, state).
+
+    Raises:
+        MergeflowError: A task without images, experts that do not fit, or an entropy that is not finite.
+    """
+    tasks, spent = unlabelled(inputs, plan.images), 0.0
+
+    def loss(state: dict[str, Tensor], step: int) -> tuple[float, Mapping[str, Tensor]]:
+        nonlocal spent
+        if watch is not None:
+            start = time.perf_counter()
+            watch(step, state)
+            spent += time.perf_counter() - start
+        return entropy_gradient(inputs.encoder, tasks, state, plan.batch_size, plan.seed, step)
+
+    start = time.perf_counter()
+    learned = learn(plan.call, inputs.base, experts, loss, device=str(inputs.device), scratch=inputs.io.scratch)
+    seconds = time.perf_counter() - start - spent
+    data = {"coefficients": learned.coefficients}
+    state = prepare(plan.call, inputs.base, experts, data=data, device=str(inputs.device)).at(1.0)
+    return Adapted(state, learned, seconds / max(plan.steps, 1))
+
+
+def unlabelled(inputs: StudyInputs, split: str) -> dict[str, UnlabelledImages]:
+    """Return the images of a split with their heads; labels stay behind."""
+    return {task: UnlabelledImages(found.images, found.head) for task, found in inputs.images(split).items()}
