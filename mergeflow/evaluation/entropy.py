@@ -209,7 +209,7 @@ def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, calle
         tensors = {
             tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in found.coefficients[name].items()
         }
-        write_checkpoint(file, values, {"kind": "coefficients", "expert": name, "split": split})
+        write_checkpoint(file, tensors, {"kind": "coefficients", "expert": name, "split": split})
     plain = recipe.model_dump(mode="json", exclude_none=True)
     data = {"coefficients": {name: str(path) for name, path in _files(recipe, known).items()}}
     written = make_recipe({**plain, "data": data, "out": recipe.out or str(known / "merged.safetensors")})
