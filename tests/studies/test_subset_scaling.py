@@ -1,0 +1,123 @@
+"""Study `subset_scaling`: on a small laboratory, and the paper's findings on the documented result."""
+
+from dataclasses import replace
+from math import comb
+from pathlib import Path
+
+import pytest
+
+from tasks.studies import subset_scaling
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.pieces import Row
+from tasks.studies.results import StudyResult
+from tasks.studies.subset_scaling_results import WIDER, findings, notes, tables
+from tests.studies.documented import documented, read_documented
+from tests.studies.small_lab import study_io
+
+SMALL = {"sizes": [2, 3], "starts": [2], "margin": 0.01, "most": 2, "validation": 6, "test": 6}
+METHODS = ("average", "task_arithmetic", "task_arithmetic" + WIDER, "ties", "cart")
+
+
+@pytest.fixture(scope="module")
+def io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    return study_io(many_lab, "subset_scaling", tmp_path_factory.mktemp("subset_scaling"), **SMALL)
+
+
+def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: ignore[no-untyped-def]
+    subset_scaling.run(io)
+    folder = io.scratch / "building/outputs/studies/subset_scaling"
+    assert (folder / "scaling.svg").exists()
+    result = StudyResult.read(folder)
+    accuracy, sample = result.tables[0], result.tables[5]
+    assert [row["N"] for row in accuracy.rows] == [2, 3]
+    assert [row["subsets"] for row in accuracy.rows] == [row["m measured"] for row in sample.rows]
+    assert list(accuracy.rows[0])[2:] == ["average", "task arithmetic", "task arithmetic, wider λ", "TIES", "CART"]
+    assert [row["subsets there are"] for row in sample.rows] == [3, 1]
+    assert {finding.system for finding in result.findings} == {"C7"}
+
+
+def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ignore[no-untyped-def]
+    inputs = StudyInputs(io)
+    options = subset_scaling.Options.model_validate(inputs.options("subset_scaling"))
+    splits = [inputs.images(split) for split in ("validation", "test")]
+    experts = inputs.run("experts").experts(0)
+    few = {task: experts[task] for task in ("red", "grey")}
+    row = subset_scaling.measure(inputs, options, splits, few, ["red", "grey"])  # no other expert is asked for
+    halfway = {name: (few["red"][name] + few["grey"][name]) / 2 for name in few["red"]}
+    assert row["methods"].keys() == set(METHODS)
+    assert row["methods"]["average"]["test"] == inputs.accuracy(halfway, "test", ["red", "grey"])
+
+
+def test_the_plan_follows_the_rule(io) -> None:  # type: ignore[no-untyped-def]
+    options = subset_scaling.Options.model_validate(StudyInputs(io).options("subset_scaling"))
+    tasks = [str(number) for number in range(6)]
+    known = {"zero_shot": dict.fromkeys(tasks, 0.5), "individual": dict.fromkeys(tasks, 0.9)}
+    wide = options.model_copy(update={"sizes": [2, 3, 6], "margin": 0.1, "most": 18})
+    plans = subset_scaling.plan(tasks, known, wide)  # σ = 0.2: (1.96 · 2)² = 15.4
+    assert [(plan["wanted"], plan["population"], len(plan["subsets"])) for plan in plans] == [
+        (16, 15, 15),
+        (16, 20, 16),
+        (16, 1, 1),
+    ]
+    assert len(subset_scaling.plan(tasks, known, wide.model_copy(update={"most": 4}))[1]["subsets"]) == 4
+
+
+def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[str, dict[str, float]]]:
+    """Six tasks; CART leads at N = 2 by `lead` and by `growth` more for every further task."""
+    tasks = [str(number) for number in range(6)]
+    known = {"zero_shot": dict.fromkeys(tasks, 0.4), "individual": dict.fromkeys(tasks, 1.0)}
+    plans: list[Row] = []
+    rows: list[Row] = []
+    for size, count in ((2, 4), (4, 4), (6, 1)):
+        plans.append({"size": size, "range": [0.4, 1.0], "population": comb(6, size), "wanted": count})
+        for number in range(count):
+            subset = tasks[number % 3 :][:size] if size < 6 else tasks
+            level = 0.7 - 0.01 * size + 0.01 * (number % 2)
+            ours = level + lead + growth * (size - 2) - 0.005 * (number % 2)
+            accuracy = {method: ours if method == "cart" else level for method in METHODS}
+            found = {
+                method: {"args": {"scale": 0.3}, "test": dict.fromkeys(subset, value)}
+                for method, value in accuracy.items()
+            }
+            rows.append({"size": size, "tasks": subset, "methods": found})
+    return rows, plans, known
+
+
+def test_findings_follow_the_numbers() -> None:
+    good = made_up(0.05, 0.01)
+    found = findings(*good, [2, 4])
+    assert [finding.holds for finding in found] == [True] * 7
+    assert "CART's lead grows over average by +4.3" in found[2].measured
+    bad = findings(*made_up(0.05, -0.02), [2, 4])
+    assert [finding.holds for finding in bad[:4]] == [False] * 4
+    assert not findings(*made_up(-0.01, 0.0), [2])[0].holds
+    assert notes(*good)
+
+
+def test_a_broken_promise_and_a_value_outside_are_told() -> None:
+    rows, plans, known = made_up(0.05, 0.01)
+    narrow = [{**plan, "range": [0.6, 0.68]} for plan in plans]
+    assert [finding.holds for finding in findings(rows, narrow, known, [2])][-1] is False
+    tight = [{**plan, "range": [0.7, 0.7001]} for plan in plans]
+    assert [finding.holds for finding in findings(rows, tight, known, [2])][-2:] == [False, False]
+
+
+def test_the_table_of_losses_has_the_slope() -> None:
+    losses = tables(*made_up(0.05, 0.01), [2])[2]
+    average = losses.rows[0]
+    assert str(average["lost from N = 2 to 6"]).startswith("4.5")
+    assert average["slope, points per task"] == "-1.13"
+
+
+def test_findings_of_the_paper() -> None:
+    held = documented("subset_scaling")
+    assert held("at least as good as averaging, task arithmetic and TIES")
+    sample = read_documented("subset_scaling").tables[5]
+    assert all(row["m measured"] <= row["m by the rule"] for row in sample.rows)  # type: ignore[operator]
+
+
+def test_bad_choices_are_told(io) -> None:  # type: ignore[no-untyped-def]
+    options = StudyInputs(io).options("subset_scaling")
+    with pytest.raises(ValueError, match="margin"):
+        subset_scaling.Options.model_validate({**options, "margin": 0})
+    assert replace(io).stage.systems == ("C7",)
