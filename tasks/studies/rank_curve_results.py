@@ -1,0 +1,202 @@
+"""Tables, findings and notes of the study `rank_curve`."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from mergeflow.evaluation.statistics import mean
+from tasks.studies.pieces import Row
+from tasks.studies.results import Finding, Table, with_interval
+
+KINDS = ("centred", "original")
+RULES = ("once", "per rank")
+NEAR = (0.04, 0.16)  # a factor of two around the paper's 8 %
+NOISE = 0.5  # points
+
+
+def samples(rows: Sequence[Row], kind: str, rule: str, task: str | None = None) -> dict[float, list[float]]:
+    """Return test accuracy in % over the ratio, of a task or of their mean, one value per seed."""
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        for point in row["curves"][kind][rule]:
+            value = mean(point["test"]) if task is None else point["test"][task]
+            found.setdefault(point["ratio"], []).append(100 * value)
+    return found
+
+
+def levels(rows: Sequence[Row], name: str) -> list[float]:
+    """Return the mean over tasks of `average`, `experts` or `zero_shot`, in %, one value per seed."""
+    return [100 * mean(row[name]) for row in rows]
+
+
+def centre(rows: Sequence[Row], kind: str, rule: str, task: str | None = None) -> dict[float, float]:
+    """Return the mean over seeds of `samples`."""
+    return {ratio: fmean(values) for ratio, values in samples(rows, kind, rule, task).items()}
+
+
+def peak(curve: dict[float, float]) -> float:
+    """Return the ratio of the highest point; of equal ones the smallest.
+
+    Example:
+        >>> peak({0.0: 70.0, 0.08: 90.0, 0.16: 90.0, 1.0: 70.0})
+        0.08
+    """
+    return max(sorted(curve), key=lambda ratio: curve[ratio])
+
+
+def suites(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    """Return the rows of each number of tasks."""
+    return {count: [row for row in rows if row["tasks"] == count] for count in sorted({row["tasks"] for row in rows})}
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Return the curves, the levels beside them, the chosen λ, and every task's peak."""
+    found = []
+    for count, own in suites(rows).items():
+        found.append(_curve_table(count, own))
+        found.append(_peak_table(count, own))
+    return [_level_table(rows), *found]
+
+
+def _level_table(rows: Sequence[Row]) -> Table:
+    def line(count: int, own: Sequence[Row]) -> dict[str, Any]:
+        addition, best = samples(own, "original", "once")[1.0], centre(own, "centred", "once")
+        tuned = centre(own, "centred", "per rank")
+        return {
+            "tasks": count,
+            "zero-shot": with_interval(levels(own, "zero_shot")[:1]),
+            "average": with_interval(levels(own, "average")),
+            "task arithmetic": with_interval(addition),
+            "centred, highest": f"{with_interval(samples(own, 'centred', 'once')[peak(best)])} at {peak(best):g}",
+            "centred, λ per rank": f"{with_interval(samples(own, 'centred', 'per rank')[peak(tuned)])} "
+            f"at {peak(tuned):g}",
+            "experts": with_interval(levels(own, "experts")),
+        }
+
+    return Table("Mean test accuracy, %", [line(*each) for each in suites(rows).items()])
+
+
+def _curve_table(count: int, rows: Sequence[Row]) -> Table:
+    curves = {(kind, rule): samples(rows, kind, rule) for kind in KINDS for rule in RULES}
+
+    def line(ratio: float) -> dict[str, Any]:
+        cells: dict[str, Any] = {"k / r": f"{ratio:g}"}
+        for (kind, rule), curve in curves.items():
+            accuracy = with_interval(curve[ratio]) if ratio in curve else None
+            cells[f"{kind}, λ {rule}"] = accuracy
+            cells[f"λ of {kind} {rule}"] = _scales(rows, kind, rule, ratio)
+        return cells
+
+    ratios = sorted(set().union(*curves.values()))
+    return Table(f"First {count} tasks: mean test accuracy over the rank ratio, %", [line(ratio) for ratio in ratios])
+
+
+def _scales(rows: Sequence[Row], kind: str, rule: str, ratio: float) -> str:
+    points = [point for row in rows for point in row["curves"][kind][rule] if point["ratio"] == ratio]
+    return ", ".join(f"{point['scale']:g}" for point in points)
+
+
+def _peak_table(count: int, rows: Sequence[Row]) -> Table:
+    def line(task: str) -> dict[str, Any]:
+        curve, original = centre(rows, "centred", "once", task), centre(rows, "original", "once", task)
+        near = min(curve, key=lambda ratio: abs(ratio - 0.08))
+        return {
+            "task": task,
+            "centred peaks at": f"{peak(curve):g}",
+            "accuracy there": f"{curve[peak(curve)]:.1f}",
+            f"at {near:g}": f"{curve[near]:.1f}",
+            "average": f"{curve[1.0]:.1f}",
+            "original peaks at": f"{peak(original):g}",
+            "task arithmetic": f"{original[1.0]:.1f}",
+            "expert": f"{100 * fmean(row['experts'][task] for row in rows):.1f}",
+        }
+
+    return Table(
+        f"First {count} tasks: each task's peak, λ chosen once, % (mean over seeds)",
+        [line(t) for t in rows[0]["experts"]],
+    )
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """Hold the paper's statements against the curves of every suite."""
+    return [finding for count, own in suites(rows).items() for finding in _findings(count, own)]
+
+
+def _findings(count: int, rows: Sequence[Row]) -> list[Finding]:
+    centred, original = centre(rows, "centred", "once"), centre(rows, "original", "once")
+    best, addition = peak(centred), original[1.0]
+    ends = max(centred[0.0], centred[1.0])
+    average = {row["seed"]: 100 * mean(row["average"]) for row in rows}
+    off = max(
+        abs(100 * mean(point["test"]) - average[row["seed"]])
+        for row in rows
+        for point in row["curves"]["centred"]["once"]
+        if point["ratio"] in (0.0, 1.0)
+    )
+    falls = max(max(a - b, 0.0) for a, b in pairwise(original[ratio] for ratio in sorted(original)))
+    tasks = {task: peak(centre(rows, "centred", "once", task)) for task in rows[0]["experts"]}
+    near = [task for task, ratio in tasks.items() if NEAR[0] <= ratio <= NEAR[1]]
+    return [
+        Finding(
+            "C2",
+            f"{count} tasks: the centred curve peaks strictly inside (0, 1).",
+            f"{centred[best]:.1f} % at {best:g}; {centred[0.0]:.1f} % at 0, {centred[1.0]:.1f} % at 1",
+            0 < best < 1 and centred[best] > ends + 1,
+        ),
+        Finding(
+            "C2",
+            f"{count} tasks: the centred curve is the average at both ends.",
+            f"largest difference of mean accuracy over seeds and ends: {off:.3f} points",
+            off <= 0.1,
+        ),
+        Finding(
+            "C2",
+            f"{count} tasks: the original curve rises with the rank to task arithmetic, falling nowhere by more than "
+            f"{NOISE} points.",
+            f"{original[0.0]:.1f} % at 0, {addition:.1f} % at 1, highest {original[peak(original)]:.1f} % at "
+            f"{peak(original):g}; largest fall between neighbours {falls:.2f} points",
+            falls <= NOISE and addition > original[0.0] + 1 and original[peak(original)] <= addition + NOISE,
+        ),
+        Finding(
+            "C2",
+            f"{count} tasks: the peak of the centred curve lies above task arithmetic.",
+            f"{centred[best]:.1f} % and {addition:.1f} %",
+            centred[best] > addition,
+        ),
+        Finding(
+            "C2",
+            f"{count} tasks: the centred curve peaks near 8 %, between 4 % and 16 %, in the mean and for most tasks.",
+            f"mean: {best:g}; {len(near)} of {len(tasks)} tasks between; their peaks: "
+            + ", ".join(f"{task} {ratio:g}" for task, ratio in tasks.items()),
+            NEAR[0] <= best <= NEAR[1] and 2 * len(near) > len(tasks),
+        ),
+    ]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return what decides the place and the height of the peak."""
+    return [note for count, own in suites(rows).items() for note in _notes(count, own)]
+
+
+def _notes(count: int, rows: Sequence[Row]) -> list[str]:
+    once, tuned = centre(rows, "centred", "once"), centre(rows, "centred", "per rank")
+    original, addition = centre(rows, "original", "per rank"), centre(rows, "original", "once")[1.0]
+    scales = [
+        fmean(point["scale"] for row in rows for point in row["curves"]["centred"]["per rank"] if point["ratio"] == r)
+        for r in tuned
+    ]
+    shared = [ratio for ratio in tuned if ratio in once]
+    gain = max(shared, key=lambda ratio: tuned[ratio] - once[ratio])
+    near = min(once, key=lambda ratio: abs(ratio - 0.08))
+    lost = [(curve := centre(rows, "centred", "once", task))[peak(curve)] - curve[near] for task in rows[0]["experts"]]
+    return [
+        f"{count} tasks, λ chosen per rank: the centred curve is highest at {peak(tuned):g} with "
+        f"{tuned[peak(tuned)]:.1f} % ({once[peak(once)]:.1f} % at {peak(once):g} with λ chosen once); "
+        f"choosing λ per rank gains most at {gain:g}, {tuned[gain] - once[gain]:+.1f} points. The mean chosen λ is "
+        + ", ".join(f"{scale:.2f} at {ratio:g}" for ratio, scale in zip(tuned, scales, strict=True))
+        + f". The original curve then reaches {max(original.values()):.1f} % at {peak(original):g} (task arithmetic "
+        f"{addition:.1f} %).",
+        f"{count} tasks: what one ratio for all tasks costs, λ chosen once: at {near:g} a task lies {fmean(lost):.1f} "
+        f"points below its own peak in the mean, {max(lost):.1f} at worst.",
+    ]

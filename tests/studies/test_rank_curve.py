@@ -1,0 +1,90 @@
+"""Study `rank_curve`: on a small laboratory, and the paper's findings on the documented result."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mergeflow.merging import configure
+from tasks.studies import rank_curve
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.pieces import Row
+from tasks.studies.rank_curve_results import findings, notes, peak, tables
+from tasks.studies.results import StudyResult
+from tests.studies.documented import documented
+from tests.studies.small_lab import study_io
+
+SMALL: dict[str, Any] = {
+    "suites": [{"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08]}],
+    "scales": {"centred": [1.0, 2.0], "original": [0.3, 0.6]},
+}
+
+
+@pytest.fixture(scope="module")
+def result(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    io = study_io(many_lab, "rank_curve", tmp_path_factory.mktemp("rank_curve"), **SMALL)
+    rank_curve.run(io)
+    folder = io.scratch / "building/outputs/studies/rank_curve"
+    assert {path.name for path in folder.glob("*.svg")} == {"mean_3.svg", "tasks_3.svg"}
+    return StudyResult.read(folder)
+
+
+def test_the_study_covers_ratios_methods_and_tasks(result: StudyResult) -> None:
+    levels, curve, peaks = result.tables
+    assert [row["tasks"] for row in levels.rows] == [3]
+    assert [row["k / r"] for row in curve.rows] == ["0", "0.08", "1"]
+    assert [row["task"] for row in peaks.rows] == ["red", "blue", "grey"]
+    assert {finding.system for finding in result.findings} == {"C2"}
+
+
+def test_the_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(many_lab, "rank_curve", tmp_path, **SMALL))
+    scorer = inputs.scorer(inputs.run("experts").experts(0))
+    walk = rank_curve.Walk(inputs, scorer, {})
+    average = scorer.merge(configure("average"))
+    addition = scorer.merge(configure("task_arithmetic", {"scale": 0.3}))
+    none, whole = (walk.merged("centred", ratio, 2.0) for ratio in (0.0, 1.0))
+    base, all_of_it = (walk.merged("original", ratio, 0.3) for ratio in (0.0, 1.0))
+    for name, tensor in average.items():
+        assert tensor.equal(none[name])
+        assert (tensor - whole[name]).abs().max() < 1e-5
+        assert (addition[name] - all_of_it[name]).abs().max() < 1e-5
+        treated = ("attn" in name or "mlp" in name) and tensor.ndim == 2
+        assert base[name].equal(inputs.base[name] if treated else all_of_it[name])
+
+
+def made_up(centred: list[float], original: list[float], average: float) -> Row:
+    def points(values: list[float]) -> list[Row]:
+        ratios = (0.0, 0.08, 0.32, 1.0)
+        return [{"ratio": r, "scale": 1.0, "test": {"a": v}} for r, v in zip(ratios, values, strict=True)]
+
+    curves = {
+        kind: {"once": points(v), "per rank": points(v)[1:3]}
+        for kind, v in (("centred", centred), ("original", original))
+    }
+    levels: Row = {"average": {"a": average}, "experts": {"a": 0.95}, "zero_shot": {"a": 0.5}}
+    return {"tasks": 8, "seed": 0, "curves": curves, **levels}
+
+
+def test_findings_follow_the_numbers() -> None:
+    bell = [made_up([0.7, 0.9, 0.8, 0.7], [0.5, 0.7, 0.75, 0.8], 0.7)]
+    assert all(finding.holds for finding in findings(bell))
+    flat = [made_up([0.7, 0.69, 0.7, 0.8], [0.5, 0.9, 0.75, 0.81], 0.6)]
+    assert not any(finding.holds for finding in findings(flat))
+    assert "highest at 0.08 with 90.0 %" in notes(bell)[0]
+    assert tables(bell)[2].rows[0]["centred peaks at"] == "0.08"
+
+
+def test_of_equal_points_the_smaller_ratio_is_the_peak() -> None:
+    assert peak({0.32: 1.0, 0.08: 1.0, 0.0: 0.5}) == 0.08
+
+
+@pytest.mark.parametrize("count", [8, 20])
+def test_findings_of_the_paper(count: int) -> None:
+    held = documented("rank_curve")
+    for claim in (
+        "the centred curve peaks strictly inside",
+        "the centred curve is the average at both ends",
+        "the peak of the centred curve lies above task arithmetic",
+    ):
+        assert held(f"{count} tasks: {claim}")
