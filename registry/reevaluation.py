@@ -58,9 +58,8 @@ def evaluate_version(
                 f"version {which} of '{name}' takes images of {image_size} pixels, task '{task}' is prepared at "
                 f"{split.images.shape[1]}: they cannot be compared. Register under another name, or force it."
             )
-        images = torch.from_numpy(split.images.copy()).to(device)
         labels = torch.from_numpy(split.labels.copy()).to(device)
-        data = LabelledImages(images, labels, heads[task].to(device))
+        data = LabelledImages(torch.from_numpy(split.images), labels, heads[task].to(device))
         correct[task] = correct_predictions(encoder, data, batch_size)
     return Evidence(
         accuracy={task: kept.accuracy[task] for task in others}

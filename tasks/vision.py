@@ -44,7 +44,7 @@ def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
 
 
 def load_images(io: StageIO, split: str, task: str, device: torch.device) -> LabelledImages:
-    """Return one split of one task on the device, with the task's head.
+    """Return one split of one task, images on disk, labels and head on the device.
 
     Raises:
         MergeflowError: a label lies outside the head.
@@ -56,8 +56,7 @@ def load_images(io: StageIO, split: str, task: str, device: torch.device) -> Lab
             f"task '{task}': the head has {len(head.class_names)} classes and the data {len(data.class_names)}, or "
             f"their names differ: run `mergeflow run` so that both come from the same manifest."
         )
-    images = torch.from_numpy(data.images.copy()).to(device)
-    return LabelledImages(images, torch.from_numpy(data.labels.copy()).to(device), head)
+    return LabelledImages(torch.from_numpy(data.images), torch.from_numpy(data.labels.copy()).to(device), head)
 
 
 def expert_path(task: str) -> str:

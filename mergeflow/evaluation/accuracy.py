@@ -14,12 +14,12 @@ Encoder = Callable[[Tensor], Tensor]  # uint8 images [B, S, S, 3] → features [
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """One split of one task on a device.
+    """One split of one task.
 
     Attributes:
-        images: uint8 [N, S, S, 3].
-        labels: int64 [N].
-        head: the task's zero-shot head, on the same device.
+        images: uint8 [N, S, S, 3]; they may stay on disk, a batch at a time goes to the encoder's device.
+        labels: int64 [N], on the encoder's device.
+        head: the task's zero-shot head, there too.
     """
 
     images: Tensor

@@ -146,8 +146,8 @@ def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel) -> tuple[L
     split = load_manifest(place)["splits"][sweep.split]
     parts = (split["pixels_sha256"], split["labels_sha256"], fingerprint({"weight": head.weight}), head.logit_scale)
     digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
-    images, labels = (torch.from_numpy(array.copy()).to(sweep.device) for array in (data.images, data.labels))
-    return LabelledImages(images, labels, head.to(sweep.device)), digest
+    labels = torch.from_numpy(data.labels).to(sweep.device)
+    return LabelledImages(torch.from_numpy(data.images), labels, head.to(sweep.device)), digest
 
 
 def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -> None:

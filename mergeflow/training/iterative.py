@@ -98,7 +98,7 @@ class IterativeRun:
         with open_checkpoint(self.start(number)) as state:
             encoder.load_encoder_state(state)
         before = self._round(number - 1) / data.task / "optimiser.pt"
-        device = data.images.device
+        device = data.labels.device
         kept = load_state(before, device) if self._keeps_optimiser and number > 1 else None
         try:
             outcome = fine_tune(

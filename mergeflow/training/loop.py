@@ -25,12 +25,12 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """A task's training images, decoded once and kept on the device.
+    """A task's training images, decoded once; they may stay on disk, a batch at a time goes to the encoder's device.
 
     Attributes:
         task: the task's name, for messages.
         images: uint8 [N, S, S, 3].
-        labels: int64 [N], each below the number of classes.
+        labels: int64 [N] on the encoder's device, each below the number of classes.
         logits: maps features [B, D] to class logits [B, C]; the frozen head.
     """
 
@@ -109,7 +109,7 @@ def fine_tune(
     batches = plan_batches([len(one.labels) for one in data], settings, seed)
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
-    with _own_random_numbers(data[0].images.device, seed * 1_000_003 + span.first):
+    with _own_random_numbers(data[0].labels.device, seed * 1_000_003 + span.first):
         run = _Run(encoder, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
         encoder.train()
@@ -169,7 +169,7 @@ class _Run:
         if optimiser_state is not None:
             self.optimiser.load_state_dict(dict(optimiser_state))
         self.trajectory, self.cost = Trajectory(), Cost()
-        self.device = data[0].images.device
+        self.device = data[0].labels.device
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.forward: Any = torch.compile(encoder) if settings.compile else encoder
@@ -198,13 +198,13 @@ class _Run:
         self.cost.images += sum(len(part.indices) for part in parts)
 
     def _backward(self, part: Part) -> float:
-        data, indices = self.data[part.task], part.indices.to(self.device)
+        data = self.data[part.task]
         autocast = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-            features = self.forward(data.images[indices])
+            features = self.forward(data.images[part.indices.to(data.images.device)])
         # Logits have CLIP's temperature of up to 100: in bfloat16 they would be off by a quarter.
         logits = data.logits(features.float() if autocast else features)
-        loss = cross_entropy(logits, data.labels[indices]) * part.weight
+        loss = cross_entropy(logits, data.labels[part.indices.to(self.device)]) * part.weight
         loss.backward()
         return float(loss.detach())
 

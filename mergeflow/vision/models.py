@@ -290,8 +290,8 @@ class ImageEncoder(nn.Module):
         return nn.functional.normalize(features.float(), dim=-1)
 
     def normalised_pixels(self, images: Tensor) -> Tensor:
-        """Return (images - mean) / std, float32 [B, 3, S, S], of uint8 images [B, S, S, 3]."""
-        return (images.permute(0, 3, 1, 2).float() - self.mean) * self.scale
+        """Return (images - mean) / std, float32 [B, 3, S, S], of uint8 images [B, S, S, 3], wherever these lie."""
+        return (images.to(self.mean.device).permute(0, 3, 1, 2).float() - self.mean) * self.scale
 
     def encoder_state(self) -> dict[str, Tensor]:
         """Return the weights by open_clip's `visual.*` names; the tensors share memory with the encoder."""

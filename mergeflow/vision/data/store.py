@@ -24,7 +24,7 @@ class Split:
     """A prepared split.
 
     Args:
-        images: uint8 [N, S, S, 3], a read-only memory map.
+        images: uint8 [N, S, S, 3], a private memory map: what is written to it never reaches the file.
         labels: int64 [N].
         class_names: label i is class_names[i].
         templates: prompts with `{}` for the class name.
@@ -105,7 +105,7 @@ def _open_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarr
     if not path.exists():
         raise MergeflowError(f"{path}: missing, although the manifest lists it. {_AGAIN}")
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="c", allow_pickle=False)  # torch shares writable memory alone
     except (OSError, ValueError) as error:
         expected = f"a header and {int(np.prod(shape)) * dtype.itemsize} bytes of {dtype} {list(shape)} expected"
         raise MergeflowError(
