@@ -12,6 +12,9 @@ from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.adamerging import Learned, learn
 from tasks.studies.inputs import State, StudyInputs
 
+Direction = Literal["task_vectors", "cart"]
+Granularity = Literal["task", "layer"]
+Split = Literal["test", "validation"]
 Watch = Callable[[int, Mapping[str, Tensor]], None]
 
 
@@ -31,9 +34,9 @@ class Adaptation:
         seed: Of the batches.
     """
 
-    on: Literal["task_vectors", "cart"]
-    granularity: Literal["task", "layer"]
-    images: Literal["test", "validation"]
+    on: Direction
+    granularity: Granularity
+    images: Split
     init: float
     lr: float
     steps: int = 80
@@ -84,6 +87,16 @@ def adapt(
     Raises:
         MergeflowError: A task without images, experts that do not fit, or an entropy that is not finite.
     """
+    learned, seconds = learn_on(inputs, experts, plan, watch)
+    data = {"coefficients": learned.coefficients}
+    state = prepare(plan.call, inputs.base, experts, data=data, device=str(inputs.device)).at(1.0)
+    return Adapted(state, learned, seconds)
+
+
+def learn_on(
+    inputs: StudyInputs, experts: Mapping[str, Mapping[str, Tensor]], plan: Adaptation, watch: Watch | None = None
+) -> tuple[Learned, float]:
+    """Return the coefficients alone, and the seconds of a step; see `adapt`."""
     tasks, spent = unlabelled(inputs, plan.images), 0.0
 
     def loss(state: dict[str, Tensor], step: int) -> tuple[float, Mapping[str, Tensor]]:
@@ -96,10 +109,7 @@ def adapt(
 
     start = time.perf_counter()
     learned = learn(plan.call, inputs.base, experts, loss, device=str(inputs.device), scratch=inputs.io.scratch)
-    seconds = time.perf_counter() - start - spent
-    data = {"coefficients": learned.coefficients}
-    state = prepare(plan.call, inputs.base, experts, data=data, device=str(inputs.device)).at(1.0)
-    return Adapted(state, learned, seconds / max(plan.steps, 1))
+    return learned, (time.perf_counter() - start - spent) / max(plan.steps, 1)
 
 
 def unlabelled(inputs: StudyInputs, split: str) -> dict[str, UnlabelledImages]:

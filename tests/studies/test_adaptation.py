@@ -1,0 +1,110 @@
+"""Study `adaptation`: on a small laboratory, and the papers' findings on the documented result."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import LabelledImages
+from mergeflow.merging import load_recipe, merge
+from tasks.studies import adaptation
+from tasks.studies.adaptation_results import Variant, findings
+from tasks.studies.adapting import Adaptation, adapt
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.results import StudyResult
+from tests.studies.documented import documented
+from tests.studies.small_lab import study_io
+
+SMALL: dict[str, Any] = {"tasks": 3, "counts": [2, 3], "steps": 2, "batch_size": 4, "rates": [0.02], "every": 1}
+PLAN = Adaptation("cart", "layer", "test", init=1.0, lr=0.05, steps=3, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def made(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    io = study_io(many_lab, "adaptation", tmp_path_factory.mktemp("adaptation"), **SMALL)
+    adaptation.run(io)
+    return io.scratch / "building/outputs/studies/adaptation"
+
+
+def test_the_study_covers_every_variant(made: Path) -> None:
+    result = StudyResult.read(made)
+    assert {path.stem for path in made.glob("*.svg")} == {"accuracy", "coefficients", "course", "memory"}
+    accuracy, tasks, rates, levels, memory = result.tables
+    assert len(accuracy.rows) == 2 + 8
+    assert [row["task"] for row in tasks.rows] == ["red", "blue", "grey"]
+    assert [row["chosen"] for row in rates.rows] == ["×"] * 4
+    assert len(levels.rows) == 2 * 6
+    assert [row["tasks"] for row in memory.rows] == [2, 2, 3, 3]
+    assert {finding.system for finding in result.findings} == {"C4"}
+    (labels,) = [finding for finding in result.findings if "Labels have no part" in finding.claim]
+    assert labels.holds
+
+
+def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(many_lab)
+    folder = made / "recipes/cart_layer_test"
+    recipe = load_recipe(folder / "recipe.yaml")
+    (_, paths) = recipe.data[0]
+    assert all(path.startswith("outputs/studies/adaptation/recipes/cart_layer_test/") for _, path in paths)
+    here = tuple((name, str(folder / Path(path).name)) for name, path in paths)
+    replayed = merge(recipe.model_copy(update={"data": (("coefficients", here),)}), out=tmp_path / "out.safetensors")
+    io = study_io(many_lab, "adaptation", tmp_path / "scratch", **SMALL)
+    inputs, options = StudyInputs(io), adaptation.Options.model_validate(StudyInputs(io).options("adaptation"))
+    found = adaptation.start(inputs, options, 0)
+    row = adaptation.measure(inputs, options, Variant("cart", "layer", "test"), found, 0.02)
+    with open_checkpoint(replayed.path) as state:
+        assert inputs.accuracy(dict(state), "test") == row["test"]
+    lines = (made / "coefficients.csv").read_text().splitlines()
+    learned = row["coefficients"]["red"]
+    name, value = max(learned.items(), key=lambda item: abs(item[1] - row["init"]))
+    assert f"cart,layer,test,0,red,{name},{value}" in lines
+    assert value != row["init"]
+
+
+def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
+    """Other labels, the same bits; and images that labels could be told from are the only ones that count."""
+    inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
+    experts = inputs.run("experts").experts(0)
+    one = adapt(inputs, experts, PLAN)
+    wrong = {key: replace(found, labels=2 - found.labels) for key, found in inputs._images.items()}
+    inputs._images.update(wrong)
+    two = adapt(inputs, experts, PLAN)
+    assert one.learned == two.learned
+    assert all(torch.equal(one.state[name], two.state[name]) for name in one.state)
+    other = adapt(inputs, experts, replace(PLAN, images="validation"))
+    assert other.learned != one.learned
+
+
+def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
+    found = inputs.images("test")["red"]
+    inputs._images["test", "red"] = LabelledImages(found.images[:0], found.labels[:0], found.head)
+    with pytest.raises(MergeflowError, match="needs unlabelled images of every task: task 'red' has none"):
+        adapt(inputs, inputs.run("experts").experts(0), PLAN)
+    with pytest.raises(MergeflowError, match="rank_ratio"):
+        adapt(inputs, {}, replace(PLAN, rank_ratio=1.5))
+
+
+def test_findings_follow_the_numbers() -> None:
+    def rows(gain: float) -> list[dict[str, Any]]:
+        made_up = {("task", "task_vectors"): 0.7, ("layer", "task_vectors"): 0.8, ("task", "cart"): 0.8}
+        return [
+            {**vars(v), "seed": 0, "test": {"a": made_up.get((v.granularity, v.on), 0.9) + gain}} for v in Variant.all()
+        ]
+
+    starts = [{"seed": 0, "task_vectors": {"test": {"a": 0.69}}, "cart": {"test": {"a": 0.75}}}]
+    memory = [{"tasks": t, "on": on, "peak": 100 + t, "model": 50} for t in (8, 20) for on in ("task_vectors", "cart")]
+    blind = {"same": True, "accuracy": 90.0, "accuracy of other labels": 10.0}
+    assert all(finding.holds for finding in findings(rows(0), starts, memory, blind))
+    worse = findings(rows(-0.3), starts, [row | {"peak": 50 * row["tasks"]} for row in memory], blind | {"same": False})
+    assert [finding.holds for finding in worse] == [False] * 4 + [True, True, False, False]
+
+
+def test_findings_of_the_papers() -> None:
+    held = documented("adaptation")
+    for claim in ("per layer on task arithmetic", "per layer on CART", "Labels have no part", "Memory while learning"):
+        assert held(claim)
