@@ -1,5 +1,7 @@
 """Per-task compression: formulas, exact cases, stored bits, and reading one task alone."""
 
+import os
+
 import pytest
 import torch
 
@@ -68,9 +70,10 @@ def test_cart_indexing_and_tsv_formulas(tmp_path, shape):
     base, found = decoded(tmp_path, "cart_indexing", taus, {"rank_ratio": 0.25})
     for tau, theta in zip(taus, found, strict=True):
         torch.testing.assert_close(theta, base + taus.mean(0) + svd_k(tau - taus.mean(0), 3))
-    base, found = decoded(tmp_path, "tsv_compress", taus)
-    for tau, theta in zip(taus, found, strict=True):
-        torch.testing.assert_close(theta, base + svd_k(tau, 3))
+    for args in ({}, {"rank_ratio": 0.39}):
+        base, found = decoded(tmp_path, "tsv_compress", taus, args)
+        for tau, theta in zip(taus, found, strict=True):
+            torch.testing.assert_close(theta, base + svd_k(tau, 3))
 
 
 @pytest.mark.parametrize("name", compressors())
@@ -122,6 +125,24 @@ def test_one_task_reads_only_its_part(tmp_path, monkeypatch):
     assert all(name.startswith(("shared/", "task/e2/")) for name in read)
 
 
+@pytest.mark.parametrize("name", compressors())
+def test_one_task_costs_the_bytes_of_its_part_alone(name, tmp_path, monkeypatch):
+    """Bytes that the system reads from the file: the header, the shared part and one task's part, each once."""
+    base, experts = one(draw(6, 96, 64).float(), draw(96, 64).float())
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    path = tmp_path / "all.safetensors"
+    found = compress(configure_compressor(name), base, experts)
+    found.write(path)
+    read, real = [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read.append(real(file, buffers, at)) or read[-1])
+    extract_task(path, "e2", tmp_path / "base.safetensors")
+    from_base = 2 * base[NAME].nbytes if found.call.method.needs_base else 0  # for its fingerprint, and to add to
+    own = sum(t.nbytes for n, t in found.tensors.items() if n.startswith(("shared/", "task/e2/")))
+    others = sum(t.nbytes for n, t in found.tensors.items() if n.startswith("task/")) * 5 // 6
+    assert sum(read) - from_base == own
+    assert own < path.stat().st_size - 0.9 * others
+
+
 def test_errors(tmp_path):
     base, experts = one(draw(2, 8, 8))
     write_checkpoint(tmp_path / "base.safetensors", base)
@@ -131,8 +152,11 @@ def test_errors(tmp_path):
         configure_compressor("emrr")
     with pytest.raises(MergeflowError, match="unknown argument of tall_mask 'treshold'"):
         configure_compressor("tall_mask", {"treshold": 1})
+    for name, ratio in (("cart_indexing", 0), ("cart_indexing", 1.01), ("tsv_compress", 0), ("tsv_compress", 2)):
+        with pytest.raises(MergeflowError, match="rank_ratio"):
+            configure_compressor(name, {"rank_ratio": ratio})
     with pytest.raises(MergeflowError, match="rank_ratio"):
-        configure_compressor("cart_indexing", {"rank_ratio": 0})
+        configure("adamerging", {"on": "cart", "rank_ratio": 0})
     with pytest.raises(MergeflowError, match="unknown task 'e7'"):
         extract_task(tmp_path / "all.safetensors", "e7", tmp_path / "base.safetensors")
     with pytest.raises(MergeflowError, match="give the base's path"):

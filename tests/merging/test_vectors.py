@@ -7,7 +7,9 @@ import torch
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import make_recipe, merge
+from mergeflow.merging import configure, make_recipe, merge
+from mergeflow.merging.adamerging import learn
+from mergeflow.merging.compression import compress, configure_compressor
 from mergeflow.merging.diff import diff
 from mergeflow.merging.vectors import add, analogy, extract, negate, scale
 from tests.merging.helpers import awkward
@@ -78,6 +80,11 @@ def test_a_vector_of_another_base_is_refused(files):
     with pytest.raises(MergeflowError, match="was taken from the base"):
         merge(make_recipe({**values, "base": str(files / "other.safetensors")}), out=files / "out.safetensors")
     assert not (files / "out.safetensors").exists()
+    with open_checkpoint(files / "expert0-tau.safetensors") as vector:
+        with pytest.raises(MergeflowError, match="'e0' was taken from the base"):
+            compress(configure_compressor("emr"), other, {"e0": vector})
+        with pytest.raises(MergeflowError, match="'e0' was taken from the base"):
+            learn(configure("adamerging"), other, {"e0": vector}, lambda state, step: (0.0, {}))
     extract(files / "other.safetensors", files / "expert0.safetensors", files / "odd.safetensors")
     with pytest.raises(MergeflowError, match="of different bases"):
         add([files / "odd.safetensors", files / "expert0-tau.safetensors"], files / "sum.safetensors")

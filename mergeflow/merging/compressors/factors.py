@@ -30,6 +30,9 @@ class CartIndexingArgs(FactorArgs):
 class TsvCompressArgs(FactorArgs):
     """Arguments of `tsv_compress`."""
 
+    rank_ratio: float | None = Field(
+        None, gt=0, le=1, description="rank kept, as a share of the smaller side, (0, 1]; by default 1/T"
+    )
     matrices: Selection = Field("all", description="which matrices are treated: attn_mlp, all, or glob patterns")
 
 
@@ -106,7 +109,7 @@ def _base_plus(stored: Stored, args: TsvCompressArgs) -> Tensor:
 def tsv_compress(stack: Stack, args: TsvCompressArgs) -> Payload:
     """The leading singular directions of each task vector (TSV-C).
 
-    θ̂_t = θ0 + SVD_k(τ_t),  k = ⌊min side / T⌋
+    θ̂_t = θ0 + SVD_k(τ_t),  k = ⌊min side / T⌋, or max(1, ⌊rank_ratio · min side⌋)
 
     Other tensors are averaged, or with non_matrices: own each task's.
 
@@ -119,8 +122,9 @@ def tsv_compress(stack: Stack, args: TsvCompressArgs) -> Payload:
     treated = is_matrix(stack.name, stack.base.shape, args.matrices)
     if not treated and args.non_matrices == "average":
         return Payload({"mean": stack.taus.mean(0)}, tuple({} for _ in stack.taus))
-    count = len(stack.taus)
-    ranks = (
-        [max(1, min(part.shape) // count) for part in parts(stack.name, stack.base, args.split_qkv)] if treated else []
-    )
+    pieces = parts(stack.name, stack.base, args.split_qkv) if treated else []
+    if args.rank_ratio is None:
+        ranks = [max(1, min(part.shape) // len(stack.taus)) for part in pieces]
+    else:
+        ranks = [rank_of(part.shape, args.rank_ratio, "floor") for part in pieces]
     return Payload({}, _payload(stack, stack.taus, treated, ranks, args))
