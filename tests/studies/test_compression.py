@@ -1,0 +1,98 @@
+"""Study `compression`: on a small laboratory, and the papers' findings on the documented result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mergeflow.errors import MergeflowError
+from tasks.studies import compression
+from tasks.studies.compression_results import findings, low_rank_bits, share, smallest
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.results import StudyResult
+from tests.studies.documented import documented
+from tests.studies.small_lab import study_io
+
+SMALL: dict[str, Any] = {"counts": [2, 3], "repeated": [2], "ratios": [0.05, 1.0], "thresholds": [0.4]}
+
+
+@pytest.fixture(scope="module")
+def made(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    io = study_io(many_lab, "compression", tmp_path_factory.mktemp("compression"), **SMALL)
+    compression.run(io)
+    return io.scratch / "building/outputs/studies/compression"
+
+
+def test_the_study_covers_every_method_and_number_of_tasks(made: Path) -> None:
+    result = StudyResult.read(made)
+    assert (made / "storage.svg").exists()
+    accuracy, bits, curves, width = result.tables
+    assert [(row["tasks"], row["method"]) for row in accuracy.rows][:2] == [
+        (2, "individual"),
+        (2, "CART-Indexing, 8 %"),
+    ]
+    assert len(accuracy.rows) == 2 * 6
+    assert [row["tasks"] for row in curves.rows] == [2, 2, 2, 3, 3, 3]
+    assert len(bits.rows) == 5
+    assert [row["width M"] for row in width.rows] == [128, 768, 1024, 4096]
+    assert {finding.system for finding in result.findings} == {"C5"}
+
+
+def test_counted_bytes_are_those_of_the_formula_and_of_the_file(made: Path, many_lab: Path, tmp_path: Path) -> None:
+    rows = json.loads((made / "suites.json").read_text())
+    inputs = StudyInputs(study_io(many_lab, "compression", tmp_path))
+    sizes = {name: list(tensor.shape) for name, tensor in inputs.base.items()}
+    model = sum(tensor.nbytes for tensor in inputs.base.values())
+    own = {row["kind"]: row for row in rows if row["tasks"] == 3 and row["args"].get("rank_ratio", 0.08) == 0.08}
+    assert own["cart"]["own"] * 8 == low_rank_bits(sizes, 0.08)
+    assert own["cart"]["shared"] == own["emr"]["shared"] == model
+    assert own["emr"]["own"] == pytest.approx(model / 32, rel=0.01)
+    for row in rows:
+        parts = row["shared"] + row["tasks"] * row["own"]
+        assert row["all_experts"] == row["tasks"] * model
+        assert parts <= row["file"] < parts + 120_000  # the header names every part
+        assert row["one_task"] < row["file"]
+
+
+def test_full_rank_with_the_mean_elsewhere_is_nearly_the_expert(made: Path) -> None:
+    rows = [row for row in json.loads((made / "suites.json").read_text()) if row["kind"] == "tsv_curve"]
+    full = [row for row in rows if row["args"]["rank_ratio"] == 1.0]
+    assert all(row["relative"]["test"] > 0.9 for row in full)
+    assert share(full[0], True) > 1
+
+
+def test_a_rank_out_of_range_is_refused(many_lab: Path, tmp_path: Path) -> None:
+    io = study_io(many_lab, "compression", tmp_path, **SMALL | {"counts": [2], "ratios": [1.2]})
+    with pytest.raises(MergeflowError, match="rank_ratio"):
+        compression.run(io)
+    io = study_io(many_lab, "compression", tmp_path, **SMALL | {"counts": [4]})
+    with pytest.raises(MergeflowError, match="first 4 tasks, but there are 3"):
+        compression.run(io)
+
+
+def made_up(kind: str, count: int, relative: float, **args: Any) -> dict[str, Any]:
+    scores = {"test": relative, "validation": relative}
+    file = {"file": 20 * count, "all_experts": 100 * count, "base": 100, "needs_base": kind != "cart"}
+    return {"kind": kind, "tasks": count, "seed": 0, "args": args, "relative": scores, **file}
+
+
+def test_findings_follow_the_numbers() -> None:
+    rows = []
+    for count, lost in ((8, 0.0), (20, 0.02)):
+        rows += [made_up("cart", count, 0.985, rank_ratio=0.08), made_up("cart", count, 0.995, rank_ratio=0.16)]
+        rows += [made_up("emr", count, 0.97 - lost), made_up("tall", count, 0.99, threshold=0.4)]
+    chosen = {count: smallest(rows, count, 0.99) for count in (8, 20)}
+    assert chosen == {8: 0.16, 20: 0.16}
+    assert all(finding.holds for finding in findings(rows, 0.08, 0.99, chosen))
+    for row in rows:
+        row["relative"] = dict.fromkeys(("test", "validation"), 0.96 if row["kind"] == "cart" else 0.98)
+    chosen = {count: smallest(rows, count, 0.99) for count in (8, 20)}
+    assert chosen == {8: None, 20: None}
+    assert not any(finding.holds for finding in findings(rows, 0.08, 0.99, chosen))
+
+
+def test_findings_of_the_papers() -> None:
+    held = documented("compression")
+    for claim in ("keeps 98 % of individual accuracy", "99 % of individual accuracy at the rank"):
+        assert held(claim)
