@@ -34,7 +34,7 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
             layers = _mean_layers(rows, origin, measure)
             label = f"{origin} task vectors" if not index else f"_{origin}"
             _cloud(panel, rows[0]["layers"][0]["ratios"], layers, label, number)
-        ratio_axis(panel)
+        ratio_axis(panel, (0, 0.08, 0.32, 1))
         panel.set_ylim(bottom=0)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
@@ -51,29 +51,39 @@ def _mean_layers(rows: Sequence[Row], origin: str, measure: str, kind: str | Non
 def _cloud(panel: Axes, ratios: Sequence[float], layers: Sequence[Sequence[float]], label: str, number: int) -> None:
     middle = [median(values) for values in zip(*layers, strict=True)]
     for layer in layers:
-        panel.plot(ratios, layer, color=SERIES[number], linestyle="", marker="o", markersize=2.5, alpha=0.35)
+        beside = [ratio * (0.97, 1.03)[number] for ratio in ratios]
+        panel.plot(beside, layer, color=SERIES[number], linestyle="", marker="o", markersize=2.5, alpha=0.35)
     panel.plot(ratios, middle, label=label, **series_style(number))
 
 
 def kinds_figure(rows: Sequence[Row]) -> Figure:
-    """Draw I(k) and R(k) / R(0) together, a panel per kind of matrix, mean over layers and seeds (Figure 3)."""
+    """Draw I(k) and R(k) together, a panel per kind of matrix, mean over layers and seeds (the paper's Figure 3).
+
+    Args:
+        rows: as of `layers_figure`; I(k) is shown as a share of that of the original task vectors at full rank.
+    """
     kinds = list(dict.fromkeys(layer["kind"] for layer in rows[0]["layers"]))
     figure, axes = panels(len(kinds), 4, 2.7, sharey=True)
     ratios = rows[0]["layers"][0]["ratios"]
     for index, (panel, kind) in enumerate(zip(axes, kinds, strict=True)):
         last = index >= len(kinds) - 4
-        dress(panel, kind, "k / r" if last else "", "share, or I(k) a pair" if index % 4 == 0 else "")
-        for number, origin in enumerate(ORIGINS):
-            middle = [fmean(values) for values in zip(*_mean_layers(rows, origin, "whole", kind), strict=True)]
-            panel.plot(
-                ratios, middle, label=_once(f"I(k), {origin}", index), **series_style(number) | {"markersize": 4}
-            )
-        error = [fmean(values) for values in zip(*_mean_layers(rows, "centred", "error", kind), strict=True)]
+        dress(panel, kind, "k / r" if last else "", "share" if index % 4 == 0 else "")
+        curves = {origin: _mean(rows, origin, "whole", kind) for origin in ORIGINS}
+        full = curves["original"][-1] or 1.0
+        for number, (origin, values) in enumerate(curves.items()):
+            style = series_style(number) | {"markersize": 4}
+            shares = [value / full for value in values]
+            panel.plot(ratios, shares, label=_once(f"I(k) {origin} / I(r) original", index), **style)
+        error = _mean(rows, "centred", "error", kind)
         panel.plot(ratios, error, label=_once("R(k) / R(0), centred", index), color=INK, linestyle="--", linewidth=1.5)
         ratio_axis(panel, (0, 0.08, 0.32, 1))
-        panel.set_ylim(0, 1)
+        panel.set_ylim(bottom=0)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
+
+
+def _mean(rows: Sequence[Row], origin: str, measure: str, kind: str) -> list[float]:
+    return [fmean(values) for values in zip(*_mean_layers(rows, origin, measure, kind), strict=True)]
 
 
 def _once(label: str, index: int) -> str:

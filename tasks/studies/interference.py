@@ -15,7 +15,7 @@ what is kept. Beside them stands what Theorem 1 calls task interference, for inp
 
     L_k = Σ_t ‖Σ_{s≠t} SVD_k(τ_s) V_t‖²_F / Σ_t ‖SVD_k(τ_t)‖²_F,
 
-which, unlike I(k), sees that contributions of opposite sign cancel.
+with λ = 1 as there. Unlike I(k) it sees that contributions of opposite sign cancel.
 
 *The bound.* Random tasks on the linear model in float64, with a known overlap of their row spaces, a known ratio
 s_max / α of singular values and noise η on the inputs. `mergeflow.analysis.interference_bound` has what is printed,

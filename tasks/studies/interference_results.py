@@ -159,7 +159,7 @@ def notes(rows: Sequence[Row], shown: Sequence[Case]) -> list[str]:
         "Centring takes away what all task vectors have in common and makes the rest add up to zero, so that each lies "
         "in the span of the others: with two tasks the centred ones are ±1 times one matrix, and I(k) is the largest "
         "there is. I(k) adds norms, so it counts directions that cancel as much as directions that add up; L_k does "
-        f"not. Over the experts measured: {course}.",
+        f"not. Task vectors at right angles have a common part of 1/T; the measured ones: {course}.",
         f"The theorem's term k₃ I, set beside what ‖V_sᵀ V_t‖ ≤ 1 gives without any measurement, is "
         f"{fmean(terms[0]):.3g} times as large in the median layer at 8 % and {fmean(terms[1]):.3g} times at full rank "
         f"({own[0]['tasks']} tasks, centred); it is smaller, so that I says anything, at "

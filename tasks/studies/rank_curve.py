@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
@@ -40,11 +40,22 @@ USED_AT = {"centred": 0.08, "original": 1.0}
 
 
 class Suite(Section):
-    """The first `tasks` tasks. `ratios`: of the curve. `tuned`: those of them whose λ is also chosen per rank."""
+    """The first `tasks` tasks. `ratios`: of the curve, from 0 to 1. `tuned`: those whose λ is also chosen per rank."""
 
     tasks: int = Field(ge=2)
     ratios: list[float] = Field(min_length=3)
-    tuned: list[float]
+    tuned: list[float] = Field(min_length=1)
+
+    @field_validator("ratios", "tuned")
+    @classmethod
+    def _ascending(cls, ratios: list[float], info: ValidationInfo) -> list[float]:
+        if ratios != sorted(set(ratios)):
+            raise ValueError(f"{info.field_name} must ascend, found {ratios}")
+        if info.field_name == "ratios" and (ratios[0], ratios[-1]) != (0, 1):
+            raise ValueError(f"ratios go from 0 to 1, found {ratios[0]:g} to {ratios[-1]:g}")
+        if info.field_name == "tuned" and not 0 < ratios[0] <= ratios[-1] <= 1:
+            raise ValueError(f"tuned lie in (0, 1], found {ratios[0]:g} to {ratios[-1]:g}")
+        return ratios
 
 
 class Options(Section):
@@ -111,7 +122,7 @@ class Walk:
         once = [self.point(kind, ratio, start) for ratio in suite.ratios]
         per_rank, scale = [], start
         for ratio in sorted(suite.tuned, reverse=kind == "original"):
-            scale = self.choose(kind, ratio, scale)
+            scale = start if ratio == USED_AT[kind] else self.choose(kind, ratio, scale)
             per_rank.append(self.point(kind, ratio, scale))
         self.scorer.renew_cache(1.0)  # the other kind has other matrices
         return {"once": once, "per rank": sorted(per_rank, key=lambda point: float(point["ratio"]))}

@@ -75,6 +75,19 @@ def test_findings_follow_the_numbers() -> None:
     assert tables(bell)[2].rows[0]["centred peaks at"] == "0.08"
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ratios": [0.0, 0.5, 0.2, 1.0]}, "must ascend"),
+        ({"ratios": [0.1, 0.5, 1.0]}, "from 0 to 1"),
+        ({"tuned": [0.0, 0.08]}, r"lie in \(0, 1\]"),
+    ],
+)
+def test_ratios_that_draw_no_curve_are_refused(change: dict[str, list[float]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        rank_curve.Suite(**{"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08], **change})
+
+
 def test_of_equal_points_the_smaller_ratio_is_the_peak() -> None:
     assert peak({0.32: 1.0, 0.08: 1.0, 0.0: 0.5}) == 0.08
 
