@@ -1,7 +1,7 @@
 """Measure the evaluation of one candidate on eight tasks beside open_clip's plain zero-shot loop: same model, same run.
 
     python -m benchmarks.vision.evaluation                                  # the embedded model
-    python -m benchmarks.vision.evaluation --model ViT-B-32 --images 32 --batch-size 64 --rounds 3
+    python -m benchmarks.vision.evaluation --model ViT-B-32 --images 8 --rounds 3 --beside "plain, tensors"
     python -m benchmarks.vision.evaluation --device cuda --model ViT-B-32 --images 500
 
 A pass of each: the candidate's weights go into the model, every image is encoded, every prediction is compared with its
@@ -13,8 +13,9 @@ label. What a pass pays besides depends on who does it:
     plain, tensors   heads built once and all images preprocessed once: float tensors through a DataLoader
     plain, slices    the same tensors without a DataLoader: what remains is the model alone
 
-Passes are interleaved and medians taken, all after one warm pass. On a CPU one thread's processor time counts, on CUDA
-wall time. `same` is the share of predictions that agree; the ways differ in rounding.
+Passes are interleaved after one warm pass of each; times and ratios are medians over the rounds, a ratio being that of
+two passes of one round. On a CPU one thread's processor time counts, on CUDA wall time. `same` is the share of
+predictions that agree; the ways differ in rounding.
 """
 
 import argparse
@@ -124,6 +125,14 @@ class Plain:
         return found
 
 
+PLAIN: dict[str, Callable[[Plain], Callable[[], list[Tensor]]]] = {
+    "plain": lambda plain: plain.decoding,
+    "plain, heads": lambda plain: plain.decoding_with_heads,
+    "plain, tensors": lambda plain: plain.preprocessed,
+    "plain, slices": lambda plain: plain.sliced,
+}
+
+
 class Ours:
     """This project's way, as `CandidateScorer` goes: one encoder, decoded images and heads; weights are copied in."""
 
@@ -153,10 +162,18 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return clock() - began
 
 
-def measure(
-    model: str, count: int, batch_size: int, rounds: int, device: torch.device
-) -> list[tuple[str, float, float]]:
-    """Return (way, median seconds of a pass, share of predictions like ours) of every way, ours first."""
+@dataclass(frozen=True)
+class Row:
+    """A way's median seconds of a pass and median ratio to ours, and the share of predictions like ours."""
+
+    way: str
+    seconds: float
+    ratio: float
+    same: float
+
+
+def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.device, beside: list[str]) -> list[Row]:
+    """Return a row of ours and of each way beside it."""
     weights = "pocket8" if model == POCKET else None
     clip, other = load_clip(model, weights, device), load_clip(model, weights, device)
     pictures = draw(count, clip.image_size)
@@ -165,18 +182,22 @@ def measure(
     plain = Plain(other, pictures, state, batch_size)
     ways: dict[str, Callable[[], list[Tensor]]] = {
         "mergeflow": ours.predict,
-        "plain": plain.decoding,
-        "plain, heads": plain.decoding_with_heads,
-        "plain, tensors": plain.preprocessed,
-        "plain, slices": plain.sliced,
+        **{name: PLAIN[name](plain) for name in beside},
     }
     hits = {name: torch.cat(way()).cpu() for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             times[name].append(seconds(way, device))
-    same = {name: float((found == hits["mergeflow"]).double().mean()) for name, found in hits.items()}
-    return [(name, statistics.median(times[name]), same[name]) for name in ways]
+    return [
+        Row(
+            name,
+            statistics.median(took),
+            statistics.median(theirs / our for theirs, our in zip(took, times["mergeflow"], strict=True)),
+            float((hits[name] == hits["mergeflow"]).double().mean()),
+        )
+        for name, took in times.items()
+    ]
 
 
 def main() -> None:
@@ -187,14 +208,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--beside", nargs="+", default=list(PLAIN), choices=PLAIN, metavar="WAY", help="default all")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(asked.model, asked.images, asked.batch_size, asked.rounds, torch.device(asked.device))
-    total, ours = 8 * asked.images, rows[0][1]
+    device = torch.device(asked.device)
+    rows = measure(asked.model, asked.images, asked.batch_size, asked.rounds, device, asked.beside)
     print(f"{asked.model}, 8 x {asked.images} images, batches of {asked.batch_size}, {asked.device}")
     print(f"{'':16}{'images/s':>10}{'ms a pass':>12}{'times ours':>12}{'same':>9}")
-    for name, took, same in rows:
-        print(f"{name:16}{total / took:10.0f}{1000 * took:12.1f}{took / ours:12.2f}{same:9.4f}")
+    for row in rows:
+        speed = 8 * asked.images / row.seconds
+        print(f"{row.way:16}{speed:10.0f}{1000 * row.seconds:12.1f}{row.ratio:12.2f}{row.same:9.4f}")
 
 
 if __name__ == "__main__":
