@@ -85,7 +85,7 @@ def test_findings_follow_the_numbers() -> None:
 )
 def test_ratios_that_draw_no_curve_are_refused(change: dict[str, list[float]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        rank_curve.Suite(**{"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08], **change})
+        rank_curve.Suite.model_validate({"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08], **change})
 
 
 def test_of_equal_points_the_smaller_ratio_is_the_peak() -> None:
