@@ -5,16 +5,19 @@ from math import comb
 from pathlib import Path
 
 import pytest
+import torch
 
+from mergeflow.merging import configure
 from tasks.studies import subset_scaling
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tasks.studies.subset_scaling_results import WIDER, findings, notes, tables
+from tasks.studies.subset_scaling_results import findings, notes, tables
+from tasks.studies.subset_scaling_sample import WIDER
 from tests.studies.documented import documented, read_documented
 from tests.studies.small_lab import study_io
 
-SMALL = {"sizes": [2, 3], "starts": [2], "margin": 0.01, "most": 2, "validation": 6, "test": 6}
+SMALL = {"sizes": [2, 3], "starts": [2], "margin": 0.01, "most": 2, "validation": 6, "test": 6, "few": [3]}
 METHODS = ("average", "task_arithmetic", "task_arithmetic" + WIDER, "ties", "cart")
 
 
@@ -46,6 +49,15 @@ def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ign
     halfway = {name: (few["red"][name] + few["grey"][name]) / 2 for name in few["red"]}
     assert row["methods"].keys() == set(METHODS)
     assert row["methods"]["average"]["test"] == inputs.accuracy(halfway, "test", ["red", "grey"])
+
+
+def test_cart_of_two_tasks_is_the_average(io) -> None:  # type: ignore[no-untyped-def]
+    inputs = StudyInputs(io)
+    experts = inputs.run("experts").experts(0)
+    scorer = inputs.scorer({task: experts[task] for task in ("red", "blue")})
+    average = scorer.merge(configure("average"))
+    for name, tensor in scorer.merge(configure("cart", {"rank_ratio": 0.08, "scale": 3.0})).items():
+        torch.testing.assert_close(tensor, average[name], atol=1e-5, rtol=0)
 
 
 def test_the_plan_follows_the_rule(io) -> None:  # type: ignore[no-untyped-def]
@@ -91,7 +103,7 @@ def test_findings_follow_the_numbers() -> None:
     bad = findings(*made_up(0.05, -0.02), [2, 4])
     assert [finding.holds for finding in bad[:4]] == [False] * 4
     assert not findings(*made_up(-0.01, 0.0), [2])[0].holds
-    assert notes(*good)
+    assert notes(*good, good[0])
 
 
 def test_a_broken_promise_and_a_value_outside_are_told() -> None:
@@ -103,7 +115,7 @@ def test_a_broken_promise_and_a_value_outside_are_told() -> None:
 
 
 def test_the_table_of_losses_has_the_slope() -> None:
-    losses = tables(*made_up(0.05, 0.01), [2])[2]
+    losses = tables(*made_up(0.05, 0.01), [2], [])[2]
     average = losses.rows[0]
     assert str(average["lost from N = 2 to 6"]).startswith("4.5")
     assert average["slope, points per task"] == "-1.13"
@@ -111,7 +123,9 @@ def test_the_table_of_losses_has_the_slope() -> None:
 
 def test_findings_of_the_paper() -> None:
     held = documented("subset_scaling")
-    assert held("at least as good as averaging, task arithmetic and TIES")
+    assert held("degrades least from 8")
+    assert held("From 8 tasks on CART is ahead")
+    assert held("keeps its promise")
     sample = read_documented("subset_scaling").tables[5]
     assert all(row["m measured"] <= row["m by the rule"] for row in sample.rows)  # type: ignore[operator]
 

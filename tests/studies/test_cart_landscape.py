@@ -1,0 +1,102 @@
+"""Study `cart_landscape`: on a small laboratory, and the paper's findings on the documented result."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.studies import cart_landscape
+from tasks.studies.cart_landscape import Model, Site
+from tasks.studies.cart_landscape_results import findings
+from tasks.studies.cart_landscape_seed import Seed, total
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.pieces import Row
+from tasks.studies.results import StudyResult
+from tests.studies.documented import documented
+from tests.studies.small_lab import study_io
+
+SMALL = {
+    "tasks": 2,
+    "images": 6,
+    "ranks": [0.04, 0.08, 1.0],
+    "scales": [1.0, 2.0],
+    "additions": [0.3, 1.0],
+    "size": 3,
+    "near": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    return study_io(many_lab, "cart_landscape", tmp_path_factory.mktemp("cart_landscape"), **SMALL)
+
+
+@pytest.fixture(scope="module")
+def site(io) -> Site:  # type: ignore[no-untyped-def]
+    inputs = StudyInputs(io)
+    options = cart_landscape.Options.model_validate(inputs.options("cart_landscape"))
+    return Site(inputs.first(2), options, 0)
+
+
+def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-untyped-def]
+    cart_landscape.run(io)
+    folder = io.scratch / "building/outputs/studies/cart_landscape"
+    assert {path.stem for path in folder.glob("*.svg")} == {"multi_task", "tasks", "basins", "losses"}
+    models, ranks, _, tasks, fits = StudyResult.read(folder).tables
+    assert len(models.rows) == 7
+    assert [row["k / full"] for row in ranks.rows] == ["0", "0.04", "0.08", "1"]
+    assert [row["task"] for row in tasks.rows] == ["red", "blue"]
+    assert len(fits.rows) == 3
+
+
+def test_paths_start_and_end_where_they_should(site: Site) -> None:
+    average, base = site.state(Model("average")), site.inputs.base
+    for ends, meant in (
+        ((Model("cart", 2.0, 0.0), Model("cart", 2.0, 1.0), Model("task_arithmetic", 0.5)), average),
+        ((Model("low_rank", 0.3, 0.0),), base),
+        ((Model("low_rank", 0.3, 1.0),), site.state(Model("task_arithmetic", 0.3))),
+    ):
+        for model in ends:
+            for name, tensor in site.state(model).items():
+                np.testing.assert_allclose(tensor, meant[name], atol=2e-5)
+
+
+def made_up(cart: list[float], low_rank: list[float], additions: list[float], seed: int = 0) -> Row:
+    """Three ranks between k = 0 and full; loss of one task each, places on a square."""
+    square, ranks = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0), (0.0, 0.0)], [0.0, 0.04, 0.08, 0.5, 1.0]
+
+    def model(kind: str, loss: float, away: float = 1.0, **made: Any) -> Row:
+        fields = {"scale": None, "rank": None, "task": None, "place": (0.0, 0.0), "off": 0.1} | made
+        return {"kind": kind, "losses": {"a": loss, "b": loss}, "away": away, **fields}
+
+    models = [model("base", 3.0), model("average", cart[0], 0.0), *(model("expert", 0.1, task=t) for t in "ab")]
+    for scale, loss in zip((0.25, 0.5, 1.0), additions, strict=True):
+        models.append(model("task_arithmetic", loss, abs(scale - 0.5), scale=scale))
+    for rank, place, ours, theirs in zip(ranks, square, cart, low_rank, strict=True):
+        models.append(model("cart", ours, float(0 < rank < 1), scale=1.0, rank=rank, place=place))
+        models += [model("low_rank", theirs, scale=s, rank=rank) for s in (0.25, 0.5, 1.0)]
+    best = min(zip(additions, (0.25, 0.5, 1.0), strict=True))[1]
+    return {"seed": seed, "tasks": ["a", "b"], "addition": best, "shown": 0.08, "models": models}
+
+
+def test_findings_follow_the_numbers() -> None:
+    good = [made_up([2.0, 1.5, 1.0, 1.5, 2.0], [3.0, 2.5, 2.0, 1.9, 1.8], [1.8, 2.0, 5.0], seed) for seed in (0, 1)]
+    found = findings(good)
+    assert [finding.holds for finding in found] == [True] * 5
+    assert "100 %, 100 % of the tasks" in found[-1].measured
+    bad = [made_up([1.0, 1.5, 2.0, 1.5, 1.0], [3.0, 2.5, 2.0, 0.9, 0.8], [0.8, 1.0, 0.9], seed) for seed in (0, 1)]
+    assert [finding.holds for finding in findings(bad)] == [False, True, False, False, False]
+
+
+def test_a_path_that_does_not_return_is_told() -> None:
+    row = made_up([2.0, 1.5, 1.0, 1.5, 2.0], [3.0, 2.5, 2.0, 1.9, 1.8], [1.8, 2.0, 5.0])
+    Seed(row).path("cart", 1.0)[-1]["away"] = 0.2
+    assert not findings([row])[0].holds
+    assert total(Seed(row).lowest()) == 2.0
+
+
+def test_findings_of_the_paper() -> None:
+    held = documented("cart_landscape")
+    for claim in ("starts and ends at θ_avg", "farther from the common basin", "passes the average", "closer to the"):
+        assert held(claim)
