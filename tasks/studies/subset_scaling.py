@@ -13,9 +13,10 @@ at most the number C(20, N) of subsets, which are then all measured. All methods
 each with its argument chosen per subset by mean accuracy on the first validation images of the subset's own tasks, and
 then one look at its first test images. The paper's λ of task arithmetic end at 0.3, less than the average's 1/N at
 N = 2, so the same choice is also made with larger ones ("wider λ"). Normalised accuracy is (1/N) Σ_t merged_t /
-individual_t. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all subsets were measured. Methods
-are compared subset by subset. The repetitions are the subsets: the experts are those of the first seed alone, and the
-intervals say nothing about others.
+individual_t. Of two tasks CART is the average, whatever k and λ: the centred task vectors are ± (θ_1 − θ_2)/2, and
+their low-rank parts cancel. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all subsets were
+measured. Methods are compared subset by subset. The repetitions are the subsets: the experts are those of the first seed
+alone, and the intervals say nothing about others.
 
 **Source.** CART, Section 5.3 ("Scalability on number of tasks"), Figure 7 and Appendix D.
 """
@@ -37,8 +38,7 @@ from tasks.runner import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
-from tasks.studies.subset_scaling_results import figures, findings, notes, tables
-from tasks.studies.subset_scaling_sample import WIDER
+from tasks.studies.subset_scaling_results import WIDER, figures, findings, notes, tables
 
 STUDY = "subset_scaling"
 
@@ -48,8 +48,7 @@ class Options(Section):
 
     experts: the run whose experts are merged. sizes: the N. starts: those from which the loss up to the largest N is
     told. margin: ε, a share. most: subsets of one N at most. draw: seed of the draw. validation, test: images per task.
-    grids: method → argument → values. wider: method → further scales, with which the choice is made once more. few: the
-    N at which it is made once more for CART too, with `few_scales`.
+    grids: method → argument → values. wider: method → further scales, with which the choice is made once more.
     """
 
     experts: str
@@ -62,8 +61,6 @@ class Options(Section):
     test: int = Field(ge=1)
     grids: dict[str, dict[str, list[float]]]
     wider: dict[str, list[float]]
-    few: list[int]
-    few_scales: list[float]
 
 
 Images = Mapping[str, LabelledImages]
@@ -86,13 +83,8 @@ def run(io: StageIO) -> None:
     for size, number, subset in pieces:
         io.report("tasks merged", sum(row["size"] for row in rows), total)
         rows.append(kept(io, f"{size}_{number}", partial(measure, inputs, options, splits, experts, subset)))
-    few = [
-        kept(io, f"few_{size}_{number}", partial(measure_few, inputs, options, splits, experts, subset))
-        for size, number, subset in pieces
-        if size in options.few
-    ]
     told = rows, samples, known["test"]
-    result = StudyResult(tables(*told, options.starts, few), findings(*told, options.starts), notes(*told, few))
+    result = StudyResult(tables(*told, options.starts), findings(*told, options.starts), notes(*told))
     result.write(io.out(f"outputs/studies/{STUDY}"), figures(*told))
 
 
@@ -158,22 +150,6 @@ def measure(
             best = _choose(scorer, test, method, [*scored, *further], found[method])
             found[method + WIDER] = best
     return {"size": len(subset), "tasks": list(subset), "methods": found}
-
-
-def measure_few(
-    inputs: StudyInputs,
-    options: Options,
-    splits: Sequence[Images],
-    experts: Mapping[str, State],
-    subset: Sequence[str],
-) -> Row:
-    """Return what CART reaches on a subset where λ is chosen too: its deviations cancel where tasks are few."""
-    scorer = inputs.scorer({task: experts[task] for task in subset})
-    grid = {**options.grids["cart"], "scale": options.few_scales}
-    scorer.renew_cache(max(grid["rank_ratio"]))
-    validation, test = ({task: images[task] for task in subset} for images in splits)
-    found = _choose(scorer, test, "cart", _score(scorer, validation, "cart", candidates("cart", grid)))
-    return {"size": len(subset), "tasks": list(subset), "methods": {"cart": found}}
 
 
 def _score(

@@ -1,32 +1,110 @@
 """What the study `subset_scaling` says: tables, findings and figures of its rows, one row per subset."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from mergeflow.evaluation.subsets import promised_margin
+from mergeflow.evaluation.statistics import mean, normalised
+from mergeflow.evaluation.subsets import popoviciu_bound, promised_margin, sample_size, subset_interval
 from tasks.plotting.subset_scaling import scaling_figure
+from tasks.studies.inputs import Accuracy
+from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table
-from tasks.studies.subset_scaling_sample import (
-    OURS,
-    WIDER,
-    Known,
-    Rows,
-    Sample,
-    at_sizes,
-    lost,
-    name_of,
-    promised,
-    samples_of,
-    slope,
-    told,
-)
+
+WIDER = ", wider λ"
+OURS = "cart"
+NAMES = {"average": "average", "task_arithmetic": "task arithmetic", "ties": "TIES", OURS: "CART"}
+Rows = Sequence[Row]
+Known = Mapping[str, Accuracy]
+Interval = tuple[float, float]
 
 
-def tables(rows: Rows, plans: Rows, known: Known, starts: Sequence[int], few: Rows) -> list[Table]:
+class Sample:
+    """The subsets of one N and what the methods reached on them.
+
+    Args:
+        plan: what the study planned for this N.
+        rows: one per subset.
+        known: `individual` and `zero_shot` accuracy per task on test.
+    """
+
+    def __init__(self, plan: Row, rows: Rows, known: Known) -> None:
+        self.plan, self.size, self.known = plan, int(plan["size"]), known
+        self.rows = [row for row in rows if row["size"] == plan["size"]]
+        self.count, self.population = len(self.rows), int(plan["population"])
+        self.bound = popoviciu_bound(*plan["range"])
+
+    def absolute(self, method: str) -> list[float]:
+        """Return mean accuracy in %, one value per subset."""
+        return [100 * mean(row["methods"][method]["test"]) for row in self.rows]
+
+    def normalised(self, method: str) -> list[float]:
+        """Return normalised accuracy in %, one value per subset."""
+        return [100 * normalised(row["methods"][method]["test"], self._own(row)) for row in self.rows]
+
+    def ahead(self, method: str) -> list[float]:
+        """Return CART's normalised accuracy less a method's in points, subset by subset."""
+        return [one - other for one, other in zip(self.normalised(OURS), self.normalised(method), strict=True)]
+
+    def interval(self, values: Sequence[float]) -> Interval:
+        return subset_interval(values, self.population)
+
+    def realised(self, measure: Callable[[str], list[float]]) -> float:
+        """Return the widest half interval of all methods, in points."""
+        return max(self.interval(measure(method))[1] for method in self.rows[0]["methods"])
+
+    def deviation(self, method: str) -> float:
+        """Return the standard deviation of normalised accuracy over subsets in points; of one subset nan."""
+        return float(np.std(self.normalised(method), ddof=1)) if self.count > 1 else float("nan")
+
+    def _own(self, row: Row) -> Accuracy:
+        return {task: self.known["individual"][task] for task in row["tasks"]}
+
+
+def samples_of(rows: Rows, plans: Rows, known: Known) -> list[Sample]:
+    return [Sample(plan, rows, known) for plan in plans]
+
+
+def name_of(method: str) -> str:
+    """Return a method's name for readers.
+
+    Example:
+        >>> name_of("task_arithmetic, wider λ")
+        'task arithmetic, wider λ'
+    """
+    plain = method.removesuffix(WIDER)
+    return NAMES.get(plain, plain) + method[len(plain) :]
+
+
+def told(interval: Interval, digits: int = 1, sign: str = "") -> str:
+    """Return mean ± half-width; the mean alone where all subsets were measured or one says nothing about others.
+
+    Example:
+        >>> told((71.04, 1.26)), told((3.0, 0.0), sign="+")
+        ('71.0 ± 1.3', '+3.0')
+    """
+    centre, half = interval
+    spread = f" ± {half:.{digits}f}" if 0 < half < float("inf") else ""
+    return f"{centre:{sign}.{digits}f}{spread}"
+
+
+def lost(first: Sample, last: Sample, measure: Callable[[Sample], list[float]]) -> Interval:
+    """Return by how much a mean falls from one N to another, with the interval of two independent samples."""
+    (one, half), (other, rest) = (sample.interval(measure(sample)) for sample in (first, last))
+    return one - other, sqrt(half**2 + rest**2)
+
+
+def slope(samples: Sequence[Sample], method: str) -> float:
+    """Return the least-squares slope of mean normalised accuracy over N, in points per task."""
+    means = [float(np.mean(sample.normalised(method))) for sample in samples]
+    return float(np.polyfit([sample.size for sample in samples], means, 1)[0])
+
+
+def tables(rows: Rows, plans: Rows, known: Known, starts: Sequence[int]) -> list[Table]:
     """Return accuracies over N, what they lose, the sampling and what was chosen."""
     samples = samples_of(rows, plans, known)
     methods = list(rows[0]["methods"])
@@ -49,7 +127,6 @@ def tables(rows: Rows, plans: Rows, known: Known, starts: Sequence[int], few: Ro
         ),
         _sampling(samples),
         Table("What validation chose, how often", over(_chosen, [m for m in methods if m != "average"])),
-        *([_few(samples, few)] if few else []),
     ]
 
 
@@ -58,7 +135,7 @@ def _losses(samples: Sequence[Sample], methods: Sequence[str], starts: Sequence[
     rows: list[dict[str, Cell]] = []
     for method in methods:
         cells: dict[str, Cell] = {"method": name_of(method)}
-        for first in at_sizes(samples, starts):
+        for first in _at(samples, starts):
             fall = lost(first, last, lambda sample, m=method: sample.normalised(m))  # type: ignore[misc]
             cells[f"lost from N = {first.size} to {last.size}"] = told(fall)
         rows.append({**cells, "slope, points per task": f"{slope(samples, method):+.2f}"})
@@ -75,7 +152,7 @@ def _sampling(samples: Sequence[Sample]) -> Table:
             "bound of σ, points": f"{100 * one.bound:.1f}",
             "m by the rule": one.plan["wanted"],
             "m measured": one.count,
-            "promised ±": f"{promised(one):.1f}",
+            "promised ±": f"{_promised(one):.1f}",
             "widest ±, accuracy": f"{one.realised(one.absolute):.1f}",
             "widest ±, normalised": f"{one.realised(one.normalised):.1f}",
         }
@@ -84,25 +161,9 @@ def _sampling(samples: Sequence[Sample]) -> Table:
     return Table("The sample: promised and realised half intervals, points", rows)
 
 
-def _few(samples: Sequence[Sample], few: Rows) -> Table:
-    """CART at λ = 1 beside CART whose λ is chosen too, on the same subsets."""
-    rows: list[dict[str, Cell]] = []
-    for one in at_sizes(samples, sorted({row["size"] for row in few})):
-        again = Sample(one.plan, few, one.known)
-        gain = np.subtract(again.normalised(OURS), one.normalised(OURS)).tolist()
-        lead = np.subtract(again.normalised(OURS), one.normalised("ties")).tolist()
-        scales = Counter(row["methods"][OURS]["args"]["scale"] for row in again.rows)
-        rows.append(
-            {
-                "N": one.size,
-                "CART, λ = 1": told(one.interval(one.normalised(OURS))),
-                "CART, λ chosen": told(again.interval(again.normalised(OURS))),
-                "gain": told(one.interval(gain), sign="+"),
-                "then ahead of TIES by": told(one.interval(lead), sign="+"),
-                "λ chosen": ", ".join(f"{scale:g} × {count}" for scale, count in sorted(scales.items())),
-            }
-        )
-    return Table("CART with few tasks: what λ is worth, normalised accuracy in % and points", rows)
+def _promised(sample: Sample) -> float:
+    """Return the ε that the subsets measured promise, in points; 0 where they are all there are."""
+    return 100 * promised_margin(sample.bound, sample.count) if sample.count < sample.population else 0.0
 
 
 def _chosen(sample: Sample, method: str) -> str:
@@ -113,33 +174,30 @@ def _chosen(sample: Sample, method: str) -> str:
     return ", ".join(f"{'/'.join(f'{v:g}' for v in values)} × {n}" for values, n in sorted(counted.items()))
 
 
+def _at(samples: Sequence[Sample], sizes: Sequence[int]) -> list[Sample]:
+    return [sample for sample in samples if sample.size in sizes]
+
+
 def findings(rows: Rows, plans: Rows, known: Known, starts: Sequence[int]) -> list[Finding]:
     """Hold the paper's statements against the subsets."""
     samples = samples_of(rows, plans, known)
     methods = [method for method in rows[0]["methods"] if method != OURS]
-    last = max(starts)
-    found = [
-        _leads(samples, methods, "CART is at least as good as averaging, task arithmetic and TIES at every N.", False),
-        _leads(
-            [one for one in samples if one.size >= last],
-            methods,
-            f"From {last} tasks on CART is ahead of every other method by more than the interval.",
-            True,
-        ),
-    ]
-    found += [_loses_least(first, samples, methods) for first in at_sizes(samples, starts)]
+    plain = [method for method in methods if not method.endswith(WIDER)]
+    found = [_leads(samples, plain, "CART is at least as good as averaging, task arithmetic and TIES at every N.")]
+    if plain != methods:
+        wide = [method for method in methods if method not in plain]
+        found.append(_leads(samples, wide, "So it is against task arithmetic that may choose larger λ."))
+    found += [_loses_least(first, samples, methods) for first in _at(samples, starts)]
     return [*found, _steadiest(samples, methods), _promise(samples), _bounded(samples)]
 
 
-def _leads(samples: Sequence[Sample], methods: Sequence[str], claim: str, clearly: bool) -> Finding:
+def _leads(samples: Sequence[Sample], methods: Sequence[str], claim: str) -> Finding:
     gaps = {method: {one.size: one.interval(one.ahead(method)) for one in samples} for method in methods}
     measured = "; ".join(
         f"CART less {name_of(method)}: " + ", ".join(f"{told(gap, sign='+')} (N = {n})" for n, gap in over.items())
         for method, over in gaps.items()
     )
-    found = [gap for over in gaps.values() for gap in over.values()]
-    holds = all(gap > half for gap, half in found) if clearly else all(gap >= 0 for gap, _ in found)
-    return Finding("C7", claim, measured + ".", holds)
+    return Finding("C7", claim, measured + ".", all(gap >= 0 for over in gaps.values() for gap, _ in over.values()))
 
 
 def _loses_least(first: Sample, samples: Sequence[Sample], methods: Sequence[str]) -> Finding:
@@ -177,9 +235,9 @@ def _steadiest(samples: Sequence[Sample], methods: Sequence[str]) -> Finding:
 
 def _promise(samples: Sequence[Sample]) -> Finding:
     sampled = [one for one in samples if one.count < one.population]
-    kept = all(one.realised(one.absolute) <= promised(one) for one in sampled)
+    kept = all(one.realised(one.absolute) <= _promised(one) for one in sampled)
     numbers = ", ".join(
-        f"± {one.realised(one.absolute):.1f} of {promised(one):.1f} (N = {one.size}, m = {one.count})"
+        f"± {one.realised(one.absolute):.1f} of {_promised(one):.1f} (N = {one.size}, m = {one.count})"
         for one in sampled
     )
     claim = "The sample keeps its promise: no method's 95 % interval of mean accuracy is wider than ε."
@@ -198,16 +256,13 @@ def _bounded(samples: Sequence[Sample]) -> Finding:
     return Finding("C7", "Every measured mean accuracy lies in [a, b], as the bound of σ assumes.", numbers, inside)
 
 
-def notes(rows: Rows, plans: Rows, known: Known, again: Rows) -> list[str]:
+def notes(rows: Rows, plans: Rows, known: Known) -> list[str]:
     """Return what decides what was seen."""
     samples = samples_of(rows, plans, known)
     few, many = samples[0], samples[-1]
     found = [
-        "Of two tasks CART is the average, whatever k and λ: the centred task vectors are ± (θ_1 − θ_2)/2, and their "
-        "low-rank parts cancel. With few tasks they may still cancel in part.",
-        *[_again(one, again) for one in at_sizes(samples, sorted({row["size"] for row in again}))],
-        "Elsewhere CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so their spread "
-        "shrinks with N for every method; it says nothing about tasks that are not among these.",
+        "CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so their spread shrinks with N "
+        "for every method; it says nothing about tasks that are not among these.",
         *[_slack(one) for one in samples if one.count > 1][:1],
     ]
     wide = [method for method in few.rows[0]["methods"] if method.endswith(WIDER)]
@@ -226,24 +281,14 @@ def notes(rows: Rows, plans: Rows, known: Known, again: Rows) -> list[str]:
     return found
 
 
-def _again(one: Sample, few: Rows) -> str:
-    chosen = Sample(one.plan, few, one.known)
-    gain = one.interval(np.subtract(chosen.normalised(OURS), one.normalised(OURS)).tolist())
-    lead = one.interval(np.subtract(chosen.normalised(OURS), one.normalised("ties")).tolist())
-    return (
-        f"At N = {one.size}, with λ chosen on validation like the rank, CART gains {told(gain, sign='+')} points "
-        f"and is {told(lead, sign='+')} from TIES."
-    )
-
-
 def _slack(sample: Sample) -> str:
     """Return how far the bound of σ is from what was measured."""
     largest = max(float(np.std(sample.absolute(method), ddof=1)) for method in sample.rows[0]["methods"])
-    tight = promised_margin(largest / 100, sample.count)
+    enough = sample_size(largest / 100, promised_margin(sample.bound, sample.count)) if sample.bound else sample.count
     return (
         f"Popoviciu's bound knows only the ends: at N = {sample.size} it allows a standard deviation of "
-        f"{100 * sample.bound:.1f} points, the largest measured is {largest:.1f}; with that known, "
-        f"{sample.count} subsets would have promised ± {100 * tight:.1f} instead of ± {promised(sample):.1f}."
+        f"{100 * sample.bound:.1f} points, the largest measured is {largest:.1f}; with that known, {enough} instead of "
+        f"{sample.count} subsets would have promised the same."
     )
 
 
