@@ -15,8 +15,8 @@ then one look at its first test images. The paper's λ of task arithmetic end at
 N = 2, so the same choice is also made with larger ones ("wider λ"). Normalised accuracy is (1/N) Σ_t merged_t /
 individual_t. Of two tasks CART is the average, whatever k and λ: the centred task vectors are ± (θ_1 − θ_2)/2, and
 their low-rank parts cancel. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all subsets were
-measured. Methods are compared subset by subset. The repetitions are the subsets: the experts are those of the first seed
-alone, and the intervals say nothing about others.
+measured. Methods are compared subset by subset. The repetitions are the subsets: the experts are those of the first
+seed alone, and the intervals say nothing about others.
 
 **Source.** CART, Section 5.3 ("Scalability on number of tasks"), Figure 7 and Appendix D.
 """
