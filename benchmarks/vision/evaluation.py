@@ -22,7 +22,7 @@ import argparse
 import io
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +80,14 @@ class Files(Dataset[tuple[Tensor, int]]):
 class Plain:
     """open_clip's way: a DataLoader of preprocessed images, encode_image, unit features times the classifier."""
 
-    def __init__(self, clip: ClipModel, pictures: list[Pictures], state: Mapping[str, Tensor], batch_size: int) -> None:
-        self.clip, self.pictures, self.state, self.batch_size = clip, pictures, state, batch_size
+    def __init__(self, clip: ClipModel, pictures: list[Pictures], ours: "Ours", batch_size: int) -> None:
+        self.clip, self.pictures, self.batch_size = clip, pictures, batch_size
+        self.state = {name.removeprefix("visual."): tensor for name, tensor in ours.state.items()}
         self.device = next(clip.model.parameters()).device
         preprocess = open_clip.image_transform(clip.image_size, is_train=False, mean=clip.mean, std=clip.std)
         self.files = [Files(one, preprocess) for one in pictures]
         self.tensors = [next(iter(DataLoader(files, batch_size=len(files)))) for files in self.files]
-        self.heads = [self.build_head(one.task) for one in pictures]
+        self.heads = [task.head.weight.T for task in ours.tasks]
 
     def build_head(self, task: SuiteTask) -> Tensor:
         names, templates = list(task.class_names), list(task.templates)
@@ -175,11 +176,10 @@ class Row:
 def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.device, beside: list[str]) -> list[Row]:
     """Return a row of ours and of each way beside it."""
     weights = "pocket8" if model == POCKET else None
-    clip, other = load_clip(model, weights, device), load_clip(model, weights, device)
+    clip = load_clip(model, weights, device)
     pictures = draw(count, clip.image_size)
     ours = Ours(clip, pictures, batch_size)
-    state = {name.removeprefix("visual."): tensor for name, tensor in ours.state.items()}
-    plain = Plain(other, pictures, state, batch_size)
+    plain = Plain(clip, pictures, ours, batch_size)
     ways: dict[str, Callable[[], list[Tensor]]] = {
         "mergeflow": ours.predict,
         **{name: PLAIN[name](plain) for name in beside},
