@@ -37,6 +37,7 @@ from mergeflow.merging import configure
 from tasks.parameters import Section
 from tasks.runner import StageIO
 from tasks.studies.cart_landscape_results import figures, findings, notes, tables
+from tasks.studies.cart_landscape_seed import SHOWN
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
@@ -48,7 +49,7 @@ class Options(Section):
     """The study's choices.
 
     experts: the run whose experts are merged. tasks: the first so many. images: validation images per task. ranks: the
-    k of the paths beside `shown` and 1, shares of the full rank. shown: CART's rank ratio. scales: CART's λ beside 1.
+    k of the paths beside 0.08 and 1, shares of the full rank. scales: CART's λ beside 1.
     additions: λ of task arithmetic beside 1/T, the largest the one that leaves the basin. size: points along each side
     of the paths' grid; near: of the tasks' grids. margin: room around the models, as a share of their box.
     """
@@ -57,7 +58,6 @@ class Options(Section):
     tasks: int = Field(ge=2)
     images: int = Field(ge=1)
     ranks: list[float] = Field(min_length=3)
-    shown: float = Field(gt=0, le=1)
     scales: list[float] = Field(min_length=1)
     additions: list[float] = Field(min_length=2)
     size: int = Field(ge=3)
@@ -108,7 +108,7 @@ class Site:
         return min(tried, key=lambda scale: sum(self.losses(self.state(Model("task_arithmetic", scale))).values()))
 
     def ranks(self) -> list[float]:
-        return sorted({*self.options.ranks, self.options.shown, 1.0})
+        return sorted({*self.options.ranks, SHOWN, 1.0})
 
     def additions(self) -> list[float]:
         return sorted({*self.options.additions, 1 / len(self.experts)})
@@ -157,7 +157,7 @@ def measure(inputs: StudyInputs, options: Options, seed: int) -> Row:
         place, off = plane.coordinates(state)
         away = float(distances(centred_gram({"model": state, "average": average}))[0, 1])
         models.append({**vars(model), "losses": site.losses(state), "place": place, "off": off, "away": away})
-    row = {"seed": seed, "tasks": inputs.tasks, "addition": addition, "shown": options.shown, "models": models}
+    row = {"seed": seed, "tasks": inputs.tasks, "addition": addition, "models": models}
     return {**row, "fits": _fits(site, fitted), "test": _test(site, models, addition)}
 
 
@@ -195,7 +195,7 @@ def _test(site: Site, models: list[Row], addition: float) -> dict[str, dict[str,
     looked = {
         "base": Model("base"),
         "average": Model("average"),
-        "cart": Model("cart", 1.0, site.options.shown),
+        "cart": Model("cart", 1.0, SHOWN),
         "cart, best": Model("cart", best["scale"], best["rank"]),
         "task_arithmetic": Model("task_arithmetic", addition),
         "task_arithmetic, largest": Model("task_arithmetic", site.additions()[-1]),
@@ -228,7 +228,7 @@ def _in_picture(one: Row, row: Row) -> bool:
 def draw_basins(inputs: StudyInputs, options: Options, row: Row) -> Row:
     """Return for each task its loss on the plane of its expert, CART and task arithmetic."""
     site = Site(inputs, options, row["seed"])
-    cart = site.state(Model("cart", 1.0, options.shown))
+    cart = site.state(Model("cart", 1.0, SHOWN))
     addition = site.state(Model("task_arithmetic", row["addition"]))
     average = site.state(Model("average"))
     found = {}

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from mergeflow.analysis.paths import roundness
 from mergeflow.evaluation.statistics import mean
 from tasks.plotting.cart_landscape import Trace, basin_figure, curve_figure, path_figure, task_figure
-from tasks.studies.cart_landscape_seed import LABELS, Rows, Seed, each, seeds, total
+from tasks.studies.cart_landscape_seed import LABELS, SHOWN, Rows, Seed, each, seeds, total
 from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
 
@@ -76,7 +76,7 @@ def _additions(first: Seed) -> dict[str, Callable[[Seed], float]]:
 def _over_scales(rows: Rows) -> Table:
     first = seeds(rows)[0]
     lines: list[dict[str, Cell]] = []
-    for kind, rank, label in (("task_arithmetic", None, "task arithmetic"), ("cart", first.shown, "CART, 8 %")):
+    for kind, rank, label in (("task_arithmetic", None, "task arithmetic"), ("cart", SHOWN, "CART, 8 %")):
         for one in first.along(kind, rank):
 
             def of(seed: Seed, kind: str = kind, rank: float | None = rank, scale: float = one["scale"]) -> Row:
@@ -136,7 +136,7 @@ def _passes(rows: Rows) -> Finding:
     for seed in seeds(rows):
         path = seed.path("cart", 1.0)
         reach = max(one["away"] for one in path)
-        ends.append(max(path[0]["away"], path[-1]["away"]) / reach)
+        ends.append(max(path[0]["away"], path[-1]["away"]) / max(reach, 1e-30))
         lower.append(total(seed.lowest()) < total(seed.named("average")))
         told.append(f"{seed.lowest()['rank']:g}")
     return Finding(
@@ -221,8 +221,9 @@ def notes(rows: Rows, basins: Mapping[str, Any]) -> list[str]:
         "of the paths says little, so none is drawn there; each has a plane of its own.",
         f"θ_avg is not drawn on a task's own plane: it lies {off:.2f} off (mean; the experts are {reach:.2f} away from "
         "it), and the contours there are not its loss. The curves and tables have every model's own.",
-        f"λ = 1 is not CART's best: the lowest loss of all k and λ tried is {best}, at (k / full, λ) = "
-        f"{', '.join(_where(s.named('cart, best')) for s in seeds(rows))} by seed.",
+        f"λ = 1 was not chosen: the lowest loss of all of CART's k and λ tried is {best}, at (k / full, λ) = "
+        f"{', '.join(_where(s.named('cart, best')) for s in seeds(rows))} by seed, beside "
+        f"{each(rows, lambda s: total(s.lowest()))} with λ = 1.",
     ]
 
 
@@ -238,7 +239,7 @@ def figures(rows: Rows, paths: Row, basins: Mapping[str, Any]) -> dict[str, Figu
     low = [_trace(first, "low_rank", s) for s in first.scales("low_rank") if s <= first.addition]
     over_scale = [
         Trace("task arithmetic over λ", [_place(one) for one in first.along("task_arithmetic")], 2, True),
-        Trace("CART, 8 %, over λ", [places["average"], *map(_place, first.along("cart", first.shown))], 1, True),
+        Trace("CART, 8 %, over λ", [places["average"], *map(_place, first.along("cart", SHOWN))], 1, True),
     ]
     return {
         "multi_task": path_figure(paths, places, [*ours, *low], over_scale),
@@ -275,6 +276,6 @@ def _curves(rows: Rows) -> tuple[dict[str, Any], dict[str, Any]]:
         label: {
             one["scale"]: [total(s.one(kind, one["scale"], rank)) for s in found] for one in first.along(kind, rank)
         }
-        for kind, rank, label in (("task_arithmetic", None, "task arithmetic"), ("cart", first.shown, "CART, 8 %"))
+        for kind, rank, label in (("task_arithmetic", None, "task arithmetic"), ("cart", SHOWN, "CART, 8 %"))
     }
     return over_rank, over_scale

@@ -17,9 +17,9 @@ from tests.studies.documented import documented
 from tests.studies.small_lab import study_io
 
 SMALL = {
-    "tasks": 2,
+    "tasks": 3,
     "images": 6,
-    "ranks": [0.04, 0.08, 1.0],
+    "ranks": [0.04],
     "scales": [1.0, 2.0],
     "additions": [0.3, 1.0],
     "size": 3,
@@ -36,7 +36,7 @@ def io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignor
 def site(io) -> Site:  # type: ignore[no-untyped-def]
     inputs = StudyInputs(io)
     options = cart_landscape.Options.model_validate(inputs.options("cart_landscape"))
-    return Site(inputs.first(2), options, 0)
+    return Site(inputs.first(3), options, 0)
 
 
 def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-untyped-def]
@@ -46,20 +46,26 @@ def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-u
     models, ranks, _, tasks, fits = StudyResult.read(folder).tables
     assert len(models.rows) == 7
     assert [row["k / full"] for row in ranks.rows] == ["0", "0.04", "0.08", "1"]
-    assert [row["task"] for row in tasks.rows] == ["red", "blue"]
+    assert [row["task"] for row in tasks.rows] == ["red", "blue", "grey"]
     assert len(fits.rows) == 3
 
 
 def test_paths_start_and_end_where_they_should(site: Site) -> None:
     average, base = site.state(Model("average")), site.inputs.base
     for ends, meant in (
-        ((Model("cart", 2.0, 0.0), Model("cart", 2.0, 1.0), Model("task_arithmetic", 0.5)), average),
+        ((Model("cart", 2.0, 0.0), Model("cart", 2.0, 1.0), Model("task_arithmetic", 1 / 3)), average),
         ((Model("low_rank", 0.3, 0.0),), base),
         ((Model("low_rank", 0.3, 1.0),), site.state(Model("task_arithmetic", 0.3))),
     ):
         for model in ends:
             for name, tensor in site.state(model).items():
                 np.testing.assert_allclose(tensor, meant[name], atol=2e-5)
+
+
+def test_the_path_leaves_the_average_in_between(site: Site) -> None:
+    average = site.state(Model("average"))
+    middle = site.state(Model("cart", 1.0, 0.08))
+    assert max(float((middle[name] - average[name]).abs().max()) for name in average) > 1e-4
 
 
 def made_up(cart: list[float], low_rank: list[float], additions: list[float], seed: int = 0) -> Row:
@@ -77,7 +83,7 @@ def made_up(cart: list[float], low_rank: list[float], additions: list[float], se
         models.append(model("cart", ours, float(0 < rank < 1), scale=1.0, rank=rank, place=place))
         models += [model("low_rank", theirs, scale=s, rank=rank) for s in (0.25, 0.5, 1.0)]
     best = min(zip(additions, (0.25, 0.5, 1.0), strict=True))[1]
-    return {"seed": seed, "tasks": ["a", "b"], "addition": best, "shown": 0.08, "models": models}
+    return {"seed": seed, "tasks": ["a", "b"], "addition": best, "models": models}
 
 
 def test_findings_follow_the_numbers() -> None:
