@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels
 from tasks.plotting.intervals import Samples, curve
-from tasks.plotting.labels import place_labels
 from tasks.plotting.palette import INK, MUTED, SERIES, SURFACE
 
 Point = tuple[float, float]
@@ -62,9 +62,6 @@ def path_figure(
             _trace(panel, trace)
         _marks(panel, places, panel is axes[0])
     legend(figure, FULL_WIDTH, loc="outside lower center")
-    figure.draw_without_rendering()  # labels are placed on panels of their final size
-    for panel in axes:
-        place_labels(panel, {_MARKS[name]["label"]: place for name, place in places.items()})
     return figure
 
 
@@ -111,7 +108,11 @@ def curve_figure(over_rank: Mapping[str, Samples], over_scale: Mapping[str, Samp
     for number, (name, samples) in enumerate(over_scale.items(), start=len(over_rank)):
         curve(right, samples, name, number)
     left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter(NullFormatter())
     left.set_xscale("symlog", linthresh=0.01)
+    left.set_xlim(-0.002, 1.2)
     ranks = [0, 0.01, 0.04, 0.16, 1]
     left.set_xticks(ranks, labels=[f"{rank:g}" for rank in ranks])
     left.set_xticks([], minor=True)
