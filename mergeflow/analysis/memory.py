@@ -1,12 +1,12 @@
 """How much memory tensors take while something runs, counted by the allocator and not by the system."""
 
-import json
 from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
+
+_CHANGE = "[memory]"
 
 
 def peak_tensor_bytes(work: Callable[[], object]) -> int:
@@ -24,9 +24,7 @@ def peak_tensor_bytes(work: Callable[[], object]) -> int:
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    with TemporaryDirectory() as folder:
-        profiler.export_chrome_trace(str(Path(folder) / "trace.json"))
-        events = json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
-    changes = [event for event in events if event.get("name") == "[memory]"]
-    changes.sort(key=lambda event: event["args"]["Ev Idx"])
-    return max(accumulate((event["args"]["Bytes"] for event in changes), initial=0))
+    # The raw events: as a trace in JSON those of a few steps of training take gigabytes.
+    found: Any = profiler.profiler
+    changes = [(event.start_ns(), event.nbytes()) for event in found.kineto_results.events() if event.name() == _CHANGE]
+    return max(accumulate((size for _, size in sorted(changes, key=lambda change: change[0])), initial=0))

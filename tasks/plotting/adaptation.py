@@ -88,7 +88,7 @@ def course_figure(rows: Sequence[Row], names: Mapping[str, str]) -> Figure:
     for line, (on, name) in enumerate(names.items()):
         entropy, accuracy = axes[2 * line : 2 * line + 2]
         last = line == len(names) - 1
-        dress(entropy, f"{name}: entropy of the batches", "steps" if last else "", "sum over tasks, nats")
+        dress(entropy, f"{name}: entropy", "steps" if last else "", "of a step's batches, nats")
         dress(accuracy, f"{name}: test accuracy", "steps" if last else "", "mean, %")
         for number, row in enumerate(row for row in rows if row["on"] == on):
             label = f"per {row['granularity']}, {row['images']} images"

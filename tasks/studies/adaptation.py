@@ -18,10 +18,12 @@ in it. Layer-wise means one λ per tensor.
 **Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import Field
@@ -36,7 +38,7 @@ from mergeflow.merging import make_recipe
 from mergeflow.merging.adamerging import Learned
 from tasks.parameters import Section
 from tasks.runner import StageIO
-from tasks.studies.adaptation_results import Variant, figures, result, write_csv
+from tasks.studies.adaptation_results import Variant, figures, result
 from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on, unlabelled
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.pieces import Row, choose_scale, grid, kept
@@ -238,3 +240,14 @@ def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequ
         place = f"recipes/{variant.folder}"
         called = f"outputs/studies/{STUDY}/{place}"
         write_learned(Learned(row["coefficients"]), recipe, folder / place, variant.images, called)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write every learned coefficient: directions, granularity, images, seed, task, tensor, λ."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["directions", "granularity", "images", "seed", "task", "tensor", "coefficient"])
+        for row in rows:
+            for task, tensors in row["coefficients"].items():
+                for tensor, value in tensors.items():
+                    table.writerow([row["on"], row["granularity"], row["images"], row["seed"], task, tensor, value])

@@ -1,14 +1,13 @@
 """Study `adaptation`: its tables, findings, notes, and the numbers of its figures."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Self, get_args
 
 from mergeflow.evaluation.statistics import mean
+from mergeflow.merging.matrices import is_matrix
 from tasks.plotting.adaptation import accuracy_figure, coefficient_figure, course_figure, memory_figure
 from tasks.studies.adapting import Direction, Granularity, Split
 from tasks.studies.inputs import mean_accuracy
@@ -260,10 +259,26 @@ def notes(rows: Sequence[Row], starts: Sequence[Row], levels: Sequence[Row], mem
         "Adapting layer by layer on validation images in place of test images costs "
         f"{', '.join(f'{-gap:.1f} points ({name})' for gap, name in zip(gaps, NAMES.values(), strict=True))}: "
         "what is learned is no property of the images it was learned on, so a test set can stay unseen.",
+        "Layer by layer, mean λ by block, first to last: "
+        + "; ".join(f"{', '.join(f'{value:.2f}' for value in depths(rows, on))} on {NAMES[on]}" for on in NAMES)
+        + " (test images).",
         "Experts stay on disk and pass by one tensor at a time; CART's directions are written once, in low rank. "
         "Beside the merged model, its gradient and the activations of one batch, learning on CART keeps the mean. "
         "Time grows with the number of tasks, for every task's images go through the model.",
     ]
+
+
+def depths(rows: Sequence[Row], on: str) -> list[float]:
+    """Return the mean coefficient of each block's matrices, first block first, layer-wise on test images."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if (row["on"], row["granularity"], row["images"]) == (on, "layer", "test"):
+            for tensors in row["coefficients"].values():
+                for name, value in tensors.items():
+                    if is_matrix(name, (2, 2), "attn_mlp") and name.endswith("weight"):
+                        block = next(int(part) for part in name.split(".") if part.isdigit())
+                        found.setdefault(block, []).append(value)
+    return [fmean(found[block]) for block in sorted(found)]
 
 
 def figures(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row]) -> dict[str, Any]:
@@ -278,14 +293,3 @@ def figures(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row]) -
         "course": course_figure(first, NAMES),
         "memory": memory_figure(memory, NAMES),
     }
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write every learned coefficient: directions, granularity, images, seed, task, tensor, λ."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["directions", "granularity", "images", "seed", "task", "tensor", "coefficient"])
-        for row in rows:
-            for task, tensors in row["coefficients"].items():
-                for tensor, value in tensors.items():
-                    table.writerow([row["on"], row["granularity"], row["images"], row["seed"], task, tensor, value])

@@ -55,11 +55,12 @@ def test_counted_bytes_are_those_of_the_formula_and_of_the_file(made: Path, many
         assert row["one_task"] < row["file"]
 
 
-def test_full_rank_with_the_mean_elsewhere_is_nearly_the_expert(made: Path) -> None:
-    rows = [row for row in json.loads((made / "suites.json").read_text()) if row["kind"] == "tsv_curve"]
-    full = [row for row in rows if row["args"]["rank_ratio"] == 1.0]
-    assert all(row["relative"]["test"] > 0.9 for row in full)
-    assert share(full[0], True) > 1
+def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(many_lab, "compression", tmp_path))
+    experts = inputs.run("experts").experts(0)
+    found = compression.measure(inputs, experts, "cart_indexing", {"rank_ratio": 1.0, "non_matrices": "own"})
+    assert found["test"] == inputs.individual(experts, "test")
+    assert share(found, True) > 1
 
 
 def test_a_rank_out_of_range_is_refused(many_lab: Path, tmp_path: Path) -> None:
