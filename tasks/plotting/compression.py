@@ -19,9 +19,7 @@ def storage_figure(suites: Mapping[int, Lines]) -> Figure:
     """
     figure, axes = panels(len(suites), 3, 3.7, sharey=True)
     for index, (panel, (count, lines)) in enumerate(zip(axes, suites.items(), strict=True)):
-        dress(
-            panel, f"{count} tasks", "storage with θ0, % of all experts", "relative accuracy, %" if index == 0 else ""
-        )
+        dress(panel, f"{count} tasks", "with θ0, % of all experts", "relative accuracy, %" if index == 0 else "")
         for number, (label, points) in enumerate(lines.items()):
             style = {"linestyle": "-" if len(points) > 1 else "", "markersize": 5.5 if len(points) > 1 else 8}
             curve(panel, dict(points), f"_{label}" if index else label, number, **style)
