@@ -283,7 +283,9 @@ def depths(rows: Sequence[Row], on: str) -> list[float]:
 
 def figures(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row]) -> dict[str, Any]:
     """Return the study's figures."""
-    bars = {(v.on, v.granularity, v.images): values(rows, v) for v in Variant.all()}
+    bars: dict[tuple[str, str, str], list[float]] = {
+        (v.on, v.granularity, v.images): values(rows, v) for v in Variant.all()
+    }
     first = [row for row in rows if row["course"]]
     return {
         "accuracy": accuracy_figure(bars, {on: static(starts, on) for on in NAMES}, NAMES),
