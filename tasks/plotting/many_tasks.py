@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, legend, new_figure, panels, plain, series_style
+from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, legend, new_figure, plain, series_style
 from tasks.plotting.intervals import Samples, curve
 from tasks.plotting.palette import INK
 
@@ -14,7 +14,7 @@ def radar_figure(counts: Mapping[int, Mapping[str, Mapping[str, float]]]) -> Fig
     """Draw normalised accuracy per task around a circle, a panel for each number of tasks.
 
     Args:
-        counts: number of tasks → model → task → normalised accuracy in %; the last model but one is filled.
+        counts: number of tasks → model → task → normalised accuracy in %; the circles begin at 40.
     """
     figure = new_figure(FULL_WIDTH, 4.6)
     axes = figure.subplots(1, len(counts), subplot_kw={"projection": "polar"}, squeeze=False)[0]
@@ -29,8 +29,8 @@ def radar_figure(counts: Mapping[int, Mapping[str, Mapping[str, float]]]) -> Fig
         panel.set_theta_offset(math.pi / 2)
         panel.set_theta_direction(-1)
         panel.set_rlabel_position(180 / len(tasks))
-        panel.set_ylim(0, 105)
-        panel.set_yticks([25, 50, 75, 100], labels=["25", "50", "75", "100"])
+        panel.set_ylim(40, 103)  # what matters lies above zero-shot
+        panel.set_yticks([50, 75, 100], labels=["50", "75", "100"])
         panel.set_xticks(angles, labels=[plain(task) for task in tasks])
         panel.tick_params(axis="x", labelcolor=INK, labelsize=NORMAL if len(tasks) < 10 else SMALL - 1)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -40,10 +40,11 @@ def radar_figure(counts: Mapping[int, Mapping[str, Mapping[str, float]]]) -> Fig
 
 def loss_figure(curves: Mapping[str, Samples]) -> Figure:
     """Draw normalised accuracy over the number of tasks, a line per model with its interval over seeds."""
-    figure, (panel,) = panels(1, 1, 5.6)
+    figure = new_figure(0.75 * FULL_WIDTH, 5.6)
+    panel = figure.subplots()
     dress(panel, "Accuracy and number of tasks", "tasks", "normalised test accuracy, %", grid="both")
     for number, (name, samples) in enumerate(curves.items()):
         curve(panel, samples, name, number)
         panel.set_xticks(sorted(samples))
-    legend(figure, 5.0, loc="outside lower center")
+    legend(figure, 7.0, loc="outside lower center")
     return figure
