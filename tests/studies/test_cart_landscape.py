@@ -19,7 +19,7 @@ from tests.studies.small_lab import study_io
 SMALL = {
     "tasks": 3,
     "images": 6,
-    "ranks": [0.04],
+    "ranks": [0.02, 0.04, 0.16],
     "scales": [1.0, 2.0],
     "additions": [0.3, 1.0],
     "size": 3,
@@ -45,7 +45,7 @@ def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-u
     assert {path.stem for path in folder.glob("*.svg")} == {"multi_task", "tasks", "basins", "losses"}
     models, ranks, _, tasks, fits = StudyResult.read(folder).tables
     assert len(models.rows) == 7
-    assert [row["k / full"] for row in ranks.rows] == ["0", "0.04", "0.08", "1"]
+    assert [row["k / full"] for row in ranks.rows] == ["0", "0.02", "0.04", "0.08", "0.16", "1"]
     assert [row["task"] for row in tasks.rows] == ["red", "blue", "grey"]
     assert len(fits.rows) == 3
 
