@@ -12,7 +12,7 @@ from flows.staleness import stale_stages
 from tasks.graph import load_graph
 from tests.flows.small_project import ROOT, run_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # three minutes: the whole pipeline, as `make demo` runs it
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,7 @@ def test_a_changed_image_retrains_one_expert(project: Path) -> None:
     assert after[expert.format("red")] != before[expert.format("red")]
 
 
+@pytest.mark.nightly
 def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_path: Path) -> None:
     folder = make_project(tmp_path)
     done = run_in(folder, "dvc", "repro")

@@ -269,7 +269,7 @@ def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> N
         ("parquet:nosuchprotocol://bucket/x", "nosuchprotocol"),
         ("folder:gs://bucket/x", "gs.*Install the package"),
         ("suite:pocket9", "unknown suite 'pocket9': did you mean 'pocket8'"),
-        ("suite:pocket8", "unknown task of suite pocket8 'pets'"),
+        ("suite:pocket8", "task 'pets': suite pocket8 has 8 tasks and not this one; it is in pocket14"),
     ],
 )
 def test_bad_addresses_are_one_clear_error(source: str, found: str) -> None:
