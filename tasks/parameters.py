@@ -62,7 +62,25 @@ class RunSection(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
 
 
-class Params(Section):
+class ParamsFile(Section):
+    """A whole file of parameters, asked by dotted key."""
+
+    def lookup(self, key: str) -> Any:
+        """Return the value under a dotted key, for example `sweep.cart` or `finetune`."""
+        value: Any = self
+        for part in key.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value
+
+    def lookup_json(self, key: str) -> Any:
+        """Return the value under a dotted key as plain JSON values."""
+        value: Any = self.model_dump(mode="json")
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+
+class Params(ParamsFile):
     """All of params.yaml."""
 
     seed: int = Field(0, ge=0)
@@ -82,20 +100,6 @@ class Params(Section):
             if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
                 raise ValueError(f"task name {name!r}: use lower-case letters, digits, '-' and '_'")
         return tasks
-
-    def lookup(self, key: str) -> Any:
-        """Return the value under a dotted key, for example `sweep.cart` or `finetune`."""
-        value: Any = self
-        for part in key.split("."):
-            value = value[part] if isinstance(value, dict) else getattr(value, part)
-        return value
-
-    def lookup_json(self, key: str) -> Any:
-        """Return the value under a dotted key as plain JSON values."""
-        value: Any = self.model_dump(mode="json")
-        for part in key.split("."):
-            value = value[part]
-        return value
 
 
 class ManyRun(Section):
@@ -121,7 +125,7 @@ class ManySection(Section):
         return self
 
 
-class StudyParams(Section):
+class StudyParams(ParamsFile):
     """All of studies/params.yaml.
 
     seeds: one repetition of every training run for each. runs: name → what the run changes in params.yaml's
@@ -133,20 +137,6 @@ class StudyParams(Section):
     runs: dict[str, FineTuneSettings]
     many: ManySection
     studies: dict[str, dict[str, Any]]
-
-    def lookup(self, key: str) -> Any:
-        """Return the value under a dotted key, for example `runs.mima_4` or `studies.mima`."""
-        value: Any = self
-        for part in key.split("."):
-            value = value[part] if isinstance(value, dict) else getattr(value, part)
-        return value
-
-    def lookup_json(self, key: str) -> Any:
-        """Return the value under a dotted key as plain JSON values."""
-        value: Any = self.model_dump(mode="json")
-        for part in key.split("."):
-            value = value[part]
-        return value
 
 
 def load_study_params(root: Path, params: Params) -> StudyParams:

@@ -14,20 +14,19 @@ task's images in every step; `mima` merges and tunes in rounds. Normalised accur
 **Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
-from tasks.parameters import Section
+from tasks.parameters import Section, candidates
 from tasks.runner import StageIO
-from tasks.studies.adapting import Adaptation, adapt
+from tasks.studies.adapting import Adaptation, Direction, adapt
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.many_tasks_results import figures, findings, notes, tables
 from tasks.studies.pieces import ChosenScale, Row, choose_scale, grid, kept
@@ -35,7 +34,6 @@ from tasks.studies.results import StudyResult
 
 STUDY = "many_tasks"
 ADAPTED = {"task_vectors": ("adamerging_ta", "task_arithmetic"), "cart": ("adamerging_cart", "cart")}
-Direction = Literal["task_vectors", "cart"]
 
 
 class Scales(Section):
@@ -120,7 +118,7 @@ def _together(inputs: StudyInputs, name: str, seed: int) -> Row:
 
 def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sweep) -> Row:
     """Choose a method's arguments on validation, look at test once."""
-    found = [_along(inputs, scorer, method, sweep.scale, args) for args in _combinations(sweep.args)]
+    found = [_along(inputs, scorer, method, sweep.scale, args) for args in candidates(method, sweep.args)]
     best = max(found, key=lambda one: mean(one.validation))
     test = inputs.accuracy(scorer.merge(configure(method, best.args)), "test")
     edge = sweep.scale is not None and best.args["scale"] in (sweep.scale.low, sweep.scale.high)
@@ -144,13 +142,3 @@ def _along(
         return ChosenScale(dict(args), scorer.candidate(configure(method, args)), {}, 1)
     values = grid(scales.low, scales.high, scales.step)
     return choose_scale(inputs, scorer, method, values, scales.start, args, test=False)
-
-
-def _combinations(args: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of the arguments' values.
-
-    Example:
-        >>> _combinations({"keep": [0.1, 0.2]})
-        [{'keep': 0.1}, {'keep': 0.2}]
-    """
-    return [dict(zip(args, values, strict=True)) for values in product(*args.values())]

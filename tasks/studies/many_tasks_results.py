@@ -1,6 +1,6 @@
 """What the study `many_tasks` says: tables, findings and figures of its rows, one row per count, seed and model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -72,8 +72,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     ]
 
 
-def _line(found: Results, model: str, values: object) -> dict[str, Cell]:
-    assert callable(values)
+def _line(found: Results, model: str, values: Callable[[int, str], list[float]]) -> dict[str, Cell]:
     first, last = found.counts[0], found.counts[-1]
     change = [after - before for before, after in zip(values(first, model), values(last, model), strict=True)]
     return {
@@ -113,23 +112,15 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     """Hold the paper's statements against the table."""
     found = Results(rows)
     models = set(found.models)
-    asked = [*(_leads(found, other) for other in BASELINES if other in models), *_order(found)]
+    asked = [*(_compare(found, "C1", "cart", other) for other in BASELINES if other in models), *_order(found)]
     if "cart" in models and len(found.counts) > 1:
         asked.append(_loses_least(found))
     for start in ("ta", "cart"):
         if f"adamerging_{start}" in models:
-            asked.append(_adapts(found, f"adamerging_{start}", "task_arithmetic" if start == "ta" else "cart"))
+            asked.append(_compare(found, "C4", f"adamerging_{start}", "task_arithmetic" if start == "ta" else "cart"))
     if {"adamerging_ta", "adamerging_cart"} <= models:
         asked.append(_compare(found, "C4", "adamerging_cart", "adamerging_ta"))
     return asked
-
-
-def _leads(found: Results, other: str) -> Finding:
-    return _compare(found, "C1", "cart", other)
-
-
-def _adapts(found: Results, adapted: str, static: str) -> Finding:
-    return _compare(found, "C4", adapted, static)
 
 
 def _compare(found: Results, system: str, better: str, worse: str) -> Finding:

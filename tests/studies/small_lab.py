@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ def study_io(root: Path, study: str, scratch: Path, **options: Any) -> StageIO:
     stage = _graph()[f"studies/dvc.yaml:{study}"]
     small = replace(stage, deps=(*stage.deps, "outputs/studies/runs", "outputs/many"))  # the lab has its own runs
     return _open(root, small, scratch, {study: options})
+
+
+def run_study(root: Path, study: str, scratch: Path, **options: Any) -> Path:
+    """Run a study in a laboratory, with some of its choices changed; return the folder that it wrote."""
+    io = study_io(root, study, scratch, **options)
+    import_module(io.stage.module).run(io)
+    return io.scratch / "building" / io.stage.outs[0]
 
 
 @cache

@@ -17,7 +17,7 @@ from tasks.studies.adapting import Adaptation, adapt
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {
     "tasks": 3,
@@ -33,9 +33,7 @@ PLAN = Adaptation("cart", "layer", "test", init=1.0, lr=0.05, steps=3, batch_siz
 
 @pytest.fixture(scope="module")
 def made(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    io = study_io(many_lab, "adaptation", tmp_path_factory.mktemp("adaptation"), **SMALL)
-    adaptation.run(io)
-    return io.scratch / "building/outputs/studies/adaptation"
+    return run_study(many_lab, "adaptation", tmp_path_factory.mktemp("adaptation"), **SMALL)
 
 
 def test_the_study_covers_every_variant(made: Path) -> None:

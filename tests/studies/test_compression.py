@@ -12,16 +12,14 @@ from tasks.studies.compression_results import findings, low_rank_bits, share, sm
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {"counts": [2, 3], "repeated": [2], "ratios": [0.05, 1.0], "thresholds": [0.4]}
 
 
 @pytest.fixture(scope="module")
 def made(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    io = study_io(many_lab, "compression", tmp_path_factory.mktemp("compression"), **SMALL)
-    compression.run(io)
-    return io.scratch / "building/outputs/studies/compression"
+    return run_study(many_lab, "compression", tmp_path_factory.mktemp("compression"), **SMALL)
 
 
 def test_the_study_covers_every_method_and_number_of_tasks(made: Path) -> None:

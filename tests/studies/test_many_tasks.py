@@ -11,7 +11,7 @@ from tasks.studies.many_tasks_results import findings, tables
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
 
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
 SMALL: dict[str, Any] = {
@@ -30,9 +30,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def result(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    io = study_io(many_lab, "many_tasks", tmp_path_factory.mktemp("many_tasks"), **SMALL)
-    many_tasks.run(io)
-    folder = io.scratch / "building/outputs/studies/many_tasks"
+    folder = run_study(many_lab, "many_tasks", tmp_path_factory.mktemp("many_tasks"), **SMALL)
     assert {path.name for path in folder.glob("*.svg")} == {"radar.svg", "counts.svg"}
     return StudyResult.read(folder)
 

@@ -12,7 +12,7 @@ from tasks.studies.pieces import Row
 from tasks.studies.rank_curve_results import findings, notes, peak, tables
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {
     "suites": [{"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08]}],
@@ -22,9 +22,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def result(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    io = study_io(many_lab, "rank_curve", tmp_path_factory.mktemp("rank_curve"), **SMALL)
-    rank_curve.run(io)
-    folder = io.scratch / "building/outputs/studies/rank_curve"
+    folder = run_study(many_lab, "rank_curve", tmp_path_factory.mktemp("rank_curve"), **SMALL)
     assert {path.name for path in folder.glob("*.svg")} == {"mean_3.svg", "tasks_3.svg"}
     return StudyResult.read(folder)
 
