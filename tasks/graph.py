@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -125,8 +125,8 @@ def downstream_closure(stale: set[str], stages: dict[str, Stage]) -> list[str]:
 
 
 def covers(folder: str, path: str) -> bool:
-    """Whether `path` is `folder` or lies below it."""
-    return PurePosixPath(path).is_relative_to(PurePosixPath(folder))
+    """Whether `path` is `folder` or lies below it; both relative to the project, with `/` between names."""
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _items(name: str, body: dict[str, Any], values: dict[str, Any]) -> list[str | None]:
@@ -174,8 +174,9 @@ def _names(entry: Any) -> list[str]:
 def _in_order(stages: dict[str, Stage]) -> dict[str, Stage]:
     ordered: dict[str, Stage] = {}
     waiting = dict(stages)
+    above = {address: upstream(stage, stages) for address, stage in stages.items()}
     while waiting:
-        ready = [a for a, stage in waiting.items() if all(up in ordered for up in upstream(stage, stages))]
+        ready = [address for address in waiting if all(up in ordered for up in above[address])]
         if not ready:
             raise MergeflowError(f"dvc.yaml has a cycle among the stages {', '.join(waiting)}.")
         ordered |= {address: waiting.pop(address) for address in ready}
