@@ -3,8 +3,6 @@
 Heavy imports happen inside the commands, so that `mergeflow --help` answers at once.
 """
 
-import atexit
-import gc
 import importlib
 import os
 import sys
@@ -67,7 +65,6 @@ def _run_the_projects_own_library(project: Path | None) -> None:
 def main() -> None:
     """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
     _run_the_projects_own_library(find_project(Path.cwd()))
-    atexit.register(gc.freeze)  # no search for garbage among torch's and MLflow's modules: a command ends 1 s earlier
     resolve = add_all_commands(Path.cwd())
     try:
         app(obj=resolve)
