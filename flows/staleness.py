@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import Stage, covers, read_yaml
+from tasks.graph import MAIN, Stage, covers, read_yaml
 
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
     """Return the addresses that DVC finds changed, missing or never run."""
-    status = json.loads(_dvc(root, "status", "--json") or "{}")
+    files = {stage.file for stage in stages.values()}
+    status = json.loads(_dvc(root, "status", "--json", *sorted(files)) or "{}")
     return {address for address in status if address in stages and not stages[address].frozen}
 
 
@@ -22,8 +23,8 @@ def record_outputs(root: Path, addresses: list[str]) -> None:
 
 
 def push_outputs(root: Path) -> None:
-    """Send the outputs to DVC's remote."""
-    _dvc(root, "push", "--quiet")
+    """Send the pipeline's outputs to DVC's remote; the studies' stay with who ran them."""
+    _dvc(root, "push", "--quiet", MAIN)
 
 
 def _dvc(root: Path, *arguments: str) -> str:

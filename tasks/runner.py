@@ -193,7 +193,7 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
         if not (root / dep).exists():
             raise MergeflowError(
                 f"stage {stage.address} needs {dep}, which is missing: run the whole pipeline "
-                f"(`mergeflow run`), or fetch it with `dvc pull`."
+                f"(`mergeflow run`), or fetch it with `dvc pull {dep}`."
             )
     facts = {
         "stage": stage.address,

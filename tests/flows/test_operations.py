@@ -32,12 +32,13 @@ PEOPLE = {f"GIT_{who}_{what}": "runbook@example.org" for who in ("AUTHOR", "COMM
 
 @pytest.fixture
 def stand(finished: tuple[Path, Any], tmp_path: Path) -> Path:
-    """The finished project, with gates that a handful of images can pass."""
+    """The finished project as git holds it, with gates that a handful of images can pass."""
     project = Path(shutil.copytree(finished[0], tmp_path / "mergeflow", symlinks=True))
     values = yaml.safe_load((project / "params.yaml").read_text())
     values["registry"] |= {"tolerance": 1.0, "confidence": None}
     (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     shutil.copy(ROOT / "prefect.yaml", project)
+    shutil.copytree(ROOT / "studies", project / "studies")  # whose outputs only who ran them has
     assert run_in(project, "dvc", "commit", "--force", "--quiet", "register").returncode == 0
     return project
 
