@@ -1,6 +1,5 @@
 """A cache of factorisations, so that a grid over (rank, scale) factors each matrix once."""
 
-import hashlib
 from collections.abc import Callable
 from math import ceil
 from threading import Lock
@@ -50,5 +49,8 @@ class FactorCache:
 
 
 def _digest(matrix: Tensor) -> bytes:
+    """Return 128 bits of XXH3: the digest lives as long as the cache, and SHA-256 would cost more than the products."""
+    from xxhash import xxh3_128_digest  # only sweeps need it
+
     shape = f"{tuple(matrix.shape)}{matrix.dtype}{matrix.device}".encode()
-    return hashlib.sha256(shape + hashlib.sha256(raw_bytes(matrix)).digest()).digest()
+    return shape + xxh3_128_digest(raw_bytes(matrix))

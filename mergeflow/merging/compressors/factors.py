@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.compressor import CompressArgs, Named, Payload, Stored, compressor
-from mergeflow.merging.linalg import low_rank_factors
+from mergeflow.merging.linalg import is_zero, low_rank_factors
 from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
 from mergeflow.merging.method import Stack
 
@@ -37,7 +37,7 @@ class TsvCompressArgs(FactorArgs):
 
 
 def _factors(stack: Stack, delta: Tensor, ranks: list[int], args: FactorArgs) -> Named:
-    if not bool(delta.any()):
+    if is_zero(delta):
         return {}
     found: Named = {}
     for index, (part, rank) in enumerate(zip(parts(stack.name, delta, args.split_qkv), ranks, strict=True)):
@@ -65,7 +65,7 @@ def _payload(stack: Stack, deltas: Tensor, treated: bool, ranks: list[int], args
     if treated:
         return tuple(_factors(stack, delta, ranks, args) for delta in deltas)
     if args.non_matrices == "own":
-        return tuple({"delta": delta} if bool(delta.any()) else {} for delta in deltas)
+        return tuple({} if is_zero(delta) else {"delta": delta} for delta in deltas)
     return tuple({} for _ in deltas)
 
 

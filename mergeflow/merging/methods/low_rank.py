@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import add_truncated
+from mergeflow.merging.linalg import add_truncated, is_zero
 from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, method
 
@@ -52,7 +52,7 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
     """
     mean = stack.taus.mean(0)
     anchor = stack.base + mean
-    if not is_matrix(stack.name, stack.base.shape, args.matrices) or not bool(stack.taus.any()):
+    if not is_matrix(stack.name, stack.base.shape, args.matrices) or is_zero(stack.taus):
         return anchor, torch.zeros_like(anchor)
     return anchor, sum_truncated(stack, mean, args)
 

@@ -4,6 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mergeflow.merging.linalg import is_zero
 from mergeflow.merging.matrices import Selection, is_matrix, join, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 
@@ -25,7 +26,7 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
     The gradient is 2 (τ H − B) with H = Σ τ_iᵀτ_i/‖τ_i‖² and B = Σ τ_i τ_iᵀτ_i/‖τ_i‖², both formed once, so that a step
     costs one product of matrices however many experts there are.
     """
-    moved = [tau for tau in taus if bool(tau.any())]
+    moved = [tau for tau in taus if not is_zero(tau)]
     result = taus.sum(0)
     if not moved or not steps:
         return result
@@ -59,7 +60,7 @@ def wudi(stack: Stack, args: WudiArgs) -> Parts:
     Source:
         Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
     """
-    if not is_matrix(stack.name, stack.base.shape, args.matrices) or not bool(stack.taus.any()):
+    if not is_matrix(stack.name, stack.base.shape, args.matrices) or is_zero(stack.taus):
         return stack.base, stack.weighted.sum(0) / len(stack.taus)
     pieces = [
         minimise_interference(part, args.steps, args.lr) for part in parts(stack.name, stack.weighted, args.split_qkv)

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import polar, polar_and_values, svd
+from mergeflow.merging.linalg import is_zero, polar, polar_and_values, svd
 from mergeflow.merging.matrices import Selection, is_matrix, join, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
@@ -42,7 +42,7 @@ class KnotsArgs(MatrixArgs):
 
 
 def _treated(stack: Stack, args: MatrixArgs) -> bool:
-    return is_matrix(stack.name, stack.base.shape, args.matrices) and bool(stack.taus.any())
+    return is_matrix(stack.name, stack.base.shape, args.matrices) and not is_zero(stack.taus)
 
 
 def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tensor]) -> Tensor:
@@ -67,7 +67,7 @@ def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
 def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
     """TSV-M of a stack of matrices."""
     rank = max(1, min(taus.shape[1:]) // len(taus))
-    factors = [svd(tau, rank) for tau in taus if bool(tau.any())]
+    factors = [svd(tau, rank) for tau in taus if not is_zero(tau)]
     if not factors:
         return torch.zeros_like(taus[0])
     left, sigma, right = _joined(factors)
@@ -77,7 +77,7 @@ def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
 def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
     """Iso-C of a stack of matrices."""
     total = taus.sum(0)
-    if not bool(total.any()):
+    if is_zero(total):
         return torch.zeros_like(total)
     factor, sigma = polar_and_values(total)
     return factor.mul_(sigma.mean())
@@ -89,13 +89,13 @@ def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     side = min(total.shape)
     own = round((side - int(side * args.common)) / len(taus))
     rank = side - own * len(taus)
-    factors = [svd(total, rank)] if rank > 0 and bool(total.any()) else []
+    factors = [svd(total, rank)] if rank > 0 and not is_zero(total) else []
     for tau in taus if own else ():
         outside = tau.double()
         if factors:
             common = factors[0][0]
             outside = outside - common @ (common.T @ outside)
-        if bool(outside.any()):
+        if not is_zero(outside):
             factors.append(svd(outside, own))
     if not factors:
         return torch.zeros_like(total)
