@@ -56,7 +56,7 @@ def add_task(
     Returns:
         What was registered, and the gates' decision.
     """
-    from flows import add_task as adding
+    from flows.rebuild import add_task as adding
     from registry.store import connect
 
     folder, logger = project_folder(root), get_run_logger()

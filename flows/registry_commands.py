@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flows import rebuild_commands
+from flows.rebuild import commands as rebuild_commands
 from mergeflow.errors import MergeflowError
 
 Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]

@@ -17,11 +17,11 @@ import typer
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from flows import add_task as adding
 from flows import registry_commands
-from flows.add_task import add_task, read_address
-from flows.reproduce import largest_differences, reproduce
-from flows.unmerge import unmerge
+from flows.rebuild import add_task as adding
+from flows.rebuild.add_task import add_task, read_address
+from flows.rebuild.reproduce import largest_differences, reproduce
+from flows.rebuild.unmerge import unmerge
 from mergeflow.errors import MergeflowError
 from registry import candidates
 from registry.lineage import lineage
@@ -123,8 +123,10 @@ class TestReproduce:
             save_file(state, made.path)
             return Replay(made.path, "another", (), made.seconds)
 
-        monkeypatch.setattr("flows.reproduce.replay", off)
-        monkeypatch.setattr("flows.reproduce.environment_changes", lambda then, now: ["torch: 1.0 then, 2.0 now"])
+        monkeypatch.setattr("flows.rebuild.reproduce.replay", off)
+        monkeypatch.setattr(
+            "flows.rebuild.reproduce.environment_changes", lambda then, now: ["torch: 1.0 then, 2.0 now"]
+        )
         done = command("registry", "reproduce", f"{MODEL}@champion")
         assert done.exit_code == 1
         assert "differs: torch: 1.0 then" in done.output

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.params_edit import add_task_line, remove_task_line
+from flows.rebuild.params_edit import add_task_line, remove_task_line
 from mergeflow.errors import MergeflowError
 from tests.flows.small_project import ROOT
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from flows.reproduce import Reproduction
+    from flows.rebuild.reproduce import Reproduction
     from registry.rebuilt import Rebuilt
 
 Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
@@ -41,7 +41,7 @@ def _add_reproduce(group: typer.Typer, opened: Opened, root: Path, console: Cons
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Make a version again from its lineage, compare bit for bit; exit status 1 when it differs."""
-        from flows.reproduce import reproduce
+        from flows.rebuild.reproduce import reproduce
 
         store, model, version = opened(name, which)
         report = _reporter(Console(quiet=True) if as_json else console)
@@ -59,7 +59,7 @@ def _add_unmerge(group: typer.Typer, opened: Opened, root: Path, console: Consol
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
     ) -> None:
         """Rebuild a version without one task and register the result as a candidate; exit status 1 if refused."""
-        from flows.unmerge import unmerge
+        from flows.rebuild.unmerge import unmerge
 
         store, model, version = opened(name, which)
         done = unmerge(root, store, model, version, task, promote=promote, report=_reporter(console))
@@ -78,7 +78,7 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
         full_sweep: Annotated[bool, typer.Option(help="Try every candidate of params.yaml, as a run does.")] = False,
     ) -> None:
         """Add a task: train its expert, merge it with the champion's, gate, promote; exit status 1 if refused."""
-        from flows.add_task import add_task, read_address
+        from flows.rebuild.add_task import add_task, read_address
         from flows.watch import progress_bars
 
         name, address = (None, name_or_source) if source is None else (name_or_source, source)

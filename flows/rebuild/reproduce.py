@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from flows.ancestors import ENCODER, base_of, expert_of, gather, split_of
-from flows.remerge import stage_making
-from flows.scratch import scratch_project, write_params
+from flows.rebuild.ancestors import ENCODER, base_of, expert_of, gather, split_of
+from flows.rebuild.remerge import stage_making
+from flows.rebuild.scratch import scratch_project, write_params
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from registry.environment import environment, environment_changes

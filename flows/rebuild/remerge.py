@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.ancestors import base_of, expert_of, gather, link_files, split_of
-from flows.scratch import write_params
+from flows.rebuild.ancestors import base_of, expert_of, gather, link_files, split_of
+from flows.rebuild.scratch import write_params
 from registry.lookup import download, head_files
 from registry.store import Store
 from tasks.climb import sweep_near

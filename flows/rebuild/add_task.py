@@ -9,10 +9,10 @@ from typing import Any
 
 from filelock import FileLock
 
-from flows.ancestors import ENCODER, link_files
-from flows.params_edit import add_task_line, remove_task_line, write_whole
-from flows.remerge import choose, lay_out, link_manifest, register_view, stage_making
-from flows.scratch import scratch_project
+from flows.rebuild.ancestors import ENCODER, link_files
+from flows.rebuild.params_edit import add_task_line, remove_task_line, write_whole
+from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view, stage_making
+from flows.rebuild.scratch import scratch_project
 from flows.staleness import record_outputs
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.remerge import choose, lay_out, register_view
-from flows.scratch import scratch_project
+from flows.rebuild.remerge import choose, lay_out, register_view
+from flows.rebuild.scratch import scratch_project
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.environment import environment
 from registry.lookup import find_version
