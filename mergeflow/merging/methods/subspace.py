@@ -94,7 +94,7 @@ def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
         outside = tau.double()
         if factors:
             common = factors[0][0]
-            outside = outside - common @ (common.T @ outside)
+            outside.sub_(common @ (common.T @ outside))
         if not is_zero(outside):
             factors.append(svd(outside, own))
     if not factors:
