@@ -280,13 +280,21 @@ def read(state: State, name: str, start: int, stop: int) -> Tensor:
 
 
 def common_ties(base: State, experts: Mapping[str, State]) -> dict[str, str]:
-    """Return the names that share storage in the base and in every expert, each with the first name of its group."""
-    ties = tied_names(base)
-    for state in experts.values():
-        if ties and not getattr(state, "is_task_vector", False):
-            other = tied_names(state)
-            ties = {name: first for name, first in ties.items() if other.get(name) == first}
-    return ties
+    """Return the names that share storage in the base and stay equal in every expert, with the first of their group."""
+    return {
+        name: first
+        for name, first in tied_names(base).items()
+        if all(_tied_in(state, name, first) for state in experts.values())
+    }
+
+
+def _tied_in(state: State, name: str, first: str) -> bool:
+    """Whether two names tied in the base are so in an expert; of task vectors only their values can tell."""
+    if tied_names(state).get(name) == first:
+        return True
+    if not getattr(state, "is_task_vector", False) or (name in state) != (first in state):
+        return False
+    return name not in state or torch.equal(state[name], state[first])
 
 
 def default_workers() -> int:

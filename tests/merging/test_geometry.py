@@ -7,6 +7,7 @@ import torch
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
+from mergeflow.merging.methods.layerwise import depth
 from tests.merging.helpers import one
 
 
@@ -118,6 +119,27 @@ def test_lines_scales_with_depth():
         )
     torch.testing.assert_close(found["visual.conv1.weight"], torch.full((2,), 0.4).double())
     torch.testing.assert_close(found["visual.ln_post.weight"], torch.full((2,), 1.2).double())
+
+
+@pytest.mark.parametrize(
+    ("at", "names"),
+    [
+        (0.0, "visual.class_embedding visual.positional_embedding visual.conv1.weight visual.ln_pre.bias"),
+        (1.0, "visual.ln_post.bias visual.proj text_projection logit_scale ln_final.weight"),
+        (0.0, "cls_token pos_embed patch_embed.proj.weight patch_embed.norm.bias norm_pre.weight"),
+        (1.0, "norm.weight fc_norm.bias head.weight"),
+        (
+            0.0,
+            "vision_model.embeddings.patch_embedding.weight vision_model.pre_layrnorm.bias embeddings.LayerNorm",
+        ),
+        (1.0, "vision_model.post_layernorm.bias visual_projection.weight bert.pooler.dense.bias cls.predictions.bias"),
+        (0.0, "model.embed_tokens.weight transformer.wte.weight shared.weight conv_proj.weight"),
+        (1.0, "model.norm.weight transformer.ln_f.bias lm_head.weight encoder.final_layer_norm.weight"),
+    ],
+)
+def test_lines_knows_what_stands_before_and_after_the_blocks(at, names):
+    for name in names.split():
+        assert depth(name, {}) == at, name
 
 
 def test_lines_finds_alpha_from_the_length_of_the_direction():

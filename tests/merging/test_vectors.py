@@ -11,6 +11,7 @@ from mergeflow.merging import configure, make_recipe, merge
 from mergeflow.merging.adamerging import learn
 from mergeflow.merging.compression import compress, configure_compressor
 from mergeflow.merging.diff import diff
+from mergeflow.merging.engine import common_ties
 from mergeflow.merging.vectors import add, analogy, extract, negate, scale
 from tests.merging.helpers import awkward
 
@@ -114,3 +115,18 @@ def test_diff(files):
     assert diff(files / "base.safetensors", files / "base.safetensors").equal
     missing = diff(files / "base.safetensors", files / "expert0-tau.safetensors")
     assert {row.name for row in missing.tensors if row.shapes[1] is None} == {"steps", "flag"}
+
+
+class Vector(dict):
+    """A task vector in memory."""
+
+    is_task_vector = True
+
+
+def test_tied_names_stay_tied_only_where_every_expert_keeps_them_equal():
+    weight = torch.ones(2, 2)
+    base = {"embedding": weight, "head": weight}
+    same, one, none = Vector(embedding=weight.clone(), head=weight.clone()), Vector(head=weight.clone()), Vector()
+    assert common_ties(base, {"a": same, "b": none}) == {"head": "embedding"}
+    assert common_ties(base, {"a": same, "b": one}) == {}
+    assert common_ties(base, {"a": Vector(embedding=weight, head=-weight)}) == {}

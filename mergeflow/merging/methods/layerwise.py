@@ -12,7 +12,10 @@ from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.method import Args, Method, Parts, Stack, Statistic, method
 
 _BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
-_LAST = re.compile(r"\b(?:ln_post|ln_final|ln_f|proj|head|lm_head|norm|fc|classifier|text_projection|logit_scale)\b")
+# Outside the blocks a transformer has what makes tokens of its input, and behind them norms, projections and heads.
+_FIRST = re.compile(
+    r"embed|token|stem|\b(?:conv1|conv_proj|patch|pos|wte|wpe|shared|ln_pre|pre_?la?ye?rnorm|norm_pre)(?:\b|_)"
+)
 
 
 Frozen = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(frozen), PlainSerializer(thawed)]
@@ -61,7 +64,7 @@ def depth(name: str, shapes: Mapping[str, Any]) -> float:
     """
     found = _BLOCK.match(name)
     if not found:
-        return 1.0 if _LAST.search(name) else 0.0
+        return 0.0 if _FIRST.search(name.lower()) else 1.0
     tower = found.group(1)
     blocks = [int(match.group(2)) for other in shapes if (match := _BLOCK.match(other)) and match.group(1) == tower]
     return int(found.group(2)) / max(max(blocks), 1)
@@ -101,7 +104,8 @@ def lines(stack: Stack, args: LinesArgs) -> Parts:
 
     θ = θ0 + scale · λ_l · direction,  λ_l = α + β · l/(L−1) by block index
 
-    Tensors before the first block take l = 0, those after the last l = L−1.
+    Tensors before the first block take l = 0, those after the last l = L−1. Names tell them apart: embeddings, tokens,
+    the stem and the norm behind it come before the blocks, all else after them.
 
     Property:
         With β = 0 every block is scaled by α alone; with β > 0 shallow blocks stay nearer to the base.
