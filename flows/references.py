@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from flows.staleness import fetch_output
+from mergeflow.errors import MergeflowError
 
 
 def resolve_reference(root: Path, path: str) -> str:
@@ -27,6 +28,8 @@ def _registered_encoder(root: Path, address: str) -> Path:
     from registry.store import connect
 
     name, _, which = address.replace("@", "/").partition("/")
+    if not name.strip(".") or not which:
+        raise MergeflowError(f"'models:/{address}' names no version: write models:/NAME@ALIAS or models:/NAME/VERSION.")
     store = connect(project_root=root)
     version = find_version(store, name, which)
     target = root / ".mergeflow" / "models" / f"{name}-{version.version}"

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mergeflow.errors import MergeflowError
 from tasks.graph import MAIN, Stage, covers, read_yaml
@@ -51,4 +51,5 @@ def _is_tracked(root: Path, path: str) -> bool:
     lock = root / "dvc.lock"
     stages = read_yaml(lock)["stages"].values() if lock.exists() else []
     outs = [out["path"] for stage in stages for out in stage.get("outs", [])]
-    return (root / f"{path}.dvc").exists() or any(covers(out, path) for out in outs)
+    folders = [path, *map(str, PurePosixPath(path).parents)]
+    return any((root / f"{place}.dvc").exists() for place in folders) or any(covers(out, path) for out in outs)

@@ -1,13 +1,16 @@
 """Commands that work inside a project folder: the registry's, and recipes that name what only a project knows."""
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.references import resolve_reference
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
 from tests.flows.small_project import run_in
 
 pytestmark = pytest.mark.slow
@@ -25,27 +28,37 @@ def test_the_registry_answers(finished: tuple[Path, Any]) -> None:
     assert "no earlier champion" in refused.stderr
 
 
-def test_a_recipe_may_name_a_registered_model_and_a_file_that_dvc_keeps(project: Path) -> None:
-    expert = project / "outputs/experts/red/image_encoder.safetensors"
+def test_a_recipe_may_name_a_registered_model_and_files_that_dvc_keeps(project: Path) -> None:
+    expert, added = project / "outputs/experts/red/image_encoder.safetensors", project / "inputs/kept/blue.safetensors"
+    added.parent.mkdir()
+    shutil.copy(project / "outputs/experts/blue/image_encoder.safetensors", added)
+    assert run_in(project, "dvc", "add", "--quiet", "inputs/kept").returncode == 0
     recipe = {
         "method": "task_arithmetic",
         "args": {"scale": 0.0},
         "base": "models:/mergeflow-pocket8@champion",
-        "experts": {"red": "outputs/experts/red"},
+        "experts": {"red": str(expert.relative_to(project)), "blue": str(added.relative_to(project))},
         "out": "merged.safetensors",
     }
-    recipe["experts"] = {"red": str(expert.relative_to(project))}
     (project / "recipe.yaml").write_text(json.dumps(recipe))
     expert.unlink()
+    shutil.rmtree(added.parent)
     done = run_in(project, "mergeflow", "merge", "recipe.yaml")
     assert done.returncode == 0, done.stderr
     assert expert.exists()
+    assert added.exists()
     winner = json.loads((project / "outputs/registration.json").read_text())["method"]
     with (
         open_checkpoint(project / "merged.safetensors") as merged,
         open_checkpoint(project / f"outputs/merged/{winner}.safetensors") as champion,
     ):
         assert all((merged[name] == champion[name]).all() for name in champion)
+
+
+@pytest.mark.parametrize("path", ["models:/", "models:/name", "models:/../x", "models:/@champion"])
+def test_a_reference_without_a_version_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(MergeflowError, match="names no version"):
+        resolve_reference(tmp_path, path)
 
 
 def test_a_sweep_is_logged_trial_by_trial(project: Path) -> None:
