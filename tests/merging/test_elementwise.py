@@ -94,6 +94,17 @@ def test_ties_threshold_is_global_exact_and_keeps_ties_of_magnitude_together():
     assert torch.equal(torch.cat([found[n].reshape(-1) for n in names]), expected)
 
 
+@pytest.mark.parametrize("name", ["ties", "knots"])
+def test_a_tensor_of_few_elements_keeps_its_largest(name):
+    args = {"trim": "tensor"} if name == "ties" else {}
+    experts = {"a": {"logit_scale": torch.tensor(2.0), "bias": torch.tensor([0.1, -3.0, 0.2])}}
+    base = {key: torch.zeros_like(value) for key, value in experts["a"].items()}
+    found = prepare(configure(name, {"keep": 0.2, **args}), base, experts).direction
+    assert found["logit_scale"] == 2
+    assert found["bias"].tolist() == [0, -3, 0]
+    assert not prepare(configure(name, {"keep": 0.0, **args}), base, experts).direction["bias"].any()
+
+
 def test_ties_zero_sums_take_the_majority_sign():
     taus = torch.tensor([[1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]], dtype=torch.float64)
     close(direction("ties", taus, keep=1.0), torch.tensor([-1.0, -2.0, -3.0]).double())

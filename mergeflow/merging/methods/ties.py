@@ -15,7 +15,9 @@ class TiesArgs(Args):
     """Arguments of `ties`."""
 
     keep: float = Field(0.2, ge=0, le=1, description="share of entries kept by magnitude, 0 … 1")
-    trim: Literal["global", "tensor"] = Field("global", description="trim over the whole task vector, or per tensor")
+    trim: Literal["global", "tensor"] = Field(
+        "global", description="trim over the whole task vector, or per tensor, where each keeps one entry at least"
+    )
     reduce: Literal["mean", "sum"] = Field("mean", description="mean or sum of the agreeing entries")
 
 
@@ -32,9 +34,9 @@ def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def tensor_thresholds(values: Tensor, keep: float) -> Tensor:
-    """Return the ⌊keep · n⌋-th largest magnitude of each row of [T, …] (+∞ for none)."""
+    """Return the max(1, ⌊keep · n⌋)-th largest magnitude of each row of [T, …]; +∞ where keep or n is 0."""
     flat = values.abs().reshape(values.shape[0], values[0].numel())
-    k = floor(keep * flat.shape[1] + 1e-9)
+    k = max(1, floor(keep * flat.shape[1] + 1e-9)) if keep and flat.shape[1] else 0
     if k == 0:
         return torch.full((values.shape[0],), torch.inf, dtype=values.dtype, device=values.device)
     return flat.kthvalue(flat.shape[1] - k + 1, dim=1).values
