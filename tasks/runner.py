@@ -25,6 +25,7 @@ from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
 from tasks.graph import MAIN, Stage, covers, file_name
 from tasks.parameters import Params, StudyParams, load_params, load_study_params
+from tasks.sources import INPUTS, named_inputs
 
 STATE = ".mergeflow"
 PROGRESS_SECONDS = 0.2
@@ -198,9 +199,12 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
     facts = {
         "stage": stage.address,
         "params": {key: lookup(key) for key in stage.params},
-        "deps": {dep: digest(root / dep) for dep in stage.deps},
+        "deps": {dep: digest(root / dep) for dep in stage.deps if dep != INPUTS},
         "outs": stage.outs,
     }
+    if INPUTS in stage.deps:
+        named = (path for path in named_inputs(facts["params"]) if (root / path).exists())
+        facts["inputs"] = {path: digest(root / path) for path in named}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

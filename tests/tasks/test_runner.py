@@ -108,6 +108,23 @@ def test_an_unrelated_parameter_changes_nothing(project: Path, run) -> None:  # 
     assert run() is False
 
 
+def test_of_the_inputs_only_what_parameters_name_counts(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    graph, values = (yaml.safe_load((project / name).read_text()) for name in ("dvc.yaml", "params.yaml"))
+    graph["stages"]["work"]["deps"].append("inputs")
+    values["tasks"] = {"pause": "none", "cats": "folder:inputs/cats", "dogs": "parquet:inputs/dogs/*.parquet"}
+    (project / "dvc.yaml").write_text(yaml.safe_dump(graph))
+    (project / "params.yaml").write_text(yaml.safe_dump(values))
+    for name in ("cats", "dogs", "others"):
+        (project / "inputs" / name).mkdir(parents=True)
+    assert run()
+    (project / "inputs/others/new.png").write_text("another task's")
+    assert not run()
+    for name in ("cats", "dogs"):
+        (project / "inputs" / name / "new.png").write_text("an image")
+        assert run()
+        assert not run()
+
+
 def test_a_missing_input_is_named(project: Path, run) -> None:  # type: ignore[no-untyped-def]
     (project / "input.txt").unlink()
     with pytest.raises(MergeflowError, match=r"stage work needs input.txt, which is missing"):
