@@ -83,7 +83,7 @@ def cart_indexing(stack: Stack, args: CartIndexingArgs) -> Payload:
     Other tensors are the mean's, or with non_matrices: own each task's.
 
     Property:
-        At rank ratio 1 with non_matrices: own every expert comes back.
+        At rank ratio 1 with non_matrices: own every expert comes back, up to the rounding of the type it is stored in.
 
     Source:
         Choi et al., Revisiting weight averaging for model merging (CART), section 5, CART-Indexing.
