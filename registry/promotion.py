@@ -152,7 +152,7 @@ def promote(
 def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") -> RegisteredVersion:
     """Return to the champion before the present one; repeated, to the one before that, and so on.
 
-    The version that leaves is withdrawn: later promotions refuse it unless forced.
+    The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it.
 
     Raises:
         MergeflowError: no such model, or no earlier champion.
@@ -168,7 +168,8 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
         target = state.line[-1]
         versions = all_versions(store, name)
         read_evidence(store, versions[target])  # its files must be there
-        _commit(store, name, _event(state, "rollback", target, state.line[:-1], who or _me(), why))
+        line = tuple(earlier for earlier in state.line[:-1] if earlier != state.champion)
+        _commit(store, name, _event(state, "rollback", target, line, who or _me(), why))
         return describe(all_versions(store, name)[target], require_model(store, name).aliases)
 
 

@@ -90,6 +90,16 @@ def test_a_withdrawn_version_returns_only_by_force(store, make_candidate):
     assert rollback(store, "merged").version == "1"
 
 
+def test_no_rollback_returns_to_a_version_that_one_took_out(store, make_candidate):
+    for seed in (1, 2):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+    for version in (1, 2, 1):
+        promote(store, "merged", version, GATES, force=Force("ada", "to and fro"))
+    assert rollback(store, "merged").version == "2"
+    with pytest.raises(MergeflowError, match="no earlier champion"):
+        rollback(store, "merged")
+
+
 def test_an_alias_moved_by_hand_is_adopted(store, make_candidate):
     for seed in (1, 2, 3):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
