@@ -1,6 +1,5 @@
 """A journal of finished work: lines appended whole, so that a killed process continues where it stopped."""
 
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.lock import lock_file
 
 _FORMAT = 1
 
@@ -29,18 +29,12 @@ class Journal:
         self.path = path
         self.entries: dict[str, Any] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder before may have removed its empty file between our opening and our locking.
-            held = path.exists() and os.path.samestat(os.fstat(self._file), path.stat())
-        except BlockingIOError:
-            held = False
-        if not held:
-            os.close(self._file)
+        held = lock_file(path)
+        if held is None:
             raise MergeflowError(
                 f"another process is at work on '{path}': wait for it, or choose another folder (--out)."
             )
+        self._file = held
 
     def begin(self, inputs: dict[str, Any]) -> None:
         """Read what is known.
