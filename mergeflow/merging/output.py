@@ -1,6 +1,6 @@
-"""What a merge leaves on disk beside the tensors: digests, companions of the weights, the finished folder."""
+"""What a merge leaves on disk beside the tensors: digests, companions of the weights, the record of what is its own."""
 
-import os
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.errors import MergeflowError
 
 RECORD = "mergeflow.json"
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
@@ -60,15 +61,31 @@ def copy_companions(base: Path, folder: Path) -> None:
         return
     for pattern in _COPIED:
         for file in sorted(base.glob(pattern)):
-            taken = file.name.endswith(".index.json") or file.name == RECORD or (folder / file.name).exists()
+            taken = file.name.endswith(".index.json") or file.name == RECORD
             if file.is_file() and not taken:
                 shutil.copyfile(file, folder / file.name)
 
 
-def replace_folder(new: Path, target: Path) -> None:
-    """Give a finished folder its name, in place of an older one."""
-    old = target.parent / f".{target.name}.old.{os.getpid()}"
-    if target.exists():
-        os.replace(target, old)
-    os.replace(new, target)
-    shutil.rmtree(old, ignore_errors=True)
+def check_replaceable(folder: Path) -> None:
+    """Check that a merge may replace a folder: all it holds was put there by a merge, as its record says.
+
+    Raises:
+        MergeflowError: It holds something else; the first names are listed.
+    """
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not held:
+        return
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        own = {RECORD, *record.get("files", [])}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
+        raise MergeflowError(
+            f"out '{folder}' exists and was not made by a merge: choose another place or remove it."
+        ) from None
+    strange = sorted(held - own)
+    if strange:
+        more = f" … and {len(strange) - 5} more" if len(strange) > 5 else ""
+        raise MergeflowError(
+            f"out '{folder}' would be replaced, but holds what its {RECORD} does not list as the merge's own: "
+            f"{', '.join(strange[:5])}{more}. Move that, remove the folder, or choose another place."
+        )

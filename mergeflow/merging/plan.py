@@ -17,6 +17,7 @@ from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.origin import BASE, another_base
+from mergeflow.merging.output import check_replaceable
 from mergeflow.merging.recipe import Recipe
 
 # What Python with torch (a build with CUDA) holds before any tensor is read.
@@ -236,7 +237,8 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     """Return the output path, checked against the inputs.
 
     Raises:
-        MergeflowError: No output, one that is an input or lies in one, someone else's folder, or shards in a file.
+        MergeflowError: No output, one that is an input or lies in one, a folder with files of others, or shards in
+            a file.
     """
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
@@ -264,14 +266,9 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
         raise MergeflowError(f"out '{target}' is a folder: give another name.")
     if not single and target.is_file():
         raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
-    if not single and target.exists() and not (target / "mergeflow.json").exists() and any_file(target):
-        raise MergeflowError(f"out '{target}' exists and was not made by a merge: choose another place or remove it.")
+    if not single:
+        check_replaceable(target)
 
 
 def _same_file(a: Path, b: Path) -> bool:
     return a.exists() and b.exists() and a.samefile(b)
-
-
-def any_file(path: Path) -> bool:
-    """Whether a path is a file or a folder that holds something."""
-    return not path.is_dir() or any(path.iterdir())

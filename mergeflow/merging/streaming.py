@@ -1,7 +1,6 @@
 """Merge files into files: streaming, atomic, resumable, with the record that makes the result again."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from mergeflow.merging.card import check_card, model_card
 from mergeflow.merging.device import check_device
 from mergeflow.merging.direction import settle, weights_by_name
 from mergeflow.merging.engine import BUFFER, Engine, Unit, common_ties
+from mergeflow.merging.folder import OutputFolder
 from mergeflow.merging.method import Stack
 from mergeflow.merging.origin import BASE, another_base
-from mergeflow.merging.output import RECORD, Digests, copy_companions, identity_of, replace_folder
+from mergeflow.merging.output import RECORD, Digests, copy_companions, identity_of
 from mergeflow.merging.plan import (
     Inputs,
     Plan,
@@ -36,7 +36,6 @@ from mergeflow.merging.plan import (
 )
 from mergeflow.merging.recipe import Recipe
 
-_JOURNAL = "journal.json"
 _UNKNOWN = "0" * 64
 
 Progress = Callable[[int, int], None]
@@ -78,7 +77,8 @@ def merge(
         recipe: The recipe; it is checked whole, with the headers of all files, before any weight is read.
         out: Where to write, in place of the recipe's `out`: a `.safetensors` file, or a folder.
         progress: Called as work proceeds.
-        resume: Continue a sharded merge that was stopped; without it an unfinished one is started again.
+        resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
+            without it an unfinished one is started again.
         resolve: Turns references such as models:/name@alias into local paths.
         workers: Threads, by default one per core; the result does not depend on it.
         buffer: Bytes held at most beyond (experts + 3) × the largest tensor.
@@ -87,8 +87,9 @@ def merge(
         Path and fingerprints; the same stand in the file's metadata and in the model card beside it.
 
     Raises:
-        MergeflowError: Anything wrong with the recipe or its files, NaN or infinity, a full disk. Nothing half-written
-            is left under the output's name.
+        MergeflowError: Anything wrong with the recipe or its files, NaN or infinity, a full disk, another merge at work
+            on the same folder, a folder that holds files of others. Nothing half-written is left under the output's
+            name.
     """
     began = time.monotonic()
     if out is not None:
@@ -98,8 +99,7 @@ def merge(
         target = check_out(recipe.out, recipe.shard_size, inputs.paths)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
         single = target.suffix == ".safetensors"
-        if single:
-            check_card(target.with_suffix(".md"))
+        check_card(target.with_suffix(".md") if single else target / "README.md")
         result, digests = job.into_file() if single else job.into_folder(resume)
         if progress is not None:
             progress(job.plan.bytes_read, job.plan.bytes_read)
@@ -201,26 +201,27 @@ class _Job:
 
     def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
         """Write a folder beside its final name, shard by shard, and rename it when it is whole."""
-        partial = self.target.parent / f".{self.target.name}.partial"
-        journal = self._open_journal(partial, resume)
-        shards = self.plan.shards
-        files = [_shard_name(index, len(shards)) for index in range(len(shards))]
+        count = len(self.plan.shards)
+        shards = {_shard_name(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
+        identity = {"recipe": self.recipe.record(), "version": _version(), "inputs": identity_of(self.inputs.paths)}
         own: dict[str, str] = {}
-        pending = [file for file in files if file not in journal["shards"]]
-        if pending:
-            self.engine.first_passes()
-        for file, names in zip(files, shards, strict=True):
-            if file in pending:
-                with StreamWriter(partial / file, _only(self.infos, names), self._shard_metadata(names)) as writer:
-                    self._run(writer, names)
-                    writer.commit()
-                    journal["shards"][file] = writer.digests()
-                journal["inputs"] = self.digests.tensors
-                write_text(partial / _JOURNAL, json.dumps(journal))
-            own.update(journal["shards"][file])
-        result = combine((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
-        inputs = self._input_fingerprints()
-        self._finish(partial, dict(zip(files, shards, strict=True)), result, inputs)
+        with OutputFolder(self.target) as folder:
+            folder.begin(identity, shards, resume)
+            self.digests.tensors = folder.inputs
+            pending = shards.keys() - folder.shards
+            if pending:
+                self.engine.first_passes()
+            for file, infos in shards.items():
+                if file in pending:
+                    with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos)) as writer:
+                        self._run(writer, infos)
+                        writer.commit()
+                        folder.finish(file, writer.digests(), self.digests.tensors)
+                own.update(folder.shards[file])
+            result = combine((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
+            inputs = self._input_fingerprints()
+            self._complete(folder.partial, shards, result, inputs)
+            folder.publish()
         return result, inputs
 
     def _shard_metadata(self, names: Iterable[str]) -> dict[str, str]:
@@ -228,25 +229,10 @@ class _Job:
         whole = self._metadata(names, "", {})
         return {key: value for key, value in whole.items() if key not in ("mergeflow.fingerprint", "mergeflow.inputs")}
 
-    def _open_journal(self, partial: Path, resume: bool) -> dict[str, Any]:
-        """Return the journal of a stopped merge of the same recipe and files, or start a new one."""
-        identity = {"recipe": self.recipe.record(), "version": _version(), "inputs": identity_of(self.inputs.paths)}
-        path = partial / _JOURNAL
-        if resume and path.exists():
-            try:
-                found: dict[str, Any] = json.loads(path.read_text())
-            except ValueError:
-                found = {}
-            if found.get("identity") == identity and all((partial / file).exists() for file in found["shards"]):
-                self.digests.tensors = found["inputs"]
-                return found
-        if partial.is_symlink() or partial.is_file():
-            raise MergeflowError(f"'{partial}', where the unfinished folder belongs, is a file or a link: move it.")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        return {"identity": identity, "shards": {}, "inputs": {}}
-
-    def _finish(self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]) -> None:
+    def _complete(
+        self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]
+    ) -> None:
+        """Write all that a finished folder holds beside its shards."""
         if len(shards) > 1:
             places = {name: file for file, names in shards.items() for name in names}
             index = {"metadata": {"total_size": self.plan.bytes_written}, "weight_map": dict(sorted(places.items()))}
@@ -257,11 +243,10 @@ class _Job:
             "recipe": json.loads(self.recipe.record()),
             "fingerprint": result,
             "inputs": inputs,
+            "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
         write_text(partial / "README.md", model_card(self.recipe, self.plan, result, inputs, _version()))
-        (partial / _JOURNAL).unlink(missing_ok=True)
-        replace_folder(partial, self.target)
 
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
