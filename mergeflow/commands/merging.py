@@ -124,13 +124,15 @@ def compress(
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.compression import compress as run
     from mergeflow.merging.compression import configure_compressor
+    from mergeflow.merging.plan import check_file, open_base
 
     changes = read_pairs(overrides or [], "--set")
     call = configure_compressor(name, {argument: yaml.safe_load(text) for argument, text in changes.items()})
     with ExitStack() as opened:
-        origin = opened.enter_context(open_checkpoint(base))
+        origin = opened.enter_context(open_base(base))
         paths = read_pairs(expert, "--expert")
         experts = {task: opened.enter_context(open_checkpoint(path)) for task, path in paths.items()}
+        check_file(out, {"base": origin.path, **{task: state.path for task, state in experts.items()}})
         small = run(call, origin, experts)
         small.write(out)
     share = small.stored_bits / small.expert_bits
@@ -146,6 +148,8 @@ def extract_task(
     """Write one task's model out of a compressed suite; only its part is read."""
     from mergeflow.checkpoints import write_checkpoint
     from mergeflow.merging.compression import extract_task as run
+    from mergeflow.merging.plan import check_file
 
+    check_file(out, {"compressed suite": str(compressed), **({"base": str(base)} if base is not None else {})})
     fingerprint = write_checkpoint(out, run(compressed, task, base), {"task": task})
     typer.echo(f"{out}  {fingerprint[:16]}…")

@@ -93,11 +93,7 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         def enter(path: str) -> LazyStateDict:
             return opened.enter_context(open_checkpoint(local_path(path, resolve)))
 
-        base = enter(recipe.base)
-        if base.is_task_vector:
-            raise MergeflowError(
-                f"the base '{recipe.base}' is a task vector or an adapter, not a model: it can only be an expert."
-            )
+        base = opened.enter_context(open_base(local_path(recipe.base, resolve)))
         experts = {name: enter(path) for name, path in recipe.experts}
         for name, path in recipe.task_vectors:
             experts[name] = enter(path)
@@ -111,6 +107,21 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         for kind, states in data.items():
             paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
         yield Inputs(base, experts, data, paths)
+
+
+def open_base(path: str | Path) -> LazyStateDict:
+    """Open a checkpoint that must be a whole model.
+
+    Raises:
+        MergeflowError: It is a difference from one.
+    """
+    state = open_checkpoint(path)
+    if state.is_task_vector:
+        state.close()
+        raise MergeflowError(
+            f"the base '{path}' is a task vector or an adapter, not a model: it can only be an expert."
+        )
+    return state
 
 
 def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, Mapping[str, LazyStateDict]]) -> None:
@@ -253,6 +264,17 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     except OSError as error:  # no permission to look, or a name that is too long
         raise MergeflowError(f"cannot write '{out}': {error.strerror}. Choose another place.") from None
     return target
+
+
+def check_file(out: str | Path, inputs: Mapping[str, str]) -> Path:
+    """Return the path of a result that is one safetensors file, checked against the inputs.
+
+    Raises:
+        MergeflowError: Another kind of file, one that is an input or lies in one, or a folder.
+    """
+    if Path(out).suffix != ".safetensors":
+        raise MergeflowError(f"out '{out}': the result is one file, end it in .safetensors.")
+    return check_out(str(out), None, inputs)
 
 
 def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:

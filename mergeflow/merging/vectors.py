@@ -15,7 +15,7 @@ from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.origin import BASE
-from mergeflow.merging.plan import check_out
+from mergeflow.merging.plan import check_file, open_base
 
 Pathlike = str | Path
 
@@ -26,7 +26,7 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
     τ = θ_t − θ0, float32 (float64 where an input is); integer tensors have none
 
     Args:
-        base: Path of θ0.
+        base: Path of θ0, a whole model.
         expert: Path of θ_t: names, shapes and types as the base's.
         out: The `.safetensors` file to make; its metadata names base and expert by fingerprint.
 
@@ -36,12 +36,13 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
     Raises:
         MergeflowError: Inputs that do not fit each other, NaN or infinity, an output that is an input.
     """
-    with open_checkpoint(base) as origin, open_checkpoint(expert) as tuned:
+    with open_base(base) as origin, open_checkpoint(expert) as tuned:
+        target = check_file(out, {"base": origin.path, "expert": tuned.path})
         if tuned.is_task_vector and not tuned.absolute:
-            return _combine([(1.0, tuned)], out, {BASE: fingerprint(origin)})
+            return _combine([(1.0, tuned)], target, {BASE: fingerprint(origin)})
         check_compatible(origin, {"expert": tuned})
         notes = {BASE: fingerprint(origin), "mergeflow.expert": fingerprint(tuned)}
-        return _combine([(1.0, tuned), (-1.0, origin)], out, notes)
+        return _combine([(1.0, tuned), (-1.0, origin)], target, notes)
 
 
 def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | None = None) -> str:
@@ -59,7 +60,8 @@ def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | N
         )
     with ExitStack() as opened:
         states = [opened.enter_context(open_vector(path)) for path in vectors]
-        return _combine(list(zip(factors, states, strict=True)), out, _common_base(states))
+        target = check_file(out, {state.path: state.path for state in states})
+        return _combine(list(zip(factors, states, strict=True)), target, _common_base(states))
 
 
 def scale(vector: Pathlike, factor: float, out: Pathlike) -> str:
@@ -98,11 +100,8 @@ def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:
     return {BASE: next(iter(bases.values()))} if bases else {}
 
 
-def _combine(terms: Sequence[tuple[float, LazyStateDict]], out: Pathlike, notes: dict[str, str]) -> str:
+def _combine(terms: Sequence[tuple[float, LazyStateDict]], target: Path, notes: dict[str, str]) -> str:
     """Write Σ factor · state over the floating-point tensors, block by block."""
-    target = check_out(str(out), None, {state.path: state.path for _, state in terms})
-    if target.suffix != ".safetensors":
-        raise MergeflowError(f"out '{out}': a task vector is one file, end it in .safetensors.")
     infos = _joint_infos([state for _, state in terms])
     with StreamWriter(target, infos, {"format": "pt", KIND: "task_vector", **notes}) as writer:
         for name, info in infos.items():

@@ -1,5 +1,6 @@
 """The commands of the library, as a shell runs them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,3 +108,28 @@ def test_compress_and_extract_one_task(run: Run, folder: Path) -> None:
     assert tensors(folder / "again.safetensors").keys() == tensors(folder / "a.safetensors").keys()
     with pytest.raises(MergeflowError, match="NAME=VALUE"):
         run("compress", "emr", "--base", "base.safetensors", "--expert", "a", "--out", "x.safetensors")
+
+
+def test_compression_overwrites_no_input(run: Run, folder: Path) -> None:
+    experts = ["--base", "base.safetensors", "--expert", "a=a.safetensors", "--expert", "b=b.safetensors"]
+    assert run("compress", "emr", *experts, "--out", "small.safetensors").exit_code == 0
+    os.link("b.safetensors", "hard.safetensors")
+    os.symlink("small.safetensors", "link.safetensors")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for out in ("base", "a", "b", "hard"):
+        with pytest.raises(MergeflowError, match="would overwrite the input"):
+            run("compress", "emr", *experts, "--out", f"{out}.safetensors")
+    for out in ("base", "small", "link"):
+        with pytest.raises(MergeflowError, match="would overwrite the input"):
+            run("extract-task", "small.safetensors", "a", *experts[:2], "--out", f"{out}.safetensors")
+    with pytest.raises(MergeflowError, match=r"out 'q\.txt': the result is one file, end it in \.safetensors"):
+        run("compress", "emr", *experts, "--out", "q.txt")
+    with pytest.raises(MergeflowError, match=r"out 'q\.txt': the result is one file, end it in \.safetensors"):
+        run("extract-task", "small.safetensors", "a", *experts[:2], "--out", "q.txt")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_task_vector_is_no_base_of_a_suite(run: Run, folder: Path) -> None:
+    run("vector", "extract", "base.safetensors", "a.safetensors", "--out", "va.safetensors")
+    with pytest.raises(MergeflowError, match="is a task vector or an adapter, not a model"):
+        run("compress", "emr", "--base", "va.safetensors", "--expert", "b=b.safetensors", "--out", "x.safetensors")

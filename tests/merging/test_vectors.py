@@ -1,6 +1,7 @@
 """Arithmetic of task vectors in files, and the difference of checkpoints."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -130,3 +131,39 @@ def test_tied_names_stay_tied_only_where_every_expert_keeps_them_equal():
     assert common_ties(base, {"a": same, "b": none}) == {"head": "embedding"}
     assert common_ties(base, {"a": same, "b": one}) == {}
     assert common_ties(base, {"a": Vector(embedding=weight, head=-weight)}) == {}
+
+
+@pytest.mark.parametrize("kind", ["itself", "symlink", "hard link"])
+@pytest.mark.parametrize("victim", ["base", "expert0", "expert0-tau", "expert1-tau"])
+def test_no_command_overwrites_an_input(files, victim, kind):
+    source = files / f"{victim}.safetensors"
+    out = source if kind == "itself" else files / "link.safetensors"
+    if kind == "symlink":
+        out.symlink_to(source)
+    elif kind == "hard link":
+        os.link(source, out)
+    before = source.read_bytes()
+    base, expert, a, b = (files / f"{name}.safetensors" for name in ("base", "expert0", "expert0-tau", "expert1-tau"))
+    runs = {
+        "base": [lambda: extract(base, expert, out), lambda: extract(base, a, out)],
+        "expert0": [lambda: extract(base, expert, out)],
+        "expert0-tau": [
+            lambda: extract(base, a, out),
+            lambda: add([b, a], out),
+            lambda: scale(a, 2.0, out),
+            lambda: negate(a, out),
+            lambda: analogy(b, b, a, out),
+        ],
+        "expert1-tau": [lambda: add([a, b], out), lambda: analogy(b, a, a, out)],
+    }
+    for run in runs[victim]:
+        with pytest.raises(MergeflowError, match="would overwrite the input"):
+            run()
+    assert source.read_bytes() == before
+
+
+def test_a_task_vector_is_no_base_of_another(files):
+    a, b = (files / f"expert{index}-tau.safetensors" for index in range(2))
+    with pytest.raises(MergeflowError, match=r"the base '.*expert0-tau\.safetensors' is a task vector or an adapter"):
+        extract(a, b, files / "x.safetensors")
+    assert not (files / "x.safetensors").exists()
