@@ -13,8 +13,9 @@ def add_commands(app: typer.Typer) -> None:
     """Add the group `vector` to the command line."""
     group = typer.Typer(help="Task vectors: τ = expert − base, and arithmetic on them.", no_args_is_help=True)
     app.add_typer(group, name="vector")
-    for command in (extract, add, negate, scale, analogy):
+    for command in (extract, add, negate, analogy):
         group.command()(command)
+    group.command(context_settings={"ignore_unknown_options": True})(scale)  # -0.5 is a number, no option
 
 
 def extract(

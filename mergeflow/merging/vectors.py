@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -52,12 +53,17 @@ def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | N
         vectors: Paths of task vectors of one base.
         out: The file to make.
         weights: One per vector, any real numbers; all 1 by default.
+
+    Raises:
+        MergeflowError: Vectors of different bases or models, a weight that is no finite number, a sum that overflows.
     """
     factors = [1.0] * len(vectors) if weights is None else list(weights)
     if not vectors or len(factors) != len(vectors):
         raise MergeflowError(
             f"{len(factors)} weights for {len(vectors)} task vectors: give one per vector, and some vector."
         )
+    if not all(map(isfinite, factors)):
+        raise MergeflowError(f"the factors of task vectors must be finite numbers, found {factors}.")
     with ExitStack() as opened:
         states = [opened.enter_context(open_vector(path)) for path in vectors]
         target = check_file(out, {state.path: state.path for state in states})
@@ -111,6 +117,10 @@ def _combine(terms: Sequence[tuple[float, LazyStateDict]], target: Path, notes: 
                 for factor, state in terms:
                     if name in state:
                         total += _piece(state, name, start, count).to(info.dtype) * factor
+                if not all_finite(total):
+                    raise MergeflowError(
+                        f"tensor '{name}' of the result overflows {info.dtype}: choose smaller factors or inputs."
+                    )
                 writer.write(name, start, total)
         return writer.commit()
 

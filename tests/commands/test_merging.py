@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,24 @@ def test_vector_arithmetic_round_trip(run: Run, folder: Path) -> None:
     assert run("diff", "twice.safetensors", "also.safetensors").exit_code == 0
     run("vector", "analogy", "va.safetensors", "vb.safetensors", "va.safetensors", "--out", "c.safetensors")
     torch.testing.assert_close(tensors(folder / "c.safetensors"), tensors(folder / "vb.safetensors"))
+
+
+def test_negative_factors_are_no_options(run: Run, folder: Path) -> None:
+    run("vector", "extract", "base.safetensors", "a.safetensors", "--out", "v.safetensors")
+    tau = tensors(folder / "v.safetensors")["bias"]
+    for words in (
+        ("v.safetensors", "-0.5", "--out", "x.safetensors"),
+        ("--out", "x.safetensors", "v.safetensors", "-5e-1"),
+        ("v.safetensors", "--out", "x.safetensors", "--", "-.5"),
+    ):
+        assert run("vector", "scale", *words).exit_code == 0
+        assert torch.equal(tensors(folder / "x.safetensors")["bias"], tau * -0.5)
+    run("vector", "add", "v.safetensors", "v.safetensors", "--weight", "-1", "--weight=-2", "--out", "y.safetensors")
+    torch.testing.assert_close(tensors(folder / "y.safetensors")["bias"], tau * -3)
+    for wrong in (("-0.5", "--uot", "z.safetensors"), ("-inf", "--out", "z.safetensors"), ("--out", "z.safetensors")):
+        with pytest.raises(MergeflowError, match="finite") if "-inf" in wrong else nullcontext():
+            assert run("vector", "scale", "v.safetensors", *wrong).exit_code == 2
+    assert not (folder / "z.safetensors").exists()
 
 
 def test_compress_and_extract_one_task(run: Run, folder: Path) -> None:

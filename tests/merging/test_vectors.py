@@ -101,6 +101,36 @@ def test_errors(files):
         add([files / "a", files / "b"], files / "x.safetensors", [1])
 
 
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_factors_are_finite(files, factor):
+    a, b = (files / f"expert{index}-tau.safetensors" for index in range(2))
+    for run in (
+        lambda: scale(a, factor, files / "x.safetensors"),
+        lambda: add([a, b], files / "x.safetensors", [1, factor]),
+    ):
+        with pytest.raises(MergeflowError, match=r"must be finite numbers, found \[.*(nan|inf)\]"):
+            run()
+    assert not (files / "x.safetensors").exists()
+
+
+def test_a_result_that_overflows_names_its_tensor(files):
+    write_checkpoint(files / "low.safetensors", {"still": torch.ones(2), "w": torch.tensor([1.0, -3e38])})
+    write_checkpoint(files / "high.safetensors", {"still": torch.ones(2), "w": torch.tensor([1.0, 3e38])})
+    write_checkpoint(files / "zero.safetensors", {"still": torch.ones(2), "w": torch.zeros(2)})
+    extract(files / "zero.safetensors", files / "high.safetensors", files / "tau.safetensors")
+    before = sorted(files.iterdir())
+    for run in (
+        lambda out: scale(files / "tau.safetensors", 2.0, out),
+        lambda out: add([files / "tau.safetensors"] * 2, out),
+        lambda out: extract(files / "low.safetensors", files / "high.safetensors", out),
+    ):
+        with pytest.raises(MergeflowError, match=r"tensor 'w' of the result overflows torch\.float32"):
+            run(files / "x.safetensors")
+    assert sorted(files.iterdir()) == before
+    scale(files / "tau.safetensors", -1.1, files / "x.safetensors")
+    assert load(files / "x.safetensors")["w"][1] == torch.tensor(3e38) * -1.1
+
+
 def test_diff(files):
     found = diff(files / "base.safetensors", files / "expert0.safetensors")
     base, expert = load(files / "base.safetensors"), load(files / "expert0.safetensors")
