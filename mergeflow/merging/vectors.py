@@ -1,6 +1,6 @@
 """Arithmetic of task vectors in files: extract, add, negate, scale, analogy. Streaming, like every merge."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from math import isfinite
 from pathlib import Path
@@ -15,7 +15,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.origin import BASE
+from mergeflow.merging.origin import BASE, another_base
 from mergeflow.merging.plan import check_file, open_base
 
 Pathlike = str | Path
@@ -28,22 +28,26 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
 
     Args:
         base: Path of θ0, a whole model.
-        expert: Path of θ_t: names, shapes and types as the base's.
+        expert: Path of θ_t: names, shapes and types as the base's; or of an adapter, or a task vector, which is copied.
         out: The `.safetensors` file to make; its metadata names base and expert by fingerprint.
 
     Returns:
         The fingerprint of the task vector.
 
     Raises:
-        MergeflowError: Inputs that do not fit each other, NaN or infinity, an output that is an input.
+        MergeflowError: Inputs that do not fit each other, a task vector of another base, NaN or infinity, an output
+            that is an input.
     """
     with open_base(base) as origin, open_checkpoint(expert) as tuned:
         target = check_file(out, {"base": origin.path, "expert": tuned.path})
-        if tuned.is_task_vector and not tuned.absolute:
-            return _combine([(1.0, tuned)], target, {BASE: fingerprint(origin)})
         check_compatible(origin, {"expert": tuned})
-        notes = {BASE: fingerprint(origin), "mergeflow.expert": fingerprint(tuned)}
-        return _combine([(1.0, tuned), (-1.0, origin)], target, notes)
+        found, taken = fingerprint(origin), tuned.metadata.get(BASE)
+        if tuned.is_task_vector and taken and taken != found:
+            raise another_base(tuned.path, taken, found)
+        if tuned.is_task_vector and not tuned.absolute:
+            return _combine([(1.0, tuned)], target, {BASE: found})
+        whole = _only(origin, tuned.absolute) if tuned.is_task_vector else origin
+        return _combine([(1.0, tuned), (-1.0, whole)], target, {BASE: found, "mergeflow.expert": fingerprint(tuned)})
 
 
 def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | None = None) -> str:
@@ -89,13 +93,25 @@ def open_vector(path: Pathlike) -> LazyStateDict:
     """Open a task vector.
 
     Raises:
-        MergeflowError: The file is a whole model.
+        MergeflowError: It is a whole model, or an adapter that holds whole weights too.
     """
     state = open_checkpoint(path)
     if not state.is_task_vector:
         state.close()
         raise MergeflowError(f"'{path}' is not a task vector: make one with `mergeflow vector extract BASE EXPERT`.")
+    if state.absolute:
+        state.close()
+        raise MergeflowError(
+            f"adapter '{path}' holds whole weights ('{min(state.absolute)}') beside differences: make a task "
+            "vector of it first with `mergeflow vector extract BASE ADAPTER`."
+        )
     return state
+
+
+def _only(state: LazyStateDict, names: Collection[str]) -> LazyStateDict:
+    """Return some tensors of a state dict; the files stay the state dict's."""
+    kept = {name: state.entries[name] for name in names}
+    return LazyStateDict(state.path, kept, {name: state.infos[name] for name in names}, state.metadata)
 
 
 def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:

@@ -101,6 +101,44 @@ def test_errors(files):
         add([files / "a", files / "b"], files / "x.safetensors", [1])
 
 
+def test_an_adapter_with_retrained_modules(files):
+    """The weights it retrained whole are a difference too; those it adapts are one already; no others are there."""
+    base = {name: torch.rand(3, 4) for name in ("adapted", "retrained", "still")}
+    base = {f"{name}.weight": value for name, value in base.items()}
+    stored = {
+        "adapted.lora_A.weight": torch.rand(1, 4),
+        "adapted.lora_B.weight": torch.rand(3, 1),
+        "retrained.weight": torch.rand(3, 4),
+    }
+    write_checkpoint(files / "model.safetensors", base)
+    (files / "adapter").mkdir()
+    tensors = {f"base_model.model.{name}": value for name, value in stored.items()}
+    write_checkpoint(files / "adapter" / "adapter_model.safetensors", tensors)
+    (files / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 2}')
+    with pytest.raises(MergeflowError, match=r"holds whole weights \('retrained\.weight'\) beside differences"):
+        negate(files / "adapter", files / "x.safetensors")
+    extract(files / "model.safetensors", files / "adapter", files / "x.safetensors")
+    found = load(files / "x.safetensors")
+    assert set(found) == {"adapted.weight", "retrained.weight"}
+    torch.testing.assert_close(
+        found["adapted.weight"], 2 * stored["adapted.lora_B.weight"] @ stored["adapted.lora_A.weight"]
+    )
+    assert torch.equal(found["retrained.weight"], stored["retrained.weight"] - base["retrained.weight"])
+
+
+def test_a_task_vector_is_not_relabelled(files):
+    base, _ = awkward(torch.float32)
+    write_checkpoint(files / "other.safetensors", awkward(torch.float32, seed=8)[0])
+    write_checkpoint(files / "narrow.safetensors", {**base, "bias": torch.zeros(4)})
+    with pytest.raises(MergeflowError, match="was taken from the base"):
+        extract(files / "other.safetensors", files / "expert0-tau.safetensors", files / "x.safetensors")
+    with pytest.raises(MergeflowError, match=r"tensor 'bias': shape \[5\], base has \[4\]"):
+        extract(files / "narrow.safetensors", files / "expert0-tau.safetensors", files / "x.safetensors")
+    assert not (files / "x.safetensors").exists()
+    copied = extract(files / "base.safetensors", files / "expert0-tau.safetensors", files / "x.safetensors")
+    assert copied == fingerprint(tau(files, 0))
+
+
 @pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
 def test_factors_are_finite(files, factor):
     a, b = (files / f"expert{index}-tau.safetensors" for index in range(2))
