@@ -167,15 +167,17 @@ def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
 
 
 def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:
-    """Check the number of experts and that needed data statistics are there.
+    """Check the number of experts, arguments that depend on it, and that needed data statistics are there.
 
     Raises:
-        MergeflowError: Too few or too many experts; a statistic that is missing, unknown or of no expert.
+        MergeflowError: Too few or too many experts, for the method or an argument; a statistic that is missing,
+            unknown or of no expert.
     """
     least, most = call.method.experts
     if not least <= len(experts) <= (most or len(experts)):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
         raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
+    call.typed.check_experts(len(experts))
     known = {datum.name for method in methods().values() for datum in method.given}
     for kind, by_expert in (data or {}).items():
         if kind not in known:

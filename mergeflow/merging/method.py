@@ -26,6 +26,13 @@ class Args(BaseModel):
 
     scale: float = Field(1.0, description="factor of the direction; any real number")
 
+    def check_experts(self, count: int) -> None:
+        """Check the arguments against the number of experts.
+
+        Raises:
+            MergeflowError: One that makes no sense with so many.
+        """
+
 
 @dataclass(frozen=True)
 class Model:

@@ -17,7 +17,7 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "average": [{"scale": -1.0}],
     "breadcrumbs": [{"beta": 0.0, "gamma": 0.0}, {"beta": 1.0}, {"beta": 0.5, "gamma": 0.5}],
     "cart": [{"rank_ratio": 1.0}, {"rank_ratio": 1e-6, "rounding": "floor", "split_qkv": True, "matrices": "all"}],
-    "consensus": [{"min_agree": 0}, {"min_agree": 99, "threshold": 0.0}],
+    "consensus": [{"min_agree": 0}, {"min_agree": 3, "threshold": 0.0}],
     "dare": [{"drop": 0.0}, {"then": "ties", "keep": 0.5}, {"drop": 0.999, "seed": 7}],
     "della": [{"drop": 0.5, "window": 0.0}, {"then": "ties", "reduce": "sum"}],
     "fisher": [{"eps": 1.0}],

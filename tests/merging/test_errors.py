@@ -25,6 +25,9 @@ from tests.merging.helpers import awkward, recipe, statistics
         ({"weights": [1.0]}, "1 weights for 3 experts"),
         ({"weights": {"expert9": 1.0}}, "unknown experts"),
         ({"method": "slerp"}, "method 'slerp' merges 2 experts, found 3"),
+        ({"method": "consensus", "args": {"min_agree": 4}}, "min_agree is 4, but there are 3 experts"),
+        ({"method": "consensus", "experts": ["a"]}, "min_agree is 2, but there is 1 expert: .* Choose 1 at most"),
+        ({"method": "lines", "args": {"of": "consensus", "of_args": {"min_agree": 4}}}, "min_agree is 4"),
         ({"method": "magmax", "weights": [1, 2, 3]}, "takes no weights"),
         ({"method": "average", "weights": [1, -1, 0]}, "sum to 0"),
         ({"method": "ties", "matrices": "all"}, "treats no matrices apart"),
@@ -105,6 +108,12 @@ def test_large_finite_values_are_not_taken_for_infinity():
     base = {"w": torch.full((4,), 3e38)}
     found = prepare(configure("average"), base, {"a": {"w": torch.full((4,), 3e38)}}).at(1.0)
     assert torch.equal(found["w"], base["w"])
+
+
+def test_more_agreeing_masks_than_experts():
+    base, experts = awkward(torch.float32)
+    with pytest.raises(MergeflowError, match="min_agree is 4, but there are 3 experts"):
+        prepare(configure("consensus", {"min_agree": 4}), base, experts)
 
 
 def test_overflow_of_the_result_type_is_an_error(files):

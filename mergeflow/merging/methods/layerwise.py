@@ -46,6 +46,10 @@ class LinesArgs(Args):
         object.__setattr__(self, "of_args", frozen(configure(self.of, thawed(self.of_args)).args))
         return self
 
+    def check_experts(self, count: int) -> None:
+        """Check the arguments of the method that is scaled."""
+        self.inner()[1].check_experts(count)
+
     def inner(self) -> tuple[Method, Any]:
         """Return the method that is scaled and its arguments."""
         from mergeflow.merging.catalog import configure

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mergeflow.errors import MergeflowError
 from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
 from mergeflow.merging.select import order_statistics
 
@@ -30,7 +31,15 @@ class ConsensusArgs(Args):
 
     scale: float = Field(0.3, description="factor of the direction; any real number")
     threshold: float = Field(0.4, ge=0, description="λ of the TALL masks, ≥ 0")
-    min_agree: int = Field(2, ge=0, description="masks that must hold an entry, ≥ 0")
+    min_agree: int = Field(2, ge=0, description="masks that must hold an entry, 0 … number of experts")
+
+    def check_experts(self, count: int) -> None:
+        """Check that enough masks can agree at all."""
+        if self.min_agree > count:
+            raise MergeflowError(
+                f"method 'consensus': min_agree is {self.min_agree}, but there {'are' if count > 1 else 'is'} {count} "
+                f"expert{'s' * (count > 1)}: no entry would move from the base. Choose {count} at most."
+            )
 
 
 class PcbArgs(Args):
