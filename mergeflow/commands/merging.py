@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -88,7 +89,10 @@ def diff(
     b: Annotated[Path, typer.Argument(help="Another checkpoint.")],
     every: Annotated[bool, typer.Option("--all", help="List equal tensors too.")] = False,
 ) -> None:
-    """Compare two checkpoints tensor by tensor: norms, cosine, digests. Exit status 1 when they differ."""
+    """Compare two checkpoints tensor by tensor: norms, cosine, digests. Exit status 1 when they differ.
+
+    Where type or shape differ, they stand under the tensor's name.
+    """
     from mergeflow.merging.diff import diff as compare
 
     found = compare(a, b)
@@ -98,7 +102,9 @@ def diff(
     for one in found.tensors:
         if every or not one.equal:
             numbers = (f"{one.norm_a:.6g}", f"{one.norm_b:.6g}", f"{one.norm_difference:.3e}", f"{one.cosine:.6f}")
-            table.add_row(one.name, *numbers, *(digest[:10] or "missing" for digest in one.digests))
+            shown = ["–" if number == "nan" else number for number in numbers]
+            name = escape(f"{one.name}\n  {one.change}" if one.change else one.name)
+            table.add_row(name, *shown, *(digest[:10] or "missing" for digest in one.digests))
     console = Console()
     if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
         console = Console(width=160)

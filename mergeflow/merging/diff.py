@@ -20,6 +20,7 @@ class TensorDiff:
     Attributes:
         name: Its name.
         shapes: Shape in a and in b; None where it is missing.
+        dtypes: Type in a and in b; None where it is missing.
         norm_a: ‖a‖.
         norm_b: ‖b‖.
         norm_difference: ‖a − b‖, NaN where shapes differ.
@@ -30,12 +31,28 @@ class TensorDiff:
 
     name: str
     shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    dtypes: tuple[torch.dtype | None, torch.dtype | None]
     norm_a: float
     norm_b: float
     norm_difference: float
     cosine: float
     equal: bool
     digests: tuple[str, str]
+
+    @property
+    def change(self) -> str:
+        """How type and shape changed, for people; "" where they did not or the tensor is missing.
+
+        Example:
+            >>> types, shapes = (torch.float32, torch.float16), ((6, 4), (4, 6))
+            >>> TensorDiff("w", shapes, types, 1.0, 1.0, 0.0, 1.0, False, ("", "")).change
+            'float32 → float16, [6, 4] → [4, 6]'
+        """
+        if None in self.shapes:
+            return ""
+        types = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+        shapes = [str(list(shape or ())) for shape in self.shapes]
+        return ", ".join(f"{a} → {b}" for a, b in (types, shapes) if a != b)
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,7 @@ def _fingerprint(state: LazyStateDict, rows: list[TensorDiff], side: int) -> str
 def _compare(name: str, a: LazyStateDict, b: LazyStateDict) -> TensorDiff:
     infos = tuple(state.infos.get(name) for state in (a, b))
     shapes = tuple(info.shape if info else None for info in infos)
+    dtypes = tuple(info.dtype if info else None for info in infos)
     comparable = shapes[0] == shapes[1]
     sums = torch.zeros(4, dtype=torch.float64)
     digests: tuple[list[bytes], list[bytes]] = ([], [])
@@ -96,6 +114,7 @@ def _compare(name: str, a: LazyStateDict, b: LazyStateDict) -> TensorDiff:
     return TensorDiff(
         name,
         (shapes[0], shapes[1]),
+        (dtypes[0], dtypes[1]),
         norms[0],
         norms[1],
         norms[2] if comparable else float("nan"),

@@ -87,6 +87,17 @@ def test_diff_tells_by_its_status(run: Run, folder: Path) -> None:
     assert "attn.weight" in different.output
 
 
+def test_diff_shows_a_change_of_type_and_shape_under_the_name(run: Run, folder: Path) -> None:
+    base = tensors(folder / "base.safetensors")
+    changed = {"attn.weight": base["attn.weight"].T.contiguous(), "bias": base["bias"].half()}
+    write_checkpoint(folder / "changed.safetensors", changed)
+    lines = [line.strip() for line in run("diff", "base.safetensors", "changed.safetensors").output.splitlines()]
+    assert "[6, 4] → [4, 6]" in lines
+    assert "float32 → float16" in lines
+    assert "nan" not in "".join(lines)
+    assert "→" not in run("diff", "a.safetensors", "b.safetensors").output
+
+
 def test_vector_arithmetic_round_trip(run: Run, folder: Path) -> None:
     for name in ("a", "b"):
         run("vector", "extract", "base.safetensors", f"{name}.safetensors", "--out", f"v{name}.safetensors")

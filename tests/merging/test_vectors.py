@@ -182,8 +182,10 @@ def test_diff(files):
     assert rows["still.attn"].cosine == pytest.approx(1)
     assert math.isnan(rows["empty"].cosine)
     assert diff(files / "base.safetensors", files / "base.safetensors").equal
+    assert {row.change for row in found.tensors} == {""}
     missing = diff(files / "base.safetensors", files / "expert0-tau.safetensors")
     assert {row.name for row in missing.tensors if row.shapes[1] is None} == {"steps", "flag"}
+    assert {row.change for row in missing.tensors} == {""}
 
 
 class Vector(dict):
@@ -235,3 +237,19 @@ def test_a_task_vector_is_no_base_of_another(files):
     with pytest.raises(MergeflowError, match=r"the base '.*expert0-tau\.safetensors' is a task vector or an adapter"):
         extract(a, b, files / "x.safetensors")
     assert not (files / "x.safetensors").exists()
+
+
+def test_diff_tells_other_types_and_shapes(tmp_path):
+    value = torch.arange(24.0).reshape(4, 6)
+    first = {"both": value, "scalar": torch.ones(()), "shape": value, "type": value}
+    write_checkpoint(tmp_path / "a.safetensors", first)
+    other = {"both": value.half().T.contiguous(), "scalar": torch.ones(1), "shape": value.T.contiguous()}
+    write_checkpoint(tmp_path / "b.safetensors", {**other, "type": value.half()})
+    found = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert {row.name: row.change for row in found.tensors} == {
+        "both": "float32 → float16, [4, 6] → [6, 4]",
+        "scalar": "[] → [1]",
+        "shape": "[4, 6] → [6, 4]",
+        "type": "float32 → float16",
+    }
+    assert not any(row.equal for row in found.tensors)
