@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from mergeflow.commands.inputs import local
 from mergeflow.commands.pairs import read_pairs
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
@@ -85,6 +86,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method or compr
 
 
 def diff(
+    context: typer.Context,
     a: Annotated[Path, typer.Argument(help="A checkpoint.")],
     b: Annotated[Path, typer.Argument(help="Another checkpoint.")],
     every: Annotated[bool, typer.Option("--all", help="List equal tensors too.")] = False,
@@ -95,7 +97,7 @@ def diff(
     """
     from mergeflow.merging.diff import diff as compare
 
-    found = compare(a, b)
+    found = compare(local(context, a), local(context, b))
     table = Table(box=None, pad_edge=False)
     for column in ("tensor", "‖a‖", "‖b‖", "‖a − b‖", "cosine", "digest a", "digest b"):
         table.add_column(column, justify="left" if column == "tensor" else "right", no_wrap=True)
@@ -116,6 +118,7 @@ def diff(
 
 
 def compress(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A compressor; `mergeflow methods` lists them.")],
     base: Annotated[Path, typer.Option(help="The base.")],
     expert: Annotated[list[str], typer.Option(metavar="TASK=PATH", help="An expert; repeat for each task.")],
@@ -135,9 +138,9 @@ def compress(
     changes = read_pairs(overrides or [], "--set")
     call = configure_compressor(name, {argument: yaml.safe_load(text) for argument, text in changes.items()})
     with ExitStack() as opened:
-        origin = opened.enter_context(open_base(base))
+        origin = opened.enter_context(open_base(local(context, base)))
         paths = read_pairs(expert, "--expert")
-        experts = {task: opened.enter_context(open_checkpoint(path)) for task, path in paths.items()}
+        experts = {task: opened.enter_context(open_checkpoint(local(context, path))) for task, path in paths.items()}
         check_file(out, {"base": origin.path, **{task: state.path for task, state in experts.items()}})
         small = run(call, origin, experts)
         small.write(out)
@@ -146,6 +149,7 @@ def compress(
 
 
 def extract_task(
+    context: typer.Context,
     compressed: Annotated[Path, typer.Argument(help="A file that `mergeflow compress` made.")],
     task: Annotated[str, typer.Argument(help="The task.")],
     out: Out,
@@ -156,6 +160,7 @@ def extract_task(
     from mergeflow.merging.compression import extract_task as run
     from mergeflow.merging.plan import check_file
 
-    check_file(out, {"compressed suite": str(compressed), **({"base": str(base)} if base is not None else {})})
-    fingerprint = write_checkpoint(out, run(compressed, task, base), {"task": task})
+    suite, origin = local(context, compressed), local(context, base) if base is not None else None
+    check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})})
+    fingerprint = write_checkpoint(out, run(suite, task, origin), {"task": task})
     typer.echo(f"{out}  {fingerprint[:16]}…")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from mergeflow.commands.inputs import local
+
 Vector = Annotated[Path, typer.Argument(help="A task vector.")]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 
@@ -19,6 +21,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def extract(
+    context: typer.Context,
     base: Annotated[Path, typer.Argument(help="The base θ0.")],
     expert: Annotated[Path, typer.Argument(help="The expert θ_t.")],
     out: Out,
@@ -26,10 +29,11 @@ def extract(
     """Write τ = expert − base."""
     from mergeflow.merging import vectors
 
-    _say(out, vectors.extract(base, expert, out))
+    _say(out, vectors.extract(local(context, base), local(context, expert), out))
 
 
 def add(
+    context: typer.Context,
     sources: Annotated[list[Path], typer.Argument(help="Task vectors of one base.")],
     out: Out,
     weight: Annotated[list[float] | None, typer.Option(help="One for each vector, in order; all 1 by default.")] = None,
@@ -37,28 +41,33 @@ def add(
     """Write the weighted sum Σ w_t τ_t."""
     from mergeflow.merging import vectors
 
-    _say(out, vectors.add(sources, out, weight))
+    _say(out, vectors.add([local(context, source) for source in sources], out, weight))
 
 
-def negate(source: Vector, out: Out) -> None:
+def negate(context: typer.Context, source: Vector, out: Out) -> None:
     """Write −τ, which unlearns what τ learned."""
     from mergeflow.merging import vectors
 
-    _say(out, vectors.negate(source, out))
+    _say(out, vectors.negate(local(context, source), out))
 
 
-def scale(source: Vector, factor: Annotated[float, typer.Argument(help="Any real number.")], out: Out) -> None:
+def scale(
+    context: typer.Context,
+    source: Vector,
+    factor: Annotated[float, typer.Argument(help="Any real number.")],
+    out: Out,
+) -> None:
     """Write factor · τ."""
     from mergeflow.merging import vectors
 
-    _say(out, vectors.scale(source, factor, out))
+    _say(out, vectors.scale(local(context, source), factor, out))
 
 
-def analogy(a: Vector, b: Vector, c: Vector, out: Out) -> None:
+def analogy(context: typer.Context, a: Vector, b: Vector, c: Vector, out: Out) -> None:
     """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result."""
     from mergeflow.merging import vectors
 
-    _say(out, vectors.analogy(a, b, c, out))
+    _say(out, vectors.analogy(local(context, a), local(context, b), local(context, c), out))
 
 
 def _say(out: Path, fingerprint: str) -> None:

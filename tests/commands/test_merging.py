@@ -23,8 +23,8 @@ def run() -> Run:
     merging.add_commands(app)
     vectors.add_commands(app)
 
-    def invoke(*words: str | Path) -> Result:
-        result = CliRunner().invoke(app, [str(word) for word in words])
+    def invoke(*words: str | Path, resolve: Callable[[str], str] | None = None) -> Result:
+        result = CliRunner().invoke(app, [str(word) for word in words], obj=resolve)
         if isinstance(result.exception, MergeflowError):
             raise result.exception
         return result
@@ -96,6 +96,27 @@ def test_diff_shows_a_change_of_type_and_shape_under_the_name(run: Run, folder: 
     assert "float32 → float16" in lines
     assert "nan" not in "".join(lines)
     assert "→" not in run("diff", "a.safetensors", "b.safetensors").output
+
+
+def test_references_stand_wherever_checkpoints_stand(run: Run, folder: Path) -> None:
+    def resolve(path: str) -> str:
+        return path if not path.startswith("models:/") else f"{path[8:]}.safetensors"
+
+    for words in (
+        "vector extract models:/base models:/a --out tau.safetensors",
+        "vector add models:/tau models:/tau --out x.safetensors",
+        "vector negate models:/tau --out x.safetensors",
+        "vector scale models:/tau -2 --out x.safetensors",
+        "vector analogy models:/tau models:/tau models:/tau --out x.safetensors",
+        "compress emr --base models:/base --expert a=models:/a --out suite.safetensors",
+        "extract-task models:/suite a --base models:/base --out x.safetensors",
+        "diff models:/a models:/a",
+    ):
+        assert run(*words.split(), resolve=resolve).exit_code == 0
+        with pytest.raises(MergeflowError, match=r"'models:/\w+' is not a local path\. References .* in a project"):
+            run(*words.split())
+    with pytest.raises(MergeflowError, match="would overwrite the input"):
+        run("vector", "negate", "models:/tau", "--out", "tau.safetensors", resolve=resolve)
 
 
 def test_vector_arithmetic_round_trip(run: Run, folder: Path) -> None:

@@ -53,6 +53,8 @@ def test_a_recipe_may_name_a_registered_model_and_files_that_dvc_keeps(project: 
         open_checkpoint(project / f"outputs/merged/{winner}.safetensors") as champion,
     ):
         assert all((merged[name] == champion[name]).all() for name in champion)
+    same = run_in(project, "mergeflow", "diff", "models:/mergeflow-pocket8@champion", "merged.safetensors")
+    assert same.returncode == 0, same.stderr
 
 
 @pytest.mark.parametrize("path", ["models:/", "models:/name", "models:/../x", "models:/@champion"])

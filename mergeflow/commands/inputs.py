@@ -1,0 +1,20 @@
+"""Checkpoints that are named on the command line."""
+
+from pathlib import Path
+
+import typer
+
+
+def local(context: typer.Context, path: str | Path) -> str:
+    """Return the local path of a checkpoint; in a project, references such as models:/name@alias are followed.
+
+    Args:
+        context: its object is what follows references, or None.
+        path: what was given.
+
+    Raises:
+        MergeflowError: a reference outside a project, or one that leads nowhere.
+    """
+    from mergeflow.merging.plan import local_path
+
+    return local_path(str(path), context.obj)
