@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.yaml_text import parse_yaml
 from tasks.worlds import WORLDS, World
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
@@ -62,14 +61,12 @@ def read_yaml(path: Path) -> Any:
     """Read one YAML file.
 
     Raises:
-        MergeflowError: the file is missing or is not YAML; the message has the line.
+        MergeflowError: the file is missing, is not YAML, or has a key twice; the message has the line.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"), path.name)
     except FileNotFoundError:
         raise MergeflowError(f"{path.name} is missing in {path.parent}: run inside a project folder.") from None
-    except yaml.YAMLError as error:
-        raise MergeflowError(f"{path.name} is not valid YAML: {error}") from None
 
 
 def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:

@@ -13,11 +13,18 @@ ROOT = Path(__file__).parents[1]
 # package: what of this project it may import, besides itself
 ALLOWED = {
     "mergeflow.errors": set(),
+    "mergeflow.yaml_text": {"mergeflow.errors"},
     "mergeflow.checkpoints": {"mergeflow.errors"},
-    "mergeflow.merging": {"mergeflow.errors", "mergeflow.checkpoints"},
+    "mergeflow.merging": {"mergeflow.errors", "mergeflow.yaml_text", "mergeflow.checkpoints"},
     "mergeflow.vision": {"mergeflow.errors", "mergeflow.checkpoints"},
     "mergeflow.training": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
-    "mergeflow.evaluation": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
+    "mergeflow.evaluation": {
+        "mergeflow.errors",
+        "mergeflow.yaml_text",
+        "mergeflow.checkpoints",
+        "mergeflow.merging",
+        "mergeflow.vision",
+    },
     "mergeflow.analysis": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
     "tasks": {"mergeflow"},
     "registry": {"mergeflow"},

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation.sweep_space import Space, check_space, grid_of
 from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.recipe import Paths
+from mergeflow.yaml_text import read_yaml
 
 
 class _Part(BaseModel):
@@ -171,15 +171,10 @@ def load_sweep(path: str | Path) -> Sweep:
     """Read and validate a sweep file. Paths inside it are relative to the current folder, as in a recipe.
 
     Raises:
-        MergeflowError: The file cannot be read, or any key, value, method or argument in it is wrong.
+        MergeflowError: The file cannot be read, has a key twice, or any key, value, method or argument in it is wrong.
     """
     place = Path(path)
-    try:
-        values = yaml.safe_load(place.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MergeflowError(f"cannot read sweep '{place}': {error.strerror}. Check the path.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise MergeflowError(f"sweep '{place}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+    values = read_yaml(place, "sweep")
     if not isinstance(values, dict):
         found = type(values).__name__
         raise MergeflowError(f"sweep '{place}' holds a {found}, expected keys such as base, experts and methods.")

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, explain, get
 from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.yaml_text import parse_yaml, read_yaml
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 LIFTED = ("matrices", "split_qkv")
@@ -178,16 +178,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: Changes such as "args.scale=0.5" or "out=merged.safetensors"; values are read as YAML.
 
     Raises:
-        MergeflowError: The file is missing, is no mapping, or has unknown keys or values out of range (all at once).
+        MergeflowError: The file is missing, is no mapping, has a key twice, or has unknown keys or values out of range
+            (all at once).
     """
     place = Path(path)
-    try:
-        values = yaml.safe_load(place.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MergeflowError(f"cannot read recipe '{place}': {error.strerror}. Check the path.") from None
-    # Beside its own errors the reader lets through those of a date such as 2024-13-01 and of deep nesting.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise MergeflowError(f"recipe '{place}' is not valid YAML: {str(error).splitlines()[0]}.") from None
+    values = read_yaml(place, "recipe")
     if not isinstance(values, dict):
         raise MergeflowError(
             f"recipe '{place}' holds a {type(values).__name__}, expected keys such as method and base."
@@ -219,10 +214,7 @@ def _override(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not key:
         raise MergeflowError(f"override '{change}' is not of the form key=value, such as args.scale=0.5.")
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise MergeflowError(f"override '{change}' has a value that is not valid YAML.") from None
+    value = parse_yaml(text, f"override '{change}'")
     *path, last = key.split(".")
     place = values
     for step in path:

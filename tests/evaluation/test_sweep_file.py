@@ -89,7 +89,12 @@ def test_files_that_are_no_sweep_are_refused(tmp_path: Path):
     place = tmp_path / "s.yaml"
     with pytest.raises(MergeflowError, match="cannot read sweep"):
         load_sweep(place)
-    for text, match in (("a: [", "not valid YAML"), ("- a", "holds a list"), ("", "holds a NoneType")):
+    for text, match in (
+        ("a: [", "not valid YAML"),
+        ("- a", "holds a list"),
+        ("", "holds a NoneType"),
+        ("a: 1\na: 2", "twice"),
+    ):
         place.write_text(text)
         with pytest.raises(MergeflowError, match=match):
             load_sweep(place)

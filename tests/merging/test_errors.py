@@ -66,6 +66,29 @@ def test_recipe_files_and_overrides(files):
         load_recipe(files / "none.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("method: ties\nbase: b\nexperts: {cars: a, cars: c}\n", "the key 'cars' stands twice, in line 3: keep one"),
+        ("method: ties\nbase: b\nexperts: [a]\nmethod: average\n", "the key 'method' stands twice, in lines 1 and 4"),
+        ('{"method": "ties", "base": "b", "experts": ["a"],\n "base": "c"}', "'base' stands twice, in lines 1 and 2"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(tmp_path, text, told):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(MergeflowError, match=rf"recipe\.yaml' is not valid YAML: .*{told}"):
+        load_recipe(tmp_path / "recipe.yaml")
+
+
+def test_merged_mappings_may_be_overridden(tmp_path):
+    text = "method: ties\nbase: b\nargs: {<<: &more {keep: 0.5}, scale: 2}\nexperts: {a: a, <<: {a: x, b: y}}\n"
+    (tmp_path / "recipe.yaml").write_text(text)
+    found = load_recipe(tmp_path / "recipe.yaml")
+    assert dict(found.experts) == {"a": "a", "b": "y"}
+    with pytest.raises(MergeflowError, match=r"override 'experts=.*stands twice"):
+        load_recipe(tmp_path / "recipe.yaml", ["experts={a: x, a: y}"])
+
+
 def test_all_mismatches_are_listed_at_once(files):
     _, experts = awkward(torch.float32)
     broken = {**experts["expert1"], "bias": torch.zeros(6), "conv2": torch.zeros(1)}

@@ -80,6 +80,9 @@ def test_missing_or_broken_files_are_one_message(project: Path) -> None:
     (project / "params.yaml").write_text("tasks: [unclosed")
     with pytest.raises(MergeflowError, match=r"params.yaml is not valid YAML"):
         load_graph(project)
+    (project / "params.yaml").write_text("tasks:\n  digits: {}\n  digits: {}\n")
+    with pytest.raises(MergeflowError, match=r"params.yaml is not valid YAML: the key 'digits' .* lines 2 and 3"):
+        load_graph(project)
     (project / "params.yaml").write_text("{}")
     with pytest.raises(MergeflowError, match="no such key"):
         load_graph(project)

@@ -1,0 +1,67 @@
+"""YAML as people write it: like the safe loader's, but a key that stands twice is an error, not the last one's."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mergeflow.errors import MergeflowError
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses equal keys while a mapping is composed, before any `<<` is merged into it."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                where = f"line {line}" if lines[key.value] == line else f"lines {lines[key.value]} and {line}"
+                raise yaml.YAMLError(f"the key '{key.value}' stands twice, in {where}: keep one")
+            lines[key.value] = line
+        return node
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Return the value of a YAML (or JSON) text.
+
+    Args:
+        text: The text.
+        name: What it is, for messages: "recipe 'a.yaml'".
+
+    Raises:
+        MergeflowError: It is not YAML, or a key stands twice in one mapping; the message has the line.
+
+    Example:
+        >>> parse_yaml("a: 1", "note")
+        {'a': 1}
+    """
+    try:
+        return yaml.load(text, _OnceLoader)
+    # Beside its own errors the reader lets through those of a date such as 2024-13-01 and of deep nesting.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise MergeflowError(f"{name} is not valid YAML: {_told(error)}.") from None
+
+
+def read_yaml(path: Path, kind: str) -> Any:
+    """Read a YAML or JSON file that a person wrote.
+
+    Raises:
+        MergeflowError: As `parse_yaml`, or the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MergeflowError(f"cannot read {kind} '{path}': {error.strerror}. Check the path.") from None
+    except UnicodeDecodeError as error:
+        raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is no UTF-8 text ({error.reason}).") from None
+    return parse_yaml(text, f"{kind} '{path}'")
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} (line {error.problem_mark.line + 1})"
+    return str(error).splitlines()[0].removesuffix(".")
