@@ -18,6 +18,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.directions import Directions, LowRank, TaskVectors
 from mergeflow.merging.engine import Engine
+from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.methods.informed import AdamergingArgs
 from mergeflow.merging.origin import check_origin
 
@@ -75,6 +76,7 @@ def learn(
     check_compatible(base, experts)
     check_origin(base, experts)
     engine = Engine(call, base, experts, workers=1, device=device)
+    count_matrices(f"method '{call.name}'", args.selection, engine.infos, engine.model.tied)
     with TemporaryDirectory(prefix="directions-", dir=scratch) as folder:
         directions = TaskVectors(engine) if args.on == "task_vectors" else LowRank(engine, args, Path(folder))
         return _descend(args, engine, directions, loss, progress or (lambda done, total: None))

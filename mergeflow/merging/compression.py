@@ -25,6 +25,7 @@ from mergeflow.merging import compressors as families
 from mergeflow.merging.catalog import explain
 from mergeflow.merging.compressor import CompressArgs, Compressor, Payload, Stored
 from mergeflow.merging.engine import Engine, Unit
+from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
 from mergeflow.merging.origin import check_origin
 
@@ -151,6 +152,7 @@ def compress(
     check_origin(base, experts)
     infos = infos_of(base)
     engine = Engine(call, base, experts, workers=workers, device=device)
+    count_matrices(f"compressor '{call.name}'", getattr(call.typed, "matrices", None), infos, engine.model.tied)
     stored: dict[str, Tensor] = {}
     lock = Lock()
 

@@ -13,6 +13,7 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.catalog import MethodCall, methods
 from mergeflow.merging.engine import Engine, Unit
+from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
 
 
@@ -95,7 +96,8 @@ def prepare(
         The direction, with new tensors that share no memory with the inputs (but for an anchor that is the base).
 
     Raises:
-        MergeflowError: Experts that do not fit the base, NaN or infinity, weights that do not fit.
+        MergeflowError: Experts that do not fit the base, NaN or infinity, weights that do not fit, `matrices` that fit
+            no matrix.
 
     Example:
         >>> from mergeflow.merging.catalog import configure
@@ -107,6 +109,7 @@ def prepare(
     check_compatible(base, experts)
     engine = Engine(call, base, experts, weights_by_name(weights, experts, call), cache, data, workers, device=device)
     infos = infos_of(base)
+    count_matrices(f"method '{call.name}'", call.typed.selection, infos, engine.model.tied)
     anchors = {name: base[name].detach() for name in infos}
     directions = {
         name: torch.empty(info.shape, dtype=engine.dtype)

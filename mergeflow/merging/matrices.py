@@ -1,6 +1,6 @@
 """Which tensors the spectral methods treat as matrices, and as how many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import ceil
 from typing import Annotated, Literal
@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.errors import MergeflowError
 
 Selection = Literal["attn_mlp", "all"] | Annotated[tuple[str, ...], Field(min_length=1)]
 """`attn_mlp`: names holding attn or mlp; `all`: all matrices but text projection and token embedding; or patterns."""
@@ -22,13 +25,50 @@ def is_matrix(name: str, shape: Sequence[int], selection: Selection) -> bool:
         >>> is_matrix("visual.resblocks.0.attn.out_proj.weight", (8, 8), "attn_mlp")
         True
     """
-    if len(shape) != 2 or min(shape) <= 1:
+    if not _is_wide(shape):
         return False
     if selection == "attn_mlp":
         return "attn" in name or "mlp" in name
     if selection == "all":
         return "text_projection" not in name and "token_embedding" not in name
     return any(fnmatchcase(name, pattern) for pattern in selection)
+
+
+def count_matrices(
+    owner: str, selection: Selection | None, infos: Mapping[str, TensorInfo], tied: Mapping[str, str]
+) -> int:
+    """Return how many tensors are treated as matrices.
+
+    Args:
+        owner: Who treats them, for the message: "method 'cart'".
+        selection: What its arguments say; None where no matrices are treated apart.
+        infos: The base's tensors.
+        tied: Names that share storage, each with the first name of its group, by which both go.
+
+    Raises:
+        MergeflowError: A pattern, or `attn_mlp`, fits none of the matrices there are: all tensors would be treated like
+            biases, and nobody told.
+    """
+    if selection is None:
+        return 0
+    shapes = {name: info.shape for name, info in infos.items() if info.dtype.is_floating_point and _is_wide(info.shape)}
+    there = sorted({tied.get(name, name) for name in shapes})
+    listed = "', '".join(there[:: max(1, len(there) // 5)][:6])
+    known = f"The matrices are {len(there)}, such as '{listed}'." if there else "There is no matrix at all."
+    for pattern in selection if isinstance(selection, tuple) else ():
+        if not any(fnmatchcase(name, pattern) for name in there):
+            raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {known}")
+    chosen = sum(is_matrix(tied.get(name, name), shape, selection) for name, shape in shapes.items())
+    if selection == "attn_mlp" and there and not chosen:
+        raise MergeflowError(
+            f"{owner}: `matrices: attn_mlp` takes names that hold attn or mlp, and no matrix has such a name. {known} "
+            'Give `matrices: all`, or patterns such as ["*.attention.*", "*.dense.*"].'
+        )
+    return chosen
+
+
+def _is_wide(shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and min(shape) > 1
 
 
 def parts(name: str, matrix: Tensor, split_qkv: bool) -> list[Tensor]:

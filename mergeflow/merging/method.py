@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.merging.cache import FactorCache
+from mergeflow.merging.matrices import Selection
 
 
 class Args(BaseModel):
@@ -32,6 +33,12 @@ class Args(BaseModel):
         Raises:
             MergeflowError: One that makes no sense with so many.
         """
+
+    @property
+    def selection(self) -> Selection | None:
+        """Which matrices the method treats apart; None where it treats none."""
+        found: Selection | None = getattr(self, "matrices", None)
+        return found
 
 
 @dataclass(frozen=True)

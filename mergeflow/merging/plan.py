@@ -15,7 +15,8 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
-from mergeflow.merging.engine import BUFFER
+from mergeflow.merging.engine import BUFFER, common_ties
+from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.origin import BASE, another_base
 from mergeflow.merging.output import check_replaceable
 from mergeflow.merging.recipe import Recipe
@@ -44,7 +45,7 @@ class Plan:
     Attributes:
         call: The method with all its arguments.
         experts: Names of the experts.
-        tensors: Number of tensors of the result, of which `matrices` are 2-D weights.
+        tensors: Number of tensors of the result, of which the method treats `matrices` as matrices.
         parameters: Number of floating-point elements.
         bytes_read: Bytes read from all inputs, over all passes.
         bytes_written: Bytes of the result.
@@ -67,10 +68,11 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
         args = ", ".join(f"{key} {value}" for key, value in self.call.args.items())
+        treated = "" if self.call.typed.selection is None else f", {self.matrices} of them treated as matrices"
         return [
             f"method        {self.call.name} ({args})",
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
-            f"tensors       {self.tensors}, of which {self.matrices} matrices; {self.parameters:,} parameters",
+            f"tensors       {self.tensors}{treated}; {self.parameters:,} parameters",
             f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
             f"writes        {_size(self.bytes_written)} in {len(self.shards)} file{'s' * (len(self.shards) > 1)}",
             f"peak memory   about {_size(self.peak_memory)}",
@@ -195,6 +197,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
     call = recipe.call()
     infos = inputs.base.infos
     out_infos = output_infos(infos, recipe.dtype)
+    ties = common_ties(inputs.base, inputs.experts)
     wide = any(
         info.dtype == torch.float64
         for state in (inputs.base, *inputs.experts.values())
@@ -210,7 +213,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         call=call,
         experts=tuple(inputs.experts),
         tensors=len(infos),
-        matrices=sum(len(info.shape) == 2 and min(info.shape) > 1 for info in infos.values()),
+        matrices=count_matrices(f"method '{call.name}'", call.typed.selection, infos, ties),
         parameters=sum(info.numel for info in infos.values() if info.dtype.is_floating_point),
         bytes_read=read * passes,
         bytes_written=sum(info.nbytes for info in out_infos.values()),

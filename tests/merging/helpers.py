@@ -21,7 +21,7 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "dare": [{"drop": 0.0}, {"then": "ties", "keep": 0.5}, {"drop": 0.999, "seed": 7}],
     "della": [{"drop": 0.5, "window": 0.0}, {"then": "ties", "reduce": "sum"}],
     "fisher": [{"eps": 1.0}],
-    "iso_c": [{"matrices": ["nothing.*"]}, {"split_qkv": True}],
+    "iso_c": [{"matrices": ["embedding"]}, {"split_qkv": True}],
     "iso_cts": [{"common": 0.0}, {"common": 1.0}],
     "karcher": [{"iterations": 1}, {"tolerance": 10.0}],
     "knots": [{"then": "task_arithmetic"}, {"keep": 1.0}],

@@ -204,6 +204,51 @@ def test_a_task_vector_is_no_base(files):
         check_recipe(recipe(files, base=str(files / "tau.safetensors")))
 
 
+@pytest.mark.parametrize(
+    ("matrices", "told"),
+    [
+        (["*attn.qkv*"], r"method 'cart': the pattern '\*attn\.qkv\*' of `matrices` fits no matrix.*'embedding'"),
+        (["*mlp*", "*.atn.*"], r"the pattern '\*\.atn\.\*'"),
+        (["bias"], "the pattern 'bias'"),
+        (["head"], "the pattern 'head'"),  # tied: both go by the name 'embedding'
+    ],
+)
+def test_patterns_that_fit_no_matrix_are_refused_before_weights_are_read(files, monkeypatch, matrices, told):
+    from mergeflow.checkpoints.reader import FileEntry
+
+    monkeypatch.setattr(FileEntry, "read", lambda *a: pytest.fail("read data"))
+    monkeypatch.setattr(FileEntry, "read_into", lambda *a: pytest.fail("read data"))
+    for run in (check_recipe, merge):
+        with pytest.raises(MergeflowError, match=told):
+            run(recipe(files, method="cart", matrices=matrices))
+    base, experts = awkward(torch.float32)
+    with pytest.raises(MergeflowError, match=told):
+        prepare(configure("cart", {"matrices": matrices}), base, experts)
+    of_args = {"of": "low_rank", "of_args": {"matrices": matrices}}
+    with pytest.raises(MergeflowError, match=told.replace("'cart'", "'lines'")):
+        check_recipe(recipe(files, method="lines", args=of_args))
+
+
+def test_names_that_the_preset_does_not_know(files):
+    bert = {"encoder.layer.0.attention.self.query.weight": torch.zeros(4, 4), "encoder.layer.0.bias": torch.zeros(4)}
+    experts = {"a": {name: value + 1 for name, value in bert.items()}}
+    with pytest.raises(MergeflowError, match=r"attn_mlp.*'encoder\.layer\.0\.attention.*Give `matrices: all`"):
+        prepare(configure("cart"), bert, experts)
+    prepare(configure("cart", {"matrices": "all"}), bert, experts)
+    bias = {"bias": torch.zeros(4)}
+    prepare(configure("cart"), bias, {"a": {"bias": torch.ones(4)}})
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "count"),
+    [("cart", {}, 4), ("cart", {"matrices": "all"}, 6), ("cart", {"matrices": ["*.1.mlp*"]}, 1), ("ties", {}, 0)],
+)
+def test_the_plan_counts_the_matrices_that_are_treated(files, method, args, count):
+    plan = check_recipe(recipe(files, method=method, args=args))
+    assert plan.matrices == count
+    assert ("treated as matrices" in plan.lines()[2]) == (method == "cart")
+
+
 def test_statistics_are_checked_before_weights_are_read(files):
     base, experts = awkward(torch.float32)
     data = statistics(base, experts)

@@ -115,7 +115,8 @@ def test_cart_anchor_is_the_mean_and_rank_1_0_the_average():
 def test_cart_averages_what_is_not_treated():
     taus = draw(3, 8, 8)
     base, experts = one(taus, name="visual.proj")
-    found = prepare(configure("cart"), base, experts)
+    treated = {"blocks.0.attn.weight": torch.ones(4, 4, dtype=torch.float64)}
+    found = prepare(configure("cart"), base | treated, {name: state | treated for name, state in experts.items()})
     assert not found.direction["visual.proj"].any()
     torch.testing.assert_close(found.at(5)["visual.proj"], taus.mean(0))
 

@@ -47,6 +47,11 @@ class AdamergingArgs(Args):
     matrices: Selection = Field("attn_mlp", description="which matrices `cart` treats: attn_mlp, all, or patterns")
     split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
 
+    @property
+    def selection(self) -> Selection | None:
+        """Which matrices are treated apart; those of `cart` only."""
+        return self.matrices if self.on == "cart" else None
+
 
 def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
     found = stack.datum(kind, expert)

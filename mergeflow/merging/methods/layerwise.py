@@ -9,6 +9,7 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.merging.matrices import Selection
 from mergeflow.merging.method import Args, Method, Parts, Stack, Statistic, method
 
 _BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
@@ -49,6 +50,12 @@ class LinesArgs(Args):
     def check_experts(self, count: int) -> None:
         """Check the arguments of the method that is scaled."""
         self.inner()[1].check_experts(count)
+
+    @property
+    def selection(self) -> Selection | None:
+        """Which matrices the scaled method treats apart."""
+        found: Selection | None = self.inner()[1].selection
+        return found
 
     def inner(self) -> tuple[Method, Any]:
         """Return the method that is scaled and its arguments."""
