@@ -1,6 +1,6 @@
 """Errors for people: one class, one voice."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 
@@ -22,3 +22,19 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
     nearest = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
     return MergeflowError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known) or 'none'}.")
+
+
+def together(*checks: Callable[[], object]) -> None:
+    """Run all checks, whatever the first of them find.
+
+    Raises:
+        MergeflowError: What they found, all of it, one after the other.
+    """
+    faults = []
+    for check in checks:
+        try:
+            check()
+        except MergeflowError as error:
+            faults.append(str(error))
+    if faults:
+        raise MergeflowError("\n".join(faults))

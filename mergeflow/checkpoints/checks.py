@@ -10,8 +10,6 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 
-_SHOWN = 20
-
 
 def infos_of(state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
     """Return shape and dtype of every tensor, without reading data where the state is lazy."""
@@ -37,10 +35,9 @@ def check_compatible(
     faults = [fault for name, state in experts.items() for fault in _mismatches(name, expected, state, dtypes)]
     if not faults:
         return
-    shown = "\n".join(f"  - {fault}" for fault in faults[:_SHOWN])
-    more = f"\n  … and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    shown = "\n".join(f"  - {fault}" for fault in faults)
     raise MergeflowError(
-        f"{len(faults)} mismatches between the base and the experts:\n{shown}{more}\n"
+        f"{len(faults)} mismatches between the base and the experts:\n{shown}\n"
         "Every expert must be a fine-tuned copy of this base: check the paths"
         + (", or convert the files to one dtype." if dtypes else ".")
     )

@@ -3,10 +3,13 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.plan import Plan
 from mergeflow.merging.recipe import Recipe
+
+if TYPE_CHECKING:
+    from mergeflow.merging.plan import Plan
 
 _HEAD = "---\nlibrary_name: mergeflow\n"
 
@@ -23,7 +26,7 @@ def check_card(path: Path) -> None:
         )
 
 
-def model_card(recipe: Recipe, plan: Plan, result: str, inputs: Mapping[str, str], version: str) -> str:
+def model_card(recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, str], version: str) -> str:
     """Return the card: what was merged, how, with which fingerprints, and how to make it again."""
     method = plan.call.method
     paths = {"base": recipe.base, **dict(recipe.experts), **dict(recipe.task_vectors)}

@@ -36,8 +36,8 @@ def get(name: str) -> Method:
     Raises:
         MergeflowError: There is none of this name; the message names the nearest.
     """
-    if name not in methods():
-        raise unknown_name("method", name, methods())
+    if not isinstance(name, str) or name not in methods():
+        raise unknown_name("method", str(name), methods())
     return methods()[name]
 
 
@@ -87,6 +87,8 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
         1.0
     """
     kind = get(name).args
+    if args is not None and not isinstance(args, Mapping):
+        raise MergeflowError(f"method '{name}': arguments are a mapping of names to values, found {args!r:.60}.")
     for key in args or {}:
         if key not in kind.model_fields:
             raise unknown_name(f"argument of {name}", str(key), kind.model_fields)

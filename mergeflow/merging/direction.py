@@ -105,6 +105,8 @@ def prepare(
         >>> prepare(configure("task_arithmetic"), base, {"a": expert}).at(0.5)["w"]
         tensor([0.5000, 0.5000])
     """
+    if not isinstance(call, MethodCall):
+        raise MergeflowError(f"`prepare` takes a configured method, `configure(name, arguments)`, found {call!r:.60}.")
     check_inputs(call, experts, data)
     check_compatible(base, experts)
     engine = Engine(call, base, experts, weights_by_name(weights, experts, call), cache, data, workers, device=device)
@@ -176,6 +178,8 @@ def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str
         MergeflowError: Too few or too many experts, for the method or an argument; a statistic that is missing,
             unknown or of no expert.
     """
+    if not isinstance(experts, Mapping):
+        raise MergeflowError(f"experts are a mapping of names to state dicts, found a {type(experts).__name__}.")
     least, most = call.method.experts
     if not least <= len(experts) <= (most or len(experts)):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"

@@ -16,7 +16,7 @@ from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.lock import lock_file
-from mergeflow.merging.output import check_replaceable
+from mergeflow.merging.output import check_replaceable, partial_folder
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -42,7 +42,7 @@ class OutputFolder:
     def __init__(self, target: Path) -> None:
         self.target = Path(os.path.abspath(target))
         beside, name = self.target.parent, self.target.name
-        self.partial = beside / f".{name}.partial"
+        self.partial = partial_folder(self.target)
         self.shards: dict[str, dict[str, str]] = {}
         self.inputs: dict[str, dict[str, str]] = {}
         self._identity: dict[str, Any] = {}

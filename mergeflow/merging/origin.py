@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import fingerprint
+from mergeflow.checkpoints.reader import KIND
 from mergeflow.errors import MergeflowError
 
 BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its base
@@ -15,6 +16,14 @@ def another_base(name: str, taken: str, found: str) -> MergeflowError:
     return MergeflowError(
         f"task vector '{name}' was taken from the base {taken[:12]}…, but this base is {found[:12]}…: "
         "a difference means nothing on another base. Extract it again from this one."
+    )
+
+
+def no_task_vector(path: object) -> MergeflowError:
+    """Return the error for a file that does not say that it holds differences."""
+    return MergeflowError(
+        f"'{path}' is not a task vector: whole models go under `experts`; make a task vector with `mergeflow vector "
+        f"extract BASE EXPERT`. Differences of other tools are known by the file's metadata `{KIND}: task_vector`."
     )
 
 

@@ -66,6 +66,11 @@ def copy_companions(base: Path, folder: Path) -> None:
                 shutil.copyfile(file, folder / file.name)
 
 
+def partial_folder(target: Path) -> Path:
+    """Return where a folder is made before it gets its name."""
+    return target.parent / f".{target.name}.partial"
+
+
 def check_replaceable(folder: Path) -> None:
     """Check that a merge may replace a folder: all it holds was put there by a merge, as its record says.
 

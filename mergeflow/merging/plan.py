@@ -1,8 +1,10 @@
 """What a recipe will do, found from headers alone."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,14 +14,15 @@ from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, together
+from mergeflow.merging.card import check_card
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, common_ties
 from mergeflow.merging.matrices import count_matrices
-from mergeflow.merging.origin import BASE, another_base
-from mergeflow.merging.output import check_replaceable
-from mergeflow.merging.recipe import Recipe
+from mergeflow.merging.origin import BASE, another_base, no_task_vector
+from mergeflow.merging.output import check_replaceable, partial_folder
+from mergeflow.merging.recipe import AnyRecipe, Recipe, as_recipe
 
 # What Python with torch (a build with CUDA) holds before any tensor is read.
 _PROCESS_BYTES = 530 * 2**20
@@ -52,6 +55,7 @@ class Plan:
         passes: Times the inputs are read.
         peak_memory: Estimated bytes of memory at most.
         shards: Names of the tensors of each output file.
+        out: Where they go; None where the recipe does not say.
     """
 
     call: MethodCall
@@ -64,17 +68,20 @@ class Plan:
     passes: int
     peak_memory: int
     shards: tuple[tuple[str, ...], ...]
+    out: str | None = None
 
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
         args = ", ".join(f"{key} {value}" for key, value in self.call.args.items())
+        count = len(self.shards)
+        where = f"to {self.out}" if self.out else "no `out` yet: give it with `merge --out`"
         treated = "" if self.call.typed.selection is None else f", {self.matrices} of them treated as matrices"
         return [
             f"method        {self.call.name} ({args})",
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
             f"tensors       {self.tensors}{treated}; {self.parameters:,} parameters",
             f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
-            f"writes        {_size(self.bytes_written)} in {len(self.shards)} file{'s' * (len(self.shards) > 1)}",
+            f"writes        {_size(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}",
             f"peak memory   about {_size(self.peak_memory)}",
         ]
 
@@ -91,20 +98,26 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         MergeflowError: A path that cannot be opened, or tensors that do not fit, all at once.
     """
     with ExitStack() as opened:
+        found: dict[tuple[str, str], LazyStateDict] = {}
 
-        def enter(path: str) -> LazyStateDict:
-            return opened.enter_context(open_checkpoint(local_path(path, resolve)))
+        def enter(role: str, name: str, path: str) -> None:
+            read = open_base if role == "base" else open_checkpoint
+            state = found[role, name] = opened.enter_context(read(local_path(path, resolve)))
+            if role == "task_vectors" and not state.is_task_vector:
+                raise no_task_vector(path)
 
-        base = opened.enter_context(open_base(local_path(recipe.base, resolve)))
-        experts = {name: enter(path) for name, path in recipe.experts}
-        for name, path in recipe.task_vectors:
-            experts[name] = enter(path)
-            experts[name].is_task_vector = True
-        check_compatible(base, experts, dtypes=recipe.dtype is None)
-        _check_types(base)
-        _check_origin(base, experts)
-        data = {kind: {name: enter(path) for name, path in paths} for kind, paths in recipe.data}
-        _check_statistics(recipe.call(), base, data)
+        wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
+        listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
+        together(*(partial(enter, *one) for one in (("base", "base", recipe.base), *listed)))
+        base = found["base", "base"]
+        experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
+        data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
+        together(
+            lambda: check_compatible(base, experts, dtypes=recipe.dtype is None),
+            lambda: _check_types(base),
+            lambda: _check_origin(base, experts),
+            lambda: _check_statistics(recipe.call(), base, data),
+        )
         paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
         for kind, states in data.items():
             paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
@@ -143,10 +156,9 @@ def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, 
                 if (each != wanted and each is not None) or (each is None and some and datum.needed)
             ]
     if faults:
-        more = f"\n  … and {len(faults) - 20} more" if len(faults) > 20 else ""
-        shown = "\n".join(f"  - {fault}" for fault in faults[:20])
+        shown = "\n".join(f"  - {fault}" for fault in faults)
         raise MergeflowError(
-            f"{len(faults)} statistics do not fit the base:\n{shown}{more}\nMake them again with this base and experts."
+            f"{len(faults)} statistics do not fit the base:\n{shown}\nMake them again with this base and experts."
         )
 
 
@@ -164,10 +176,10 @@ def local_path(path: str, resolve: Resolve | None) -> str:
 def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> None:
     """Refuse task vectors that say they were taken from another base, where the base's file says which it is."""
     known = base.metadata.get("mergeflow.fingerprint")
-    for name, state in experts.items():
-        taken = state.metadata.get(BASE)
-        if known and taken and state.is_task_vector and taken != known:
-            raise another_base(name, taken, known)
+    taken = {name: state.metadata.get(BASE) for name, state in experts.items() if state.is_task_vector}
+    for name, source in taken.items():
+        if known and source and source != known:
+            raise another_base(name, source, known)
 
 
 def _check_types(base: LazyStateDict) -> None:
@@ -176,19 +188,24 @@ def _check_types(base: LazyStateDict) -> None:
         raise MergeflowError(f"tensor '{odd[0]}' is complex; only real tensors can be merged.")
 
 
-def check_recipe(recipe: Recipe, resolve: Resolve | None = None, buffer: int = BUFFER) -> Plan:
+def check_recipe(recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int = BUFFER) -> Plan:
     """Validate a recipe against its files and return what the merge will do; reads headers only.
 
     Args:
-        recipe: The recipe.
+        recipe: The recipe: a record, a mapping, or the path of a file.
         resolve: Turns references into local paths.
         buffer: Bytes the merge may hold beyond its largest stack.
 
     Raises:
-        MergeflowError: Anything that would stop the merge.
+        MergeflowError: Anything that would stop the merge; a missing `out` does not, as `merge` may be given one.
     """
+    recipe = as_recipe(recipe)
     check_device(recipe.device)
     with open_inputs(recipe, resolve) as inputs:
+        together(
+            lambda: make_plan(recipe, inputs, buffer),
+            lambda: recipe.out is None or check_place(recipe, inputs),
+        )
         return make_plan(recipe, inputs, buffer)
 
 
@@ -220,6 +237,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         passes=passes,
         peak_memory=_PROCESS_BYTES + held,
         shards=tuple(shard_names(out_infos, recipe.shard_size)),
+        out=recipe.out,
     )
 
 
@@ -245,6 +263,17 @@ def shard_names(infos: Mapping[str, TensorInfo], size: int | None) -> list[tuple
         shards[-1].append(name)
         held += infos[name].nbytes
     return [tuple(shard) for shard in shards]
+
+
+def check_place(recipe: Recipe, inputs: Inputs) -> Path:
+    """Return where the result goes; nothing that is not ours stands in its place or its card's.
+
+    Raises:
+        MergeflowError: As `check_out`, or the card would overwrite a file.
+    """
+    target = check_out(recipe.out, recipe.shard_size, inputs.paths)
+    check_card(target.with_suffix(".md") if target.suffix == ".safetensors" else target / "README.md")
+    return target
 
 
 def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
@@ -293,6 +322,13 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
         raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
     if not single:
         check_replaceable(target)
+    unfinished = partial_folder(target)
+    if not single and (unfinished.is_symlink() or unfinished.is_file()):
+        raise MergeflowError(f"'{unfinished}', where the unfinished folder belongs, is a file or a link: move it.")
+    parent = next(folder for folder in real.parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        fault = "is not a folder" if not parent.is_dir() else "may not be written"
+        raise MergeflowError(f"cannot write '{target}': '{parent}' {fault}. Choose another place.")
 
 
 def _same_file(a: Path, b: Path) -> bool:

@@ -170,6 +170,20 @@ class Recipe(BaseModel):
         return json.dumps(self.model_dump(mode="json", exclude_none=True), ensure_ascii=False, sort_keys=True)
 
 
+AnyRecipe = Recipe | Mapping[str, Any] | str | Path
+
+
+def as_recipe(recipe: AnyRecipe) -> Recipe:
+    """Return a recipe that is given as a record, a mapping, or the path of a file.
+
+    Raises:
+        MergeflowError: As `load_recipe`.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    return load_recipe(recipe) if isinstance(recipe, str | Path) else make_recipe(recipe)
+
+
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read and validate a recipe.
 
@@ -198,6 +212,11 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     Raises:
         MergeflowError: As `load_recipe`.
     """
+    if not isinstance(values, Mapping):
+        raise MergeflowError(
+            f"{origin}: expected a mapping with keys such as method and base, found {_shown(values)}. "
+            "`load_recipe` reads a file."
+        )
     known = (*Recipe.model_fields, *LIFTED)
     for key in values:
         if key not in known:

@@ -17,7 +17,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.card import check_card, model_card
+from mergeflow.merging.card import model_card
 from mergeflow.merging.device import check_device
 from mergeflow.merging.direction import settle, weights_by_name
 from mergeflow.merging.engine import BUFFER, Engine, Unit, common_ties
@@ -29,12 +29,12 @@ from mergeflow.merging.plan import (
     Inputs,
     Plan,
     Resolve,
-    check_out,
+    check_place,
     make_plan,
     open_inputs,
     output_infos,
 )
-from mergeflow.merging.recipe import Recipe
+from mergeflow.merging.recipe import AnyRecipe, Recipe, as_recipe
 
 _UNKNOWN = "0" * 64
 
@@ -62,7 +62,7 @@ class Merged:
 
 
 def merge(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     out: str | Path | None = None,
     progress: Progress | None = None,
     resume: bool = False,
@@ -74,7 +74,8 @@ def merge(
     """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
 
     Args:
-        recipe: The recipe; it is checked whole, with the headers of all files, before any weight is read.
+        recipe: A record, a mapping, or the path of a file; it is checked whole, with the headers of all files, before
+            any weight is read.
         out: Where to write, in place of the recipe's `out`: a `.safetensors` file, or a folder.
         progress: Called as work proceeds.
         resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
@@ -91,15 +92,14 @@ def merge(
             on the same folder, a folder that holds files of others. Nothing half-written is left under the output's
             name.
     """
-    began = time.monotonic()
+    began, recipe = time.monotonic(), as_recipe(recipe)
     if out is not None:
         recipe = recipe.model_copy(update={"out": str(out)})
     check_device(recipe.device)
     with open_inputs(recipe, resolve) as inputs:
-        target = check_out(recipe.out, recipe.shard_size, inputs.paths)
+        target = check_place(recipe, inputs)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
         single = target.suffix == ".safetensors"
-        check_card(target.with_suffix(".md") if single else target / "README.md")
         result, digests = job.into_file() if single else job.into_folder(resume)
         if progress is not None:
             progress(job.plan.bytes_read, job.plan.bytes_read)

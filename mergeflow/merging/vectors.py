@@ -15,7 +15,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.origin import BASE, another_base
+from mergeflow.merging.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.plan import check_file, open_base
 
 Pathlike = str | Path
@@ -98,7 +98,7 @@ def open_vector(path: Pathlike) -> LazyStateDict:
     state = open_checkpoint(path)
     if not state.is_task_vector:
         state.close()
-        raise MergeflowError(f"'{path}' is not a task vector: make one with `mergeflow vector extract BASE EXPERT`.")
+        raise no_task_vector(path)
     if state.absolute:
         state.close()
         raise MergeflowError(

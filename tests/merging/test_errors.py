@@ -279,6 +279,77 @@ def test_statistics_are_checked_before_weights_are_read(files):
         merge(recipe(files, method="fisher", data={"fisher": paths["fisher"]}), out=paths["fisher"]["expert1"])
 
 
+def test_check_refuses_every_out_that_merge_would(files):
+    (files / "note.txt").write_text("")
+    (files / "card.md").write_text("# Notes of a year")
+    (files / ".link.partial").symlink_to(files)
+    (files / "full").mkdir()
+    (files / "full" / "thesis.txt").write_text("years of work")
+    outs = ["base.safetensors", "out.pt", "note.txt", "card.safetensors", "link", "full", ".", "note.txt/a.safetensors"]
+    for out in outs:
+        told = []
+        for run in (check_recipe, merge):
+            with pytest.raises(MergeflowError) as caught:
+                run(recipe(files, out=str(files / out)))
+            told.append(str(caught.value))
+        assert told[0] == told[1]
+    with pytest.raises(MergeflowError, match="makes a folder"):
+        check_recipe(recipe(files, shard_size="1MB"))
+    assert "to " + str(files / "out.safetensors") in check_recipe(recipe(files)).lines()[4]
+    assert "give it with `merge --out`" in check_recipe(recipe(files, out=None)).lines()[4]
+
+
+def test_a_folder_that_may_not_be_written(files, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(MergeflowError, match="may not be written"):
+        check_recipe(recipe(files))
+
+
+def test_a_recipe_is_a_record_a_mapping_or_a_path(files):
+    values = recipe(files).model_dump()
+    (files / "r.json").write_text(json.dumps(values))
+    made = {merge(given).fingerprint for given in (recipe(files), values, files / "r.json", str(files / "r.json"))}
+    assert len(made) == 1
+    assert check_recipe(values) == check_recipe(str(files / "r.json"))
+    for run in (merge, check_recipe, make_recipe):
+        for wrong in (None, 3, [values]):
+            with pytest.raises(MergeflowError, match="expected a mapping with keys such as method and base, found"):
+                run(wrong)
+
+
+def test_wrong_kinds_of_arguments_in_memory():
+    base, experts = awkward(torch.float32)
+    with pytest.raises(MergeflowError, match=r"takes a configured method, .*found 'average'"):
+        prepare("average", base, experts)
+    with pytest.raises(MergeflowError, match="experts are a mapping of names to state dicts, found a list"):
+        prepare(configure("average"), base, list(experts.values()))
+    for name in (None, 3, ["ties"]):
+        with pytest.raises(MergeflowError, match="unknown method"):
+            configure(name)
+    with pytest.raises(MergeflowError, match="arguments are a mapping"):
+        configure("ties", [1])
+
+
+def test_all_missing_files_are_named(files):
+    for name in ("base", "expert0", "expert2"):
+        (files / f"{name}.safetensors").unlink()
+    with pytest.raises(MergeflowError) as caught:
+        check_recipe(recipe(files))
+    assert [line.split("'")[1] for line in str(caught.value).splitlines()] == [
+        str(files / f"{name}.safetensors") for name in ("base", "expert0", "expert2")
+    ]
+
+
+def test_every_mismatch_is_listed(files):
+    base, _ = awkward(torch.float32)
+    for name in ("expert0", "expert1", "expert2"):
+        write_checkpoint(files / f"{name}.safetensors", {key: torch.zeros(3, 3, 3) for key in base})
+    with pytest.raises(MergeflowError) as caught:
+        check_recipe(recipe(files))
+    assert str(caught.value).count("shape [3, 3, 3], base has") == 3 * len(base)
+    assert "more" not in str(caught.value)
+
+
 def test_missing_files_and_references(files):
     (files / "expert1.safetensors").unlink()
     with pytest.raises(MergeflowError, match=r"no checkpoint at '.*expert1"):

@@ -8,7 +8,7 @@ import torch
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure, make_recipe, merge
+from mergeflow.merging import check_recipe, configure, make_recipe, merge
 from mergeflow.merging.adamerging import learn
 from mergeflow.merging.compression import compress, configure_compressor
 from mergeflow.merging.diff import diff
@@ -253,3 +253,14 @@ def test_diff_tells_other_types_and_shapes(tmp_path):
         "type": "float32 → float16",
     }
     assert not any(row.equal for row in found.tensors)
+
+
+def test_whole_models_are_no_task_vectors(files):
+    values = {"method": "task_arithmetic", "base": str(files / "base.safetensors"), "out": str(files / "a.safetensors")}
+    made = merge(make_recipe({**values, "experts": [str(files / "expert0.safetensors")]})).path
+    vectors = [str(made), str(files / "expert1.safetensors")]
+    for run in (check_recipe, merge):
+        with pytest.raises(MergeflowError) as caught:
+            run(make_recipe({**values, "task_vectors": vectors, "out": str(files / "b.safetensors")}))
+        for path in vectors:
+            assert f"'{path}' is not a task vector: whole models go under `experts`" in str(caught.value)
