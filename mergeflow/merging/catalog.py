@@ -89,22 +89,37 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
     kind = get(name).args
     if args is not None and not isinstance(args, Mapping):
         raise MergeflowError(f"method '{name}': arguments are a mapping of names to values, found {args!r:.60}.")
-    for key in args or {}:
-        if key not in kind.model_fields:
-            raise unknown_name(f"argument of {name}", str(key), kind.model_fields)
+    given = dict(args or {})
+    faults = [
+        str(unknown_name(f"argument of {name}", str(key), kind.model_fields))
+        for key in given
+        if key not in kind.model_fields
+    ]
+    if len(faults) == len(given) == 1:
+        raise MergeflowError(faults[0])
     try:
-        return MethodCall(name, kind(**dict(args or {})))
+        typed = kind(**{key: value for key, value in given.items() if key in kind.model_fields})
     except ValidationError as error:
-        raise MergeflowError(f"method '{name}': {explain(error)}") from None
+        faults.append(explain(error))
+    if faults:
+        raise MergeflowError(f"method '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")
+    return MethodCall(name, typed)
 
 
 def explain(error: ValidationError) -> str:
-    """Return one line per fault of a validation error: where, what was found, what was expected."""
+    """Return all faults of a validation error in one line."""
+    return "; ".join(faults_of(error)) + "."
+
+
+def faults_of(error: ValidationError) -> list[str]:
+    """Return the faults of a validation error: where, what was expected, what was found."""
     faults = []
     for fault in error.errors():
         place = ".".join(str(part) for part in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ").removesuffix(".")
+        message = fault["msg"].removeprefix("Value error, ")
         message = message.replace("Input should", "must").replace("Field required", "is missing")
-        told = not place or fault["type"] == "missing"
-        faults.append(f"{place}: " * bool(place) + message + ("" if told else f", found {fault['input']!r:.80}"))
-    return "; ".join(faults) + "."
+        # Our own messages say themselves what was found.
+        told = not place or fault["type"] in ("missing", "value_error")
+        found = "" if told else f", found {fault['input']!r:.80}"
+        faults += [f"{place}: " * bool(place) + line.removesuffix(".") + found for line in message.splitlines()]
+    return faults

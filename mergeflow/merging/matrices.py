@@ -3,16 +3,24 @@
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.errors import MergeflowError
 
-Selection = Literal["attn_mlp", "all"] | Annotated[tuple[str, ...], Field(min_length=1)]
+
+def _selection(value: Any) -> Any:
+    patterns = isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
+    if not patterns and value not in ("attn_mlp", "all"):
+        raise ValueError(f"expected attn_mlp, all, or a list of patterns of names, found {value!r:.60}")
+    return value
+
+
+Selection = Annotated[Literal["attn_mlp", "all"] | tuple[str, ...], BeforeValidator(_selection)]
 """`attn_mlp`: names holding attn or mlp; `all`: all matrices but text projection and token embedding; or patterns."""
 
 _FUSED = ("in_proj_weight", "qkv.weight", "query_key_value.weight", "c_attn.weight")

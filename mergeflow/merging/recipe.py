@@ -1,16 +1,26 @@
 """Recipes: what a merge is made of, validated whole before any weight is read, frozen and replayable."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from mergeflow.checkpoints.pickles import PICKLES
-from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.catalog import MethodCall, configure, explain, get
+from mergeflow.errors import MergeflowError, together, unknown_name
+from mergeflow.merging.catalog import MethodCall, configure, faults_of, methods
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
@@ -26,12 +36,12 @@ def parse_size(value: Any) -> Any:
         (5000000000, 67108864)
     """
     if isinstance(value, bool):
-        raise ValueError("expected a size such as 5GB or 512MiB")
+        raise ValueError(f"expected a size such as 5GB or 512MiB, found {_shown(value)}")
     if not isinstance(value, str):
         return value
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
     if not found:
-        raise ValueError("expected a size such as 5GB or 512MiB")
+        raise ValueError(f"expected a size such as 5GB or 512MiB, found {_shown(value)}")
     return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
 
 
@@ -76,11 +86,47 @@ def _mapping(value: Any) -> Any:
     return frozen(value)
 
 
+def _statistics(value: Any) -> Any:
+    for kind, paths in _mapping(value):
+        try:
+            _named_paths(paths)
+        except ValueError as error:
+            raise ValueError(f"of '{kind}': {error}") from None
+    return frozen(value)
+
+
+def _weights(value: Any) -> Any:
+    """Return weights as numbers in order, or as pairs of name and number."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return tuple((name, _number(weight, f"of '{name}'")) for name, weight in frozen(value))
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected numbers, one per expert, in a list or by name, found {_shown(value)}")
+    return tuple(_number(weight, f"{place + 1} of the list") for place, weight in enumerate(value))
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"weight {place}: expected a finite number, found {_shown(value)}")
+    return found
+
+
+def _plain_weights(value: Any) -> Any:
+    return dict(value) if value and isinstance(value[0], tuple) else value
+
+
 Location = Annotated[str, BeforeValidator(_path)]
 Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
 Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_mapping), PlainSerializer(thawed)]
-Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_mapping), PlainSerializer(dict)]
-Weights = tuple[float, ...] | Annotated[tuple[tuple[str, float], ...], BeforeValidator(_mapping), PlainSerializer(dict)]
+Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_statistics), PlainSerializer(dict)]
+Weights = Annotated[
+    tuple[float, ...] | tuple[tuple[str, float], ...] | None, PlainValidator(_weights), PlainSerializer(_plain_weights)
+]
 
 
 class Recipe(BaseModel):
@@ -109,7 +155,7 @@ class Recipe(BaseModel):
     base: Location
     experts: Paths = ()
     task_vectors: Paths = ()
-    weights: Weights | None = None
+    weights: Weights = None
     data: Statistics = ()
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -132,28 +178,29 @@ class Recipe(BaseModel):
                 continue
             if key in args:
                 raise ValueError(f"'{key}' stands both in the recipe and in its args; keep one")
-            if isinstance(values.get("method"), str) and key not in get(values["method"]).args.model_fields:
-                raise ValueError(f"method '{values['method']}' treats no matrices apart: remove '{key}'")
+            method = values.get("method")
+            known = methods().get(method) if isinstance(method, str) else None
+            if known is not None and key not in known.args.model_fields:
+                raise ValueError(f"method '{method}' treats no matrices apart: remove '{key}'")
             args[key] = values.pop(key)
         return {**values, "args": args}
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        call = self.call()
-        object.__setattr__(self, "args", frozen(call.args))
         names = [name for name, _ in (*self.experts, *self.task_vectors)]
-        if not names:
-            raise ValueError("no experts: give `experts` or `task_vectors`")
-        if len(set(names)) != len(names):
-            raise ValueError(f"two experts share a name: {sorted(name for name in names if names.count(name) > 1)}")
-        if "base" in names:
-            raise ValueError("an expert cannot be named 'base'; give it another name (name: path)")
+        together(self._complete_arguments, lambda: _check_names(names))
         from mergeflow.merging.direction import check_inputs, weights_by_name
 
+        call = self.call()
         given = {kind: dict(paths) for kind, paths in self.data}
-        check_inputs(call, dict.fromkeys(names), given)
-        weights_by_name(self.weights_given(), dict.fromkeys(names), call)
+        together(
+            lambda: check_inputs(call, dict.fromkeys(names), given),
+            lambda: weights_by_name(self.weights_given(), dict.fromkeys(names), call),
+        )
         return self
+
+    def _complete_arguments(self) -> None:
+        object.__setattr__(self, "args", frozen(self.call().args))
 
     def call(self) -> MethodCall:
         """Return the configured method."""
@@ -168,6 +215,16 @@ class Recipe(BaseModel):
     def record(self) -> str:
         """Return the recipe as JSON, complete with every default, to be stored with its result."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), ensure_ascii=False, sort_keys=True)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if not names:
+        raise MergeflowError("no experts: give `experts` or `task_vectors`")
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise MergeflowError(f"two experts share a name: {twice}")
+    if "base" in names:
+        raise MergeflowError("an expert cannot be named 'base'; give it another name (name: path)")
 
 
 AnyRecipe = Recipe | Mapping[str, Any] | str | Path
@@ -218,15 +275,33 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
             "`load_recipe` reads a file."
         )
     known = (*Recipe.model_fields, *LIFTED)
-    for key in values:
-        if key not in known:
-            raise unknown_name("key of a recipe", str(key), known)
+    faults = [
+        str(unknown_name("key of a recipe", str(key), known)).removesuffix(".") for key in values if key not in known
+    ]
     try:
-        return Recipe(**dict(values))
+        found = Recipe(**{key: value for key, value in values.items() if key in known})
+        if not faults:
+            return found
     except ValidationError as error:
-        raise MergeflowError(f"{origin}: {explain(error)}") from None
+        faults += faults_of(error)
+        if all(fault["loc"] for fault in error.errors()):  # then the arguments were not looked at yet
+            faults += _argument_faults(values)
     except RecursionError:
         raise MergeflowError(f"{origin}: a value holds itself, or lists are nested too deeply.") from None
+    if len(faults) == 1:
+        raise MergeflowError(f"{origin}: {faults[0]}.")
+    raise MergeflowError("\n  - ".join([f"{origin} has {len(faults)} faults:", *faults]))
+
+
+def _argument_faults(values: Mapping[str, Any]) -> list[str]:
+    method, args = values.get("method"), values.get("args") or {}
+    if not isinstance(method, str) or not isinstance(args, Mapping):
+        return []
+    try:
+        configure(method, {**args, **{key: values[key] for key in LIFTED if key in values}})
+    except MergeflowError as error:
+        return [str(error).removesuffix(".")]
+    return []
 
 
 def _override(values: dict[str, Any], change: str) -> None:

@@ -48,7 +48,20 @@ def sound(method: str) -> dict:
         ({"out": "a\0b"}, "out: a path must hold some character, and no NUL"),
         ({"args": [1]}, "args: expected a mapping of names to values"),
         ({"data": [None]}, "data: expected a mapping"),
-        ({"weights": {"a": None}}, "weights"),
+        (
+            {"weights": {"a": None}},
+            r"^recipe: weights: weight of 'a': expected a finite number, found",
+        ),
+        (
+            {"weights": [None]},
+            r"^recipe: weights: weight 1 of the list: expected a finite number, found",
+        ),
+        ({"weights": "1, 2"}, "weights: expected numbers, one per expert, in a list or by name, found '1, 2'"),
+        ({"data": {"fisher": 3}}, "data: of 'fisher': expected a list of paths, or a mapping .* found 3"),
+        (
+            {"method": "cart", "matrices": 3},
+            "matrices: expected attn_mlp, all, or a list of patterns",
+        ),
         ({"shard_size": True}, "shard_size: expected a size"),
         ({"shard_size": "9" * 400 + "GB"}, "shard_size: expected a size"),
     ],
@@ -56,6 +69,32 @@ def sound(method: str) -> dict:
 def test_one_error_names_the_field(change, message):
     with pytest.raises(MergeflowError, match=message):
         make_recipe({**sound("task_arithmetic"), **change})
+
+
+def test_nothing_is_told_twice():
+    for change in ({"experts": [None]}, {"base": None}, {"weights": [None]}, {"data": 3}, {"shard_size": True}):
+        with pytest.raises(MergeflowError) as caught:
+            make_recipe({**sound("task_arithmetic"), **change})
+        assert str(caught.value).count("found") == 1
+
+
+def test_all_faults_are_told_at_once():
+    wrong = {"metod": 1, "exprts": 2, "dtype": "int8", "args": {"kep": 1, "tirm": 2, "keep": 7}, "experts": [None]}
+    with pytest.raises(MergeflowError) as caught:
+        make_recipe({**sound("ties"), **wrong}, "r.yaml")
+    text = str(caught.value)
+    assert text.startswith("r.yaml has 5 faults:")
+    assert len(text.splitlines()) == 6
+    for told in ("'metod'", "'exprts'", "dtype: ", "'kep'", "'tirm'", "keep: must be", "experts: a path is text"):
+        assert told in text
+    with pytest.raises(MergeflowError) as caught:
+        make_recipe({**sound("ties"), "args": {"keep": 7}, "experts": {"base": "x"}})
+    assert "keep: must be" in str(caught.value)
+    assert "cannot be named 'base'" in str(caught.value)
+    with pytest.raises(MergeflowError) as caught:
+        make_recipe({**sound("fisher"), "weights": [1, 2, 3]})
+    assert "needs the statistic 'fisher'" in str(caught.value)
+    assert "3 weights for 2 experts" in str(caught.value)
 
 
 def test_a_value_that_holds_itself(tmp_path):
