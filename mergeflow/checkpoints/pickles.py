@@ -1,5 +1,6 @@
 """Pickled state dicts, loaded by torch's weights-only reader: a file that holds code is refused."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,22 @@ def _load(path: Path) -> Any:
     except OSError as error:
         raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
     except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise MergeflowError(
-            f"'{path}' is not a plain state dict: {reason} It is damaged, or it holds code, which is never run. "
-            "Save the state dict alone, best as safetensors."
-        ) from None
+        raise _refused(path, str(error) or type(error).__name__) from None
+
+
+def _refused(path: Path, reason: str) -> MergeflowError:
+    """Return our own error; torch's ends in the advice to run the file's code."""
+    wanted = re.search(r"GLOBAL ([\w.]+)", reason)
+    if wanted:
+        what = f"it wants to load '{wanted.group(1)}', so it holds code, which is never run"
+    elif "weights_only" in reason:
+        what = "it is damaged, or it holds code, which is never run"
+    else:
+        what = f"it is damaged ({reason.splitlines()[0].split('. ')[0][:120]})"
+    return MergeflowError(
+        f"'{path}' is not a plain state dict: {what}. Save the state dict alone where the file was made, best as "
+        "safetensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
+    )
 
 
 def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:

@@ -161,6 +161,9 @@ def test_code_in_pickles_is_refused_and_never_run(tmp_path):
         torch.save({"w": torch.ones(2), "x": Bomb(tmp_path / "ran")}, tmp_path / name)
         with pytest.raises(MergeflowError, match="holds code, which is never run"):
             open_checkpoint(tmp_path / name)
+        with pytest.raises(MergeflowError, match=rf"{name}' .* it wants to load '_?io\.open', .*save_file") as caught:
+            open_checkpoint(tmp_path / name)
+        assert "weights_only" not in str(caught.value)
     (tmp_path / "d.pt").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     with pytest.raises(MergeflowError, match="holds code"):
         open_checkpoint(tmp_path / "d.pt")
