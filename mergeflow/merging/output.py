@@ -1,6 +1,7 @@
 """What a merge leaves on disk beside the tensors: digests, companions of the weights, the record of what is its own."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 
 RECORD = "mergeflow.json"
-_COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+_COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
+_WEIGHTS = (*PICKLES, ".safetensors")
 
 
 @dataclass
@@ -55,15 +59,42 @@ def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
     return found
 
 
-def copy_companions(base: Path, folder: Path) -> None:
-    """Copy configuration and tokenizer files of a model folder; never weights, their index, or an adapter's notes."""
+def copy_companions(base: Path, folder: Path, dtype: str | None = None) -> None:
+    """Copy configuration, tokenizer and licence of a model folder, and the code that its configuration names.
+
+    Never weights, their index, or an adapter's notes. Where the result has a type of its own, config.json says so.
+    """
     if not base.is_dir():
         return
-    for pattern in _COPIED:
+    for pattern in (*_COPIED, *_custom_code(base)):
         for file in sorted(base.glob(pattern)):
-            taken = file.name.endswith(".index.json") or file.name == RECORD
+            taken = file.name.endswith(".index.json") or file.name == RECORD or file.suffix in _WEIGHTS
             if file.is_file() and not taken:
                 shutil.copyfile(file, folder / file.name)
+    config = _config(folder / "config.json")
+    key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
+    if dtype is not None and key is not None and config[key] != dtype:
+        write_text(folder / "config.json", json.dumps({**config, key: dtype}, indent=2, ensure_ascii=False) + "\n")
+
+
+def _custom_code(base: Path) -> list[str]:
+    """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel" or a list of such."""
+    found = []
+    for name in ("config.json", "tokenizer_config.json"):
+        entries = _config(base / name).get("auto_map")
+        for entry in entries.values() if isinstance(entries, dict) else ():
+            for one in entry if isinstance(entry, list) else [entry]:
+                if isinstance(one, str) and re.fullmatch(r"\w+\.\w+", one):  # not "other/repository--module.Class"
+                    found.append(f"{one.partition('.')[0]}.py")
+    return found
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def partial_folder(target: Path) -> Path:

@@ -1,7 +1,7 @@
 """What a recipe will do, found from headers alone."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +23,10 @@ from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.output import check_replaceable, partial_folder
 from mergeflow.merging.recipe import AnyRecipe, Recipe, as_recipe
+from mergeflow.merging.references import Resolve, local_path
 
 # What Python with torch (a build with CUDA) holds before any tensor is read.
 _PROCESS_BYTES = 530 * 2**20
-
-Resolve = Callable[[str], str]
-"""Turns a reference such as models:/name@alias into a local path; the project half supplies it."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +158,6 @@ def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, 
         raise MergeflowError(
             f"{len(faults)} statistics do not fit the base:\n{shown}\nMake them again with this base and experts."
         )
-
-
-def local_path(path: str, resolve: Resolve | None) -> str:
-    """Return the local path a recipe's path stands for."""
-    found = resolve(path) if resolve is not None else path
-    if "://" in found or found.startswith("models:/"):
-        raise MergeflowError(
-            f"'{path}' is not a local path. References to the registry are resolved in a project folder only: "
-            "run the command there, or give a file."
-        )
-    return found
 
 
 def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> None:

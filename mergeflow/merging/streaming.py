@@ -28,13 +28,13 @@ from mergeflow.merging.output import RECORD, Digests, copy_companions, identity_
 from mergeflow.merging.plan import (
     Inputs,
     Plan,
-    Resolve,
     check_place,
     make_plan,
     open_inputs,
     output_infos,
 )
 from mergeflow.merging.recipe import AnyRecipe, Recipe, as_recipe
+from mergeflow.merging.references import Resolve, fix_references
 
 _UNKNOWN = "0" * 64
 
@@ -80,7 +80,7 @@ def merge(
         progress: Called as work proceeds.
         resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
             without it an unfinished one is started again.
-        resolve: Turns references such as models:/name@alias into local paths.
+        resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.
         workers: Threads, by default one per core; the result does not depend on it.
         buffer: Bytes held at most beyond (experts + 3) × the largest tensor.
 
@@ -96,6 +96,7 @@ def merge(
     if out is not None:
         recipe = recipe.model_copy(update={"out": str(out)})
     check_device(recipe.device)
+    recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
         target = check_place(recipe, inputs)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
@@ -237,7 +238,7 @@ class _Job:
             places = {name: file for file, names in shards.items() for name in names}
             index = {"metadata": {"total_size": self.plan.bytes_written}, "weight_map": dict(sorted(places.items()))}
             write_text(partial / "model.safetensors.index.json", json.dumps(index, indent=2))
-        copy_companions(Path(self.inputs.base.path), partial)
+        copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype)
         record = {
             "version": _version(),
             "recipe": json.loads(self.recipe.record()),

@@ -363,6 +363,22 @@ def test_missing_files_and_references(files):
     assert found.experts == ("best@champion",)
 
 
+def test_the_version_that_an_alias_meant_is_recorded(files):
+    meant = {"models:/best@champion": "models:/best/7", "models:/best/7": str(files / "expert0.safetensors")}
+    aliased = recipe(files, experts=["models:/best@champion"])
+    merged = merge(aliased, resolve=lambda path: meant.get(path, path))
+    with open_checkpoint(merged.path) as state:
+        recorded = json.loads(state.metadata["mergeflow.recipe"])
+    assert recorded["experts"] == {"best@champion": "models:/best/7"}
+    assert "models:/best/7" in merged.path.with_suffix(".md").read_text()
+    meant["models:/best@champion"] = "models:/best/8"
+    again = merge(make_recipe(recorded), files / "again.safetensors", resolve=lambda path: meant.get(path, path))
+    assert again.fingerprint == merged.fingerprint
+    assert check_recipe(
+        aliased, resolve=lambda path: {**meant, "models:/best/8": meant["models:/best/7"]}.get(path, path)
+    )
+
+
 def test_a_full_disk_is_one_error(files, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -410,6 +426,26 @@ def test_a_folder_of_ours_is_replaced_and_companions_are_copied(files):
     record = json.loads((files / "out" / "mergeflow.json").read_text())
     assert record["recipe"]["args"]["scale"] == 1.0
     assert record["fingerprint"] == result.fingerprint
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_the_configuration_says_the_result_s_type(files, key):
+    (files / "hf").mkdir()
+    os.rename(files / "base.safetensors", files / "hf" / "model.safetensors")
+    config = {"b": 1e-05, key: "float32", "auto_map": {"AutoModel": "modeling_x.X", "AutoTokenizer": ["a--b.C", None]}}
+    (files / "hf" / "config.json").write_text(json.dumps(config))
+    copied = {"tokenizer.model.v3", "vocab.bpe", "merges.txt", "LICENSE", "LICENSE.md", "modeling_x.py", "config.json"}
+    for name in (copied | {"train.py", "b.py", "old.model.pt"}) - {"config.json"}:
+        (files / "hf" / name).write_text(name)
+    changes = {"base": str(files / "hf"), "out": str(files / "out")}
+    merge(recipe(files, **changes))
+    assert (files / "out" / "config.json").read_text() == json.dumps(config)
+    merge(recipe(files, **changes, dtype="float16"))
+    found = json.loads((files / "out" / "config.json").read_text())
+    assert found == {**config, key: "float16"}
+    assert list(found) == list(config)
+    names = {path.name for path in (files / "out").iterdir()}
+    assert names == copied | {"model.safetensors", "mergeflow.json", "README.md"}
 
 
 def test_the_result_carries_what_makes_it_again(files):
