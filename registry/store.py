@@ -1,6 +1,7 @@
 """Where the registry is kept: a local SQLite file by default, or whatever MLFLOW_TRACKING_URI names."""
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from mergeflow.errors import MergeflowError
 from registry.locks import file_lock, postgres_lock
 from registry.quiet import mlflow
+from registry.relocation import follow_files
 
 EXPERIMENT = "mergeflow"
 LOCK_SECONDS = 1800.0  # a holder may be uploading a large model
@@ -77,23 +79,41 @@ def connect(
         MergeflowError: the address is of no known kind, or nobody answers there.
     """
     root = Path(project_root).resolve()
-    uri = os.environ.get(_VARIABLE) or tracking_uri or f"sqlite:///{root / 'mlflow.db'}"
+    own = f"sqlite:///{root / 'mlflow.db'}"
+    uri = os.environ.get(_VARIABLE) or tracking_uri or own
     lock_folder = root / ".mergeflow" / "locks"
     _check_kind(uri)
-    if uri.startswith("sqlite:///"):
-        _ensure_sqlite(Path(uri.removeprefix("sqlite:///").partition("?")[0]), lock_folder)
     served = uri.startswith(("http://", "https://"))
     folder = None if served else root / "mlartifacts"
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     try:
+        if uri.startswith("sqlite:///"):
+            _ensure_sqlite(_sqlite_file(uri), lock_folder)
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         experiment_id = _experiment_id(client, experiment, folder)
-    except (MlflowException, sqlalchemy.exc.SQLAlchemyError) as error:
-        raise MergeflowError(
-            f"the registry at {_safe(uri)} cannot be opened: {_first_line(error)} "
-            "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
-        ) from error
+        if uri == own and folder is not None:
+            follow_files(root / "mlflow.db", experiment_id, folder)
+    except (MlflowException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
+        raise _cannot_open(uri, error) from error
     lock = os.environ.get("MERGEFLOW_LOCK_URI") or lock_uri or (uri if uri.startswith("postgresql") else None)
     return Store(uri, client, experiment_id, folder, lock_folder, lock)
+
+
+def _sqlite_file(uri: str) -> Path:
+    return Path(uri.removeprefix("sqlite:///").partition("?")[0])
+
+
+def _cannot_open(uri: str, error: Exception) -> MergeflowError:
+    found = _first_line(error)
+    if not uri.startswith("sqlite:///"):
+        return MergeflowError(
+            f"the registry at {_safe(uri)} cannot be opened: {found} "
+            "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
+        )
+    return MergeflowError(
+        f"the registry's file {_sqlite_file(uri)} cannot be opened: {found}. It is no database of this MLflow, or it "
+        "is damaged. Put a backup in its place; or move it away, and `mergeflow run` makes a new one and registers "
+        "the winner again."
+    )
 
 
 def _check_kind(uri: str) -> None:
