@@ -25,6 +25,7 @@ from mergeflow.vision.models import ImageEncoder, load_clip
 
 _BATCH = 256
 _ROWS_NAMED = 10
+_EXPECTED = "Expected are the bytes of a PNG or JPEG file; over HTTP, their base64."
 
 
 def read_model(folder: Path, device: torch.device) -> tuple[ImageEncoder, dict[str, Head], int]:
@@ -84,7 +85,7 @@ class MergedModel(PythonModel):
             try:
                 if not isinstance(task, str) or task not in self.heads:
                     raise unknown_name("task", str(task), self.heads)
-                pixels.append(resize(to_rgb(_to_bytes(image), "the image"), self.image_size))
+                pixels.append(resize(to_rgb(_to_bytes(image), "the image", _EXPECTED), self.image_size))
             except MergeflowError as error:
                 wrong.append(f"row {row}: {error}")
         if wrong:
@@ -100,14 +101,15 @@ class MergedModel(PythonModel):
 
 
 def _to_bytes(image: Any) -> bytes:
-    if isinstance(image, (bytes, bytearray)):
-        return bytes(image)
-    if not isinstance(image, str):
-        raise MergeflowError(f"the image is a {type(image).__name__}; expected the bytes of a PNG or JPEG file.")
+    if not isinstance(image, (bytes, bytearray, str)):
+        raise MergeflowError(f"the image is a {type(image).__name__}. {_EXPECTED}")
     try:
-        return base64.b64decode(image, validate=True)
+        found = base64.b64decode(image, validate=True) if isinstance(image, str) else bytes(image)
     except (binascii.Error, ValueError):
-        raise MergeflowError("the image is text but not base64; expected a PNG or JPEG file in base64.") from None
+        raise MergeflowError(f"the image is text but not base64. {_EXPECTED}") from None
+    if not found:  # MLflow's server skips what is not base64, up to all of a text
+        raise MergeflowError(f"the image is empty, or text that is not base64. {_EXPECTED}")
+    return found
 
 
 def _bad(message: str) -> MlflowException:

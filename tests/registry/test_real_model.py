@@ -136,7 +136,16 @@ def test_scoring_over_http_in_process(model):
     unknown = client.post("/invocations", json=request(picture(1), "digit"))
     assert unknown.status_code == 400
     assert "did you mean 'digits'" in unknown.json()["message"]
-    assert client.post("/invocations", json=request(b"junk", "digits")).status_code == 400
+    junk = client.post("/invocations", json=request(b"junk", "digits"))
+    assert junk.status_code == 400
+    assert "the image cannot be decoded: its bytes are of no known image format" in junk.json()["message"]
+    for text in ("@@", ""):
+        empty = client.post("/invocations", json={"dataframe_records": [{"image": text, "task": "digits"}]})
+        assert empty.status_code == 400
+        assert "row 0: the image is empty, or text that is not base64" in empty.json()["message"]
+    for answer in (junk, empty):
+        assert " object at 0x" not in answer.text
+        assert "Restore the file" not in answer.text
     assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
     assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400
 

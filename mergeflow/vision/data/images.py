@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from mergeflow.errors import MergeflowError
 from mergeflow.vision.data.task import Example, ImageInput
@@ -50,12 +50,13 @@ def decode_example(example: Example, image_size: int, where: str) -> DecodedExam
     return DecodedExample(encoded, example.path, int(example.label), pixel_digest(rgb), resize(rgb, image_size))
 
 
-def to_rgb(image: ImageInput, what: str) -> Image.Image:
+def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or remove the row.") -> Image.Image:
     """Return an image as 8-bit RGB.
 
     Args:
         image: encoded bytes or a PIL image of any 8-bit mode. An alpha channel is dropped, as CLIP does.
         what: how an error message names the image.
+        way_out: what an error message tells to do about bytes that are no image.
 
     Raises:
         MergeflowError: undecodable bytes, too many pixels for PIL's limit, or more than 8 bits a channel.
@@ -69,11 +70,11 @@ def to_rgb(image: ImageInput, what: str) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
             opened.load()
+    except UnidentifiedImageError as error:  # its own text is the address of our buffer
+        raise MergeflowError(f"{what} cannot be decoded: its bytes are of no known image format. {way_out}") from error
     # PIL's decoders raise many types on damaged files (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
-        raise MergeflowError(
-            f"{what} cannot be decoded ({type(error).__name__}: {error}). Restore the file or remove the row."
-        ) from error
+        raise MergeflowError(f"{what} cannot be decoded ({type(error).__name__}: {error}). {way_out}") from error
     if opened.mode == "RGB":
         return opened
     if opened.mode not in _EIGHT_BIT_MODES:
