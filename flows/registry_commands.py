@@ -54,21 +54,24 @@ def split_address(which: str) -> tuple[str | None, str]:
 def _add_questions(group: typer.Typer, opened: Opened) -> None:
     @group.command("list")
     def list_(name: Name = None) -> None:
-        """List the versions of the model, oldest first."""
+        """List the versions of the model, oldest first, with their normalised validation accuracy."""
         from registry.lookup import list_versions
 
         store, model, _ = opened(name)
-        table = Table("version", "aliases", "validation, normalised", "fingerprint", box=None, pad_edge=False)
+        heads = ("version", "aliases", "method", "tasks", "normalised", "fingerprint")
+        table = Table(*heads, box=None, pad_edge=False)
         for version in list_versions(store, model):
             score = version.metrics.get("validation/normalised")
             shown = "" if score is None else f"{100 * score:.2f} %"
             aliases = ", ".join(f"@{alias}" for alias in version.aliases)
-            table.add_row(version.version, aliases, shown, (version.fingerprint or "")[:16])
+            count = str(len(version.tasks) or "")
+            fingerprint = (version.fingerprint or "")[:12]
+            table.add_row(version.version, aliases, version.method, count, shown, fingerprint)
         Console().print(table)
 
     @group.command("show")
     def show_(which: Which = "champion", name: Name = None) -> None:
-        """Print all that is known of one version as JSON: figures, decision, recipe's record, tags."""
+        """Print all that is known of one version as JSON: figures, decision, recipe, tasks, parent, tags."""
         from registry.lookup import show
 
         store, model, version = opened(name, which)
@@ -115,13 +118,17 @@ def _add_lineage(group: typer.Typer, opened: Opened) -> None:
         from registry.lineage import lineage, lineage_nodes, tree_lines
         from registry.lineage_picture import lineage_svg
 
+        if picture is not None and picture.suffix.lower() != ".svg":
+            raise MergeflowError(f"--picture {picture}: the tree is drawn as SVG only; give a file that ends in .svg.")
         store, model, version = opened(name, which)
         tree = lineage(store, model, version)
         if picture is not None:
             write_text(picture, lineage_svg(lineage_nodes(tree)))
-            typer.echo(str(picture))
-        else:
-            typer.echo(json.dumps(tree, indent=1, default=str) if as_json else "\n".join(tree_lines(tree)))
+            typer.echo(str(picture), err=as_json)  # the JSON stands alone on stdout
+        if as_json:
+            typer.echo(json.dumps(tree, indent=1, default=str))
+        elif picture is None:
+            typer.echo("\n".join(tree_lines(tree)))
 
 
 def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
@@ -130,8 +137,8 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         which: Which = "candidate",
         name: Name = None,
         force: Annotated[bool, typer.Option(help="Promote against the gates; needs --who and --why.")] = False,
-        who: Annotated[str, typer.Option(help="Who answers for a forced promotion.")] = "",
-        why: Annotated[str, typer.Option(help="Why it is forced.")] = "",
+        who: Annotated[str, typer.Option(help="Who asks; by default the user of this machine.")] = "",
+        why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
     ) -> None:
         """Make a version champion if the gates of params.yaml let it; exit status 1 when they do not."""
         from registry.gates import GateSettings
@@ -143,8 +150,13 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         section = load_params(root / "params.yaml").registry
         settings = GateSettings(**section.model_dump(exclude={"model"}))
         number = find_version(store, model, version).version
-        done = promote(store, model, number, settings, force=Force(who, why) if force else None)
-        for reason in done.decision.reasons if done.decision else []:
+        done = promote(
+            store, model, number, settings, force=Force(who, why) if force else None, who=who or None, why=why
+        )
+        if done.decision is None:
+            typer.echo(f"{model}: version {number} is champion already; nothing was changed or recorded")
+            return
+        for reason in done.decision.reasons:
             typer.echo(f"· {reason}")
         typer.echo(f"{model}: champion is version {done.champion}")
         raise typer.Exit(0 if done.champion == number else 1)
@@ -172,5 +184,4 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         from registry.serving import serve
 
         store, model, version = opened(name, which)
-        typer.echo(f"{model} {version} on http://{host}:{port}/invocations")
-        serve(store, model, version, host, port)
+        serve(store, model, version, host, port, lambda address: typer.echo(f"{model} {version} on {address}"))

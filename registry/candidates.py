@@ -10,7 +10,7 @@ from registry.pipeline_records import StageFiles, read_json, split_digest
 from registry.provenance import NAME
 from registry.pyfunc_model import ModelFiles
 from registry.replay import replay
-from registry.versions import Candidate
+from registry.versions import METHOD, Candidate
 
 
 def make_candidate(
@@ -44,7 +44,7 @@ def make_candidate(
         metrics={f"validation/{key}": winner["validation"][key] for key in ("mean", "normalised")},
         run_id=run_id,
         description=f"{selection['winner']} of {', '.join(tasks)}",
-        tags=tags or {},
+        tags={METHOD: selection["winner"], **(tags or {})},
     )
 
 

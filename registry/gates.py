@@ -87,6 +87,7 @@ def decide(
     *,
     withdrawn: bool = False,
     removed_tasks: Collection[str] = (),
+    unreadable: str = "",
 ) -> Decision:
     """Decide by the gates, all of which are asked so that the answer is complete.
 
@@ -99,6 +100,7 @@ def decide(
         settings: the gates' figures.
         withdrawn: a rollback has taken this very version out of service.
         removed_tasks: tasks the candidate lacks on purpose (unmerge).
+        unreadable: why nothing is known of the present champion, in words; then only a person can replace it.
 
     Returns:
         The decision; the same arguments give the same one.
@@ -119,7 +121,9 @@ def decide(
     if not gates[0].passed:
         return Decision(False, tuple(gates), numbers)
     numbers["normalised"] = _mean_normalised(candidate, sorted(candidate.accuracy))
-    if champion is None:
+    if unreadable:
+        gates.append(Gate("champion", False, unreadable))
+    elif champion is None:
         gates.append(Gate("champion", True, "there is no champion yet: the first complete model becomes it"))
     elif not (known := _complete("champion", champion)).passed:
         gates.append(known)

@@ -1,25 +1,33 @@
 """Questions about what is live; they change nothing and answer in plain values."""
 
 import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from mergeflow.errors import unknown_name
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from safetensors import SafetensorError
+
+from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import Event, resolve
-from registry.logging import FINGERPRINT
 from registry.quiet import mlflow
 from registry.store import Store
 from registry.versions import (
     CANDIDATE,
     CHAMPION,
     DECISION,
+    REMOVED,
     RegisteredVersion,
     all_versions,
     describe,
     find_model,
     read_evidence,
     require_model,
+    same_model,
     snapshot,
 )
 
@@ -59,13 +67,15 @@ def current(store: Store, name: str) -> Current:
     return Current(name, known(state.champion), known(waiting), known(state.line[-1] if state.line else None))
 
 
-def find_by_fingerprint(store: Store, name: str, fingerprint: str) -> RegisteredVersion | None:
-    """Return the version made from exactly these inputs, or None when there is none."""
+def find_registered(
+    store: Store, name: str, fingerprint: str | None, tasks: Collection[str]
+) -> RegisteredVersion | None:
+    """Return the version of these weights that serves exactly these tasks and whose files are there, if any."""
     model = find_model(store, name)
     if model is None:
         return None
     for version in all_versions(store, name).values():
-        if version.tags.get(FINGERPRINT) == fingerprint:
+        if same_model(store, version, fingerprint, tasks):
             return describe(version, model.aliases)
     return None
 
@@ -108,20 +118,39 @@ def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
-    """Return all that is known of one version as JSON values: figures, evidence, decision, documents, tags."""
+    """Return all that is known of one version as JSON values: figures, evidence, decision, recipe, parent, tags."""
     found = find_version(store, name, which)
     version = store.client.get_model_version(name, found.version)
     evidence = read_evidence(store, version)
+    recipe, origin = read_document(store, version, "recipe") or {}, read_document(store, version, "provenance") or {}
     return {
         **asdict(found),
         "aliases": list(found.aliases),
         "source": version.source,
+        "method": recipe.get("method", found.method),
+        "tasks": sorted(evidence.accuracy),
+        "kind": origin.get("kind"),
+        "parent": origin.get("parent"),
+        "removed_tasks": json.loads(version.tags.get(REMOVED, "[]")),
+        "recipe": recipe or None,
         "accuracy": dict(evidence.accuracy),
         "expert_accuracy": dict(evidence.expert_accuracy),
         "reproducible": evidence.reproducible,
         "decision": json.loads(version.tags.get(DECISION, "null")),
         "tags": {key: text for key, text in version.tags.items() if not key.startswith("mergeflow.")},
     }
+
+
+def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, Any] | None:
+    """Return a JSON document kept beside a version's weights, such as `recipe`; None when it is not there."""
+    with TemporaryDirectory(prefix="mergeflow-document-") as scratch, store.active():
+        address = f"{version.source}/artifacts/model/{stem}.json"
+        try:
+            got = mlflow.artifacts.download_artifacts(address, dst_path=scratch)
+            document: dict[str, Any] = json.loads(Path(got).read_text())
+        except (MlflowException, OSError):
+            return None
+    return document
 
 
 def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[str, Any]:
@@ -150,10 +179,13 @@ def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
 
     Returns:
         The folder that holds them, inside `folder`.
+
+    Raises:
+        MergeflowError: no such model, version or alias, or its files cannot be read.
     """
     version = store.client.get_model_version(name, find_version(store, name, which).version)
     folder.mkdir(parents=True, exist_ok=True)
-    with store.active():
+    with _files_of(store, version):
         got = mlflow.artifacts.download_artifacts(f"{version.source}/artifacts/model", dst_path=str(folder))
     return Path(got)
 
@@ -165,7 +197,24 @@ def head_files(folder: Path) -> dict[str, Path]:
 
 
 def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:
-    """Return the version's pyfunc model, loaded: `predict` takes a DataFrame of `image` and `task`."""
+    """Return the version's pyfunc model, loaded: `predict` takes a DataFrame of `image` and `task`.
+
+    Raises:
+        MergeflowError: no such model, version or alias, or its files cannot be read.
+    """
     version = store.client.get_model_version(name, find_version(store, name, which).version)
-    with store.active():
+    with _files_of(store, version):
         return mlflow.pyfunc.load_model(version.source)
+
+
+@contextmanager
+def _files_of(store: Store, version: ModelVersion) -> Iterator[None]:
+    """Read a version's files inside the block; what fails there is one error that names the version."""
+    try:
+        with store.active():
+            yield
+    except (MlflowException, OSError, SafetensorError) as error:
+        raise MergeflowError(
+            f"the files of version {version.version} of '{version.name}' cannot be read at {version.source}: {error}. "
+            "Restore them; or register the model again with `mergeflow run`, which makes a version of its own."
+        ) from error

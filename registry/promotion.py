@@ -3,7 +3,7 @@
 import getpass
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -12,6 +12,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
+from registry.logging import FINGERPRINT
 from registry.store import Store
 from registry.versions import (
     CANDIDATE,
@@ -20,6 +21,7 @@ from registry.versions import (
     LOGGED_MODEL,
     PREVIOUS,
     REMOVED,
+    TASKS,
     Candidate,
     RegisteredVersion,
     all_versions,
@@ -103,6 +105,8 @@ def promote(
     reevaluate: Callable[[str], Evidence] | None = None,
     force: Force | None = None,
     only_ask: bool = False,
+    who: str | None = None,
+    why: str = "",
 ) -> Promotion:
     """Make the version champion if the gates let it.
 
@@ -115,9 +119,11 @@ def promote(
             was kept with it is of other images.
         force: promote whatever the gates say, and record who and why.
         only_ask: log the gates' decision and leave the champion as it is.
+        who: the person who asks; None: this process's user.
+        why: kept with the event, before the gates' reasons.
 
     Returns:
-        What came of it; a refused version is no error.
+        What came of it; a refused version is no error, nor is a champion whose files are gone: the gates say so.
 
     Raises:
         MergeflowError: no such model or version, or its files are gone.
@@ -132,17 +138,20 @@ def promote(
         if state.champion == number:
             return Promotion(number, number, None, changed=False)
         evidence = read_evidence(store, versions[number])
-        champion = None
+        champion, unreadable = None, ""
         if state.champion is not None:
-            champion = _champion_evidence(store, versions[state.champion], evidence, reevaluate, force)
-        out = withdrawn(events, number)
+            try:
+                champion = _champion_evidence(store, versions[state.champion], evidence, reevaluate)
+            except MergeflowError as error:
+                unreadable = _unreadable(name, number, state.champion, error)
+        out = any(withdrawn(events, twin) for twin in _twins(versions, number))
         removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
-        decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed)
+        decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
         _log_decision(store, name, number, state, decision, force)
         if only_ask or (not decision.promote and force is None):
             return Promotion(number, state.champion, decision, changed=False)
         past = (*state.line, state.champion) if state.champion is not None else ()
-        action, who, why = ("promote", _me(), "; ".join(decision.reasons))
+        action, who, why = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
         if force is not None:
             action, who, why = ("force", force.who, force.why)
         _commit(store, name, _event(state, action, number, past, who, why))
@@ -180,21 +189,30 @@ def repair(store: Store, name: str) -> State:
 
 
 def _champion_evidence(
-    store: Store,
-    champion: ModelVersion,
-    candidate: Evidence,
-    reevaluate: Callable[[str], Evidence] | None,
-    force: Force | None,
+    store: Store, champion: ModelVersion, candidate: Evidence, reevaluate: Callable[[str], Evidence] | None
 ) -> Evidence:
-    try:
-        kept = read_evidence(store, champion)
-        if reevaluate is None or comparable(candidate, kept):
-            return kept
-        return reevaluate(str(champion.version))
-    except MergeflowError:
-        if force is None:
-            raise
-        return Evidence({}, {})  # a champion whose files are lost can still be replaced by a person
+    kept = read_evidence(store, champion)
+    if reevaluate is None or comparable(candidate, kept):
+        return kept
+    return reevaluate(str(champion.version))
+
+
+def _unreadable(name: str, number: str, champion: str, error: MergeflowError) -> str:
+    return (
+        f"the champion, version {champion}, cannot be compared with: {error} To put version {number} in service "
+        f'without a comparison: `mergeflow registry promote {name}/{number} --force --who NAME --why "..."`'
+    )
+
+
+def _twins(versions: Mapping[str, ModelVersion], number: str) -> list[str]:
+    """Return the version and those of the same weights and tasks, of which it takes the place where files were lost."""
+    own = versions[number].tags
+    same = [
+        other
+        for other, version in versions.items()
+        if all(version.tags.get(key) == own.get(key) is not None for key in (FINGERPRINT, TASKS))
+    ]
+    return same or [number]
 
 
 def _commit(store: Store, name: str, event: Event) -> None:

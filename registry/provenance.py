@@ -4,19 +4,13 @@ It is a JSON document beside the recipe. What can be read from it does not depen
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-from mlflow.exceptions import MlflowException
 
 from mergeflow.errors import MergeflowError
 from registry.environment import environment
-from registry.lookup import find_version
+from registry.lookup import find_version, read_document
 from registry.pipeline_records import StageFiles, dvc_hashes, git_commit, read_json, split_digest
-from registry.quiet import mlflow
 from registry.store import Store
 
 NAME = "provenance"
@@ -93,19 +87,16 @@ def read_documents(store: Store, name: str, which: str | int) -> tuple[dict[str,
     Raises:
         MergeflowError: no such version, or it has none because the project's pipeline did not make it.
     """
-    found = find_version(store, name, which)
-    source = store.client.get_model_version(name, found.version).source
+    version = store.client.get_model_version(name, find_version(store, name, which).version)
     documents = []
-    with TemporaryDirectory(prefix="mergeflow-origin-") as scratch, store.active():
-        for stem in ("recipe", NAME):
-            try:
-                got = mlflow.artifacts.download_artifacts(f"{source}/artifacts/model/{stem}.json", dst_path=scratch)
-                documents.append(json.loads(Path(got).read_text()))
-            except (MlflowException, OSError) as error:
-                raise MergeflowError(
-                    f"version {found.version} of '{name}' holds no {stem}.json at {source}: only versions that this "
-                    "project's pipeline, `unmerge` or `add-task` registered can be made again from their ancestors."
-                ) from error
+    for stem in ("recipe", NAME):
+        document = read_document(store, version, stem)
+        if document is None:
+            raise MergeflowError(
+                f"version {version.version} of '{name}' holds no {stem}.json at {version.source}: only versions that "
+                "this project's pipeline, `unmerge` or `add-task` registered can be made again from their ancestors."
+            )
+        documents.append(document)
     return documents[0], documents[1]
 
 

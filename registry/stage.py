@@ -53,12 +53,13 @@ def run(io: StageFiles) -> None:
 
 
 def is_registered(root: Path) -> bool:
-    """Whether the registry configured now holds the version that `outputs/registration.json` speaks of."""
-    from registry.lookup import find_by_fingerprint
+    """Whether the registry configured now holds, files and all, what `outputs/registration.json` speaks of."""
+    from registry.lookup import find_registered
     from registry.store import connect
 
     found = json.loads((root / REGISTRATION).read_text())
-    return find_by_fingerprint(connect(project_root=root), found["model"], found["fingerprint"]) is not None
+    tasks = [expert["task"] for expert in found["lineage"]["experts"]]
+    return find_registered(connect(project_root=root), found["model"], found["fingerprint"], tasks) is not None
 
 
 def _holds(now: Any, alias: str, version: str) -> bool:

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mergeflow.errors import MergeflowError, unknown_name
@@ -27,7 +28,10 @@ from registry.store import Store
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "mergeflow.logged_model"
 REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
+TASKS, METHOD = "mergeflow.tasks", "mergeflow.method"
 _MODEL = "mergeflow.model"
+_ENCODER = "encoder.safetensors"
+_UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class RegisteredVersion:
         metrics: its figures by name.
         created: milliseconds since 1970.
         new: whether this call made it.
+        method: of its recipe; None where that is not noted.
+        tasks: that it serves, sorted; empty where they are not noted.
     """
 
     name: str
@@ -53,6 +59,8 @@ class RegisteredVersion:
     metrics: dict[str, float] = field(default_factory=dict)
     created: int = 0
     new: bool = False
+    method: str | None = None
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,12 @@ def require_model(store: Store, name: str) -> RegisteredModel:
     """Return MLflow's registered model; an unknown name is an error that tells the nearest one."""
     model = find_model(store, name)
     if model is None:
-        raise unknown_name("registered model", name, [known.name for known in store.client.search_registered_models()])
+        known = [one.name for one in store.client.search_registered_models()]
+        if not known:
+            raise MergeflowError(
+                f"nothing is registered yet, so there is no '{name}': run the pipeline with `mergeflow run`."
+            )
+        raise unknown_name("registered model", name, known)
     return model
 
 
@@ -136,23 +149,46 @@ def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = F
         metrics=json.loads(version.tags.get(METRICS, "{}")),
         created=int(version.creation_timestamp),
         new=new,
+        method=version.tags.get(METHOD),
+        tasks=tuple(json.loads(version.tags.get(TASKS, "[]"))),
     )
 
 
+def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tasks: Collection[str]) -> bool:
+    """Say whether the version has these weights, serves exactly these tasks, and its files are still there."""
+    if fingerprint is None or version.tags.get(FINGERPRINT) != fingerprint:
+        return False
+    return _serves(store, str(version.source), tasks)
+
+
+def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
+    with store.active():
+        try:
+            inside = mlflow.artifacts.list_artifacts(artifact_uri=f"{source}/artifacts/model")
+            kept = _read_evidence(store, source)
+        except _UNREADABLE:
+            return False
+    return set(kept.accuracy) == set(tasks) and any(file.path.endswith(_ENCODER) for file in inside)
+
+
 def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, bool]:
-    """Return the number of the version with the candidate's fingerprint, made when missing, and whether it was made.
+    """Return the number of the version with the candidate's weights and tasks, made when missing, and whether it was.
 
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
-    what a killed attempt left is used when whole and deleted when not.
+    what a killed attempt left is used when whole and deleted when not. A version whose files were lost since does not
+    count: another one is made.
     """
-    for number, version in all_versions(store, name).items():
-        if version.tags.get(FINGERPRINT) == candidate.fingerprint:
+    tasks = sorted(candidate.evidence.accuracy)
+    versions = all_versions(store, name)
+    for number, version in versions.items():
+        if same_model(store, version, candidate.fingerprint, tasks):
             return number, False
-    logged = _finished_upload(store, name, candidate) or _upload(store, name, candidate)
+    taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
+    logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
     if find_model(store, name) is None:
         store.client.create_registered_model(name)
     tags = {**candidate.tags, FINGERPRINT: candidate.fingerprint, METRICS: json.dumps(dict(candidate.metrics))}
-    tags |= {LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back from a database
+    tags |= {TASKS: json.dumps(tasks), LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back
     with store.active():
         version = store.client.create_model_version(
             name,
@@ -165,11 +201,15 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
     return str(version.version), True
 
 
-def _finished_upload(store: Store, name: str, candidate: Candidate) -> LoggedModel | None:
+def _finished_upload(
+    store: Store, name: str, candidate: Candidate, taken: Collection[str | None]
+) -> LoggedModel | None:
     words = f"tags.`{FINGERPRINT}` = '{candidate.fingerprint}' AND tags.`{_MODEL}` = '{name}'"
     finished = None
     for logged in store.client.search_logged_models([store.experiment_id], filter_string=words):
-        if str(logged.status) == "READY":
+        if logged.model_id in taken:
+            continue
+        if str(logged.status) == "READY" and _serves(store, logged.artifact_location, candidate.evidence.accuracy):
             finished = logged
         else:
             store.client.delete_logged_model(logged.model_id)
@@ -236,15 +276,19 @@ def read_evidence(store: Store, version: ModelVersion) -> Evidence:
     Raises:
         MergeflowError: the version was not registered by mergeflow, or its files are gone.
     """
+    try:
+        return _read_evidence(store, str(version.source))
+    except _UNREADABLE as error:
+        raise MergeflowError(
+            f"version {version.version} of '{version.name}' has no readable evidence at {version.source}: only "
+            "versions that mergeflow registered, with their files in place, can be champion. Restore the files; or "
+            "register the model again with `mergeflow run`, which makes a version of its own."
+        ) from error
+
+
+def _read_evidence(store: Store, source: str) -> Evidence:
     with TemporaryDirectory(prefix="mergeflow-evidence-") as scratch, store.active():
-        try:
-            folder = Path(mlflow.artifacts.download_artifacts(f"{version.source}/evidence", dst_path=scratch))
-            document = json.loads((folder / "evidence.json").read_text())
-            correct = load_file(folder / "correct.safetensors")
-        except (MlflowException, OSError) as error:
-            raise MergeflowError(
-                f"version {version.version} of '{version.name}' has no readable evidence at {version.source}: only "
-                "versions that mergeflow registered, with their files in place, can be champion. Restore the files or "
-                "register the model again."
-            ) from error
+        folder = Path(mlflow.artifacts.download_artifacts(f"{source}/evidence", dst_path=scratch))
+        document = json.loads((folder / "evidence.json").read_text())
+        correct = load_file(folder / "correct.safetensors")
     return Evidence(correct={task: right.astype(bool) for task, right in correct.items()}, **document)

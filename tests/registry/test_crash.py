@@ -18,10 +18,11 @@ from .conftest import make_evidence
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Candidate]:
-    """A function (fingerprint, accuracy) -> Candidate; the protocol does not look into the model's folder."""
+    """A function (fingerprint, accuracy) -> Candidate; the protocol only asks whether the model's files are there."""
 
     def save(folder: Path, *_: Any) -> None:
-        folder.mkdir()
+        (folder / "artifacts/model").mkdir(parents=True)
+        (folder / "artifacts/model/encoder.safetensors").touch()
         (folder / "MLmodel").write_text("none")
 
     monkeypatch.setattr("registry.versions.save_pyfunc", save)

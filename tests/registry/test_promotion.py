@@ -3,6 +3,8 @@
 import errno
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +14,20 @@ from registry.lookup import (
     compare,
     current,
     download,
-    find_by_fingerprint,
+    find_registered,
     find_version,
+    head_files,
     history,
     list_models,
     list_versions,
+    load,
     show,
 )
 from registry.promotion import Force, promote, register, repair, rollback
+from registry.pyfunc_model import input_example
+from registry.versions import METHOD, REMOVED
+
+from .conftest import make_evidence
 
 GATES = GateSettings()
 
@@ -61,8 +69,71 @@ def test_registered_once_per_fingerprint(store, make_candidate):
     assert register(store, "merged", make_candidate(1)).aliases == ("champion",)
     assert len(list_versions(store, "merged")) == 1
     assert len(store.client.search_logged_models([store.experiment_id])) == 1
-    assert find_by_fingerprint(store, "merged", "fingerprint-1").version == "1"
-    assert find_by_fingerprint(store, "merged", "other") is None
+    assert find_registered(store, "merged", "fingerprint-1", ["signs", "digits"]).version == "1"
+    assert find_registered(store, "merged", "fingerprint-1", ["signs"]) is None
+    assert find_registered(store, "merged", "other", ["signs", "digits"]) is None
+
+
+def test_the_same_weights_for_other_tasks_are_another_version(store, make_candidate):
+    both = make_candidate(1, 0.8)
+    one = replace(both, files=replace(both.files, heads={"digits": both.files.heads["digits"]}))
+    one = replace(one, evidence=make_evidence(0.8, ("digits",)), metrics={"normalised": 0.7})
+    assert register(store, "merged", one).version == "1"
+    promote(store, "merged", 1, GATES)
+    added = register(store, "merged", both)
+    assert (added.version, added.new, added.tasks) == ("2", True, ("digits", "signs"))
+    assert set(head_files(download(store, "merged", 2, both.files.encoder.parent / "two"))) == {"digits", "signs"}
+    answer = promote(store, "merged", 2, GATES)  # judged on what both serve
+    assert answer.changed
+    assert answer.decision.numbers["shared_tasks"] == ["digits"]
+    assert (register(store, "merged", one).version, register(store, "merged", both).version) == ("1", "2")
+    assert "lacks tasks" in " ".join(promote(store, "merged", 1, GATES).decision.reasons)
+    assert len(store.client.search_logged_models([store.experiment_id])) == 2
+
+
+def test_a_killed_upload_for_other_tasks_is_not_taken(store, make_candidate, monkeypatch):
+    both = make_candidate(1)
+    one = replace(both, evidence=make_evidence(0.8, ("digits",)))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store.client, "create_model_version", killed)
+        with pytest.raises(KeyboardInterrupt):
+            register(store, "merged", one)
+    register(store, "merged", both)
+    assert set(show(store, "merged", 1)["accuracy"]) == {"digits", "signs"}
+
+
+def lose_files(store, version, inside=""):
+    folder = Path(store.client.get_model_version("merged", version).source.removeprefix("file://"))
+    (shutil.rmtree if (folder / inside).is_dir() else Path.unlink)(folder / inside)
+
+
+@pytest.mark.parametrize("lost", ["", "evidence", "artifacts/model/encoder.safetensors"])
+def test_lost_files_are_registered_again_under_a_new_number(store, make_candidate, lost):
+    register(store, "merged", make_candidate(1))
+    promote(store, "merged", 1, GATES)
+    lose_files(store, "1", lost)
+    assert find_registered(store, "merged", "fingerprint-1", ["digits", "signs"]) is None
+    again = register(store, "merged", make_candidate(1))
+    assert (again.version, again.new) == ("2", True)
+    assert register(store, "merged", make_candidate(1)).version == "2"
+    assert find_registered(store, "merged", "fingerprint-1", ["digits", "signs"]).version == "2"
+    assert promote(store, "merged", 2, GATES, force=Force("ada", "the disk died")).champion == "2"
+    assert load(store, "merged").predict(input_example(make_candidate(1).files)).shape == (1, 2)
+    assert [event.version for event in history(store, "merged")] == ["1", "2"]
+
+
+def test_a_withdrawn_model_does_not_come_back_under_a_new_number(store, make_candidate):
+    for seed in (1, 2):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+    rollback(store, "merged")
+    lose_files(store, "2")
+    assert register(store, "merged", make_candidate(2, 0.8)).version == "3"
+    assert "rollback" in " ".join(promote(store, "merged", 3, GATES).decision.reasons)
 
 
 def test_rollback_any_number_of_times(store, make_candidate):
@@ -142,6 +213,31 @@ def test_decision_is_logged_with_the_run(store, make_candidate, tmp_path):
     assert store.client.get_run(run).data.metrics == {"normalised": 0.8}
 
 
+def test_who_and_why_are_kept_without_force_too(store, make_candidate):
+    register(store, "merged", make_candidate(1))
+    promote(store, "merged", 1, GATES, who="ada", why="first light")
+    event = history(store, "merged")[0]
+    assert (event.action, event.who) == ("promote", "ada")
+    assert event.why.startswith("first light; the candidate has every validation figure")
+
+
+def test_show_tells_recipe_tasks_and_parent(store, make_candidate):
+    candidate = make_candidate(1, tags={REMOVED: '["cars"]', METHOD: "ties"})
+    parent = {"model": "merged", "version": "7", "task": "cars"}
+    documents = {**candidate.files.documents, "provenance": {"kind": "unmerge", "parent": parent}}
+    register(store, "merged", replace(candidate, files=replace(candidate.files, documents=documents)))
+    told = show(store, "merged", 1)
+    assert (told["method"], told["recipe"], told["tasks"]) == ("ties", {"method": "ties"}, ["digits", "signs"])
+    assert (told["kind"], told["parent"], told["removed_tasks"]) == ("unmerge", parent, ["cars"])
+    listed = list_versions(store, "merged")[0]
+    assert (listed.method, listed.tasks) == ("ties", ("digits", "signs"))
+
+
+def test_an_empty_registry_says_what_to_run(store):
+    with pytest.raises(MergeflowError, match=r"nothing is registered yet.*mergeflow run"):
+        list_versions(store, "merged")
+
+
 def test_errors_name_the_nearest(store, make_candidate):
     register(store, "merged", make_candidate(1))
     with pytest.raises(MergeflowError, match="did you mean 'merged'"):
@@ -170,8 +266,12 @@ def test_a_champion_with_lost_files_is_replaced_by_force_alone(store, make_candi
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
     promote(store, "merged", 1, GATES)
     shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
-    with pytest.raises(MergeflowError, match="no readable evidence"):
-        promote(store, "merged", 2, GATES)
+    refused = promote(store, "merged", 2, GATES)
+    assert not refused.changed
+    assert "no readable evidence" in " ".join(refused.decision.reasons)
+    assert "mergeflow registry promote merged/2 --force" in " ".join(refused.decision.reasons)
+    with pytest.raises(MergeflowError, match="version 1 of 'merged' cannot be read"):
+        load(store, "merged")
     assert promote(store, "merged", 2, GATES, force=Force("ada", "the disk of the first died")).champion == "2"
     with pytest.raises(MergeflowError, match="no readable evidence"):
         rollback(store, "merged")

@@ -1,6 +1,7 @@
 """Opening the registry: where it is, quiet, whole or not at all, one writer at a time."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
+from registry.gates import GateSettings
 from registry.locks import file_lock
+from registry.lookup import load, show
+from registry.promotion import promote, register
+from registry.pyfunc_model import input_example
 from registry.quiet import mlflow
 from registry.store import connect
 
@@ -71,6 +76,46 @@ def test_active_leaves_no_trace(store):
     with store.active():
         assert mlflow.get_tracking_uri() == store.uri
     assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_TRACKING_URI")) == before
+
+
+def test_a_damaged_database_is_named_with_the_way_out(tmp_path):
+    (tmp_path / "mlflow.db").write_text("garbage\n")
+    with pytest.raises(MergeflowError, match=r"mlflow\.db cannot be opened: .*mergeflow run") as error:
+        connect(project_root=tmp_path)
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "mlflow.db").read_text() == "garbage\n"
+
+
+def test_a_moved_project_takes_its_files_along(store, make_candidate, tmp_path):
+    run = store.client.create_run(store.experiment_id).info.run_id
+    register(store, "merged", make_candidate(1, run_id=run))
+    promote(store, "merged", 1, GateSettings())
+    now = tmp_path / "elsewhere 100%"
+    now.mkdir()
+    for name in ("mlflow.db", "mlartifacts"):
+        (tmp_path / name).rename(now / name)
+    moved = connect(project_root=now)
+    assert load(moved, "merged").predict(input_example(make_candidate(1).files)).shape == (1, 2)
+    assert [file.path for file in moved.client.list_artifacts(run)] == ["decisions"]
+    assert not register(moved, "merged", make_candidate(1)).new
+    assert register(moved, "merged", make_candidate(2)).new
+    assert not (tmp_path / "mlartifacts").exists()
+
+
+def test_a_copy_writes_into_its_own_folder(store, make_candidate, tmp_path):
+    register(store, "merged", make_candidate(1))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copyfile(tmp_path / "mlflow.db", bare / "mlflow.db")
+    assert not register(connect(project_root=bare), "merged", make_candidate(1)).new  # its files are at the old place
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copyfile(tmp_path / "mlflow.db", whole / "mlflow.db")
+    shutil.copytree(tmp_path / "mlartifacts", whole / "mlartifacts")
+    before = sorted((tmp_path / "mlartifacts").rglob("*"))
+    register(connect(project_root=whole), "merged", make_candidate(2))
+    assert sorted((tmp_path / "mlartifacts").rglob("*")) == before
+    assert Path(show(connect(project_root=whole), "merged", 1)["source"].removeprefix("file://")).is_relative_to(whole)
 
 
 def test_a_half_made_database_is_not_taken_for_one(tmp_path, template):

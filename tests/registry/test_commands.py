@@ -1,0 +1,78 @@
+"""`mergeflow registry ...` in this process, against a small registry."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows import registry_commands
+from mergeflow.errors import MergeflowError
+from registry.lookup import history
+from registry.promotion import register
+from registry.versions import METHOD
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A function (words) -> result of the command, in a project whose model is called as params.yaml says."""
+    shutil.copyfile(PARAMS, tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    registry_commands.add_commands(app, tmp_path)
+    return lambda *words: CliRunner().invoke(app, ["registry", *words])
+
+
+def test_list_shows_method_and_tasks_in_80_columns(store, make_candidate, command):
+    tags = {METHOD: "task_arithmetic"}
+    register(store, "merged", make_candidate(1, tags=tags))
+    shown = command("list", "--model", "merged").output.splitlines()
+    assert shown[0].split() == ["version", "aliases", "method", "tasks", "normalised", "fingerprint"]
+    assert shown[1].split() == ["1", "@candidate", "task_arithmetic", "2", "fingerprint-"]
+    assert len(shown) == 2
+    assert max(map(len, shown)) <= 80
+
+
+def test_an_empty_registry_says_what_to_run(store, command):
+    answer = command("list")
+    assert isinstance(answer.exception, MergeflowError)
+    assert "run the pipeline with `mergeflow run`" in str(answer.exception)
+
+
+def test_promote_keeps_who_and_why_and_says_when_nothing_changes(store, make_candidate, command):
+    candidate = make_candidate(1)
+    register(store, "merged", replace(candidate, evidence=replace(candidate.evidence, reproducible=True)))
+    assert command("promote", "merged/1", "--who", "ada", "--why", "first light").exit_code == 0
+    event = history(store, "merged")[0]
+    assert (event.action, event.who, event.why.partition(";")[0]) == ("promote", "ada", "first light")
+    again = command("promote", "merged/1", "--force", "--who", "ada", "--why", "x")
+    assert (again.exit_code, again.output) == (
+        0,
+        "merged: version 1 is champion already; nothing was changed or recorded\n",
+    )
+    assert len(history(store, "merged")) == 1
+
+
+def test_a_picture_is_svg_and_stands_beside_json(store, make_candidate, command):
+    register(store, "merged", make_candidate(1))
+    refused = command("lineage", "merged/1", "--picture", "tree.png")
+    assert isinstance(refused.exception, MergeflowError)
+    assert "ends in .svg" in str(refused.exception)
+    assert not Path("tree.png").exists()
+    both = command("lineage", "merged/1", "--json", "--picture", "tree.svg")
+    assert json.loads(both.stdout)["version"] == "1"
+    assert Path("tree.svg").read_text().startswith("<svg")
+
+
+def test_serving_nothing_tells_no_address(store, make_candidate, command):
+    register(store, "merged", make_candidate(1))
+    answer = command("serve", "merged/77")
+    assert isinstance(answer.exception, MergeflowError)
+    assert answer.output == ""
