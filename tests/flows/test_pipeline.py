@@ -123,6 +123,22 @@ def test_a_lost_registry_is_filled_again(project: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Path) -> None:
+    assert run_in(project, "mergeflow", "registry", "show").returncode == 0  # from here on the copy's own files count
+    shutil.rmtree(project / "mlartifacts")
+    done = run_in(project, "mergeflow", "run")
+    assert done.returncode == 0, done.stderr
+    assert ran(done) == {"register"}
+    assert "version 2 (@candidate)" in done.stdout
+    assert "mergeflow registry promote mergeflow-pocket8/2 --force" in done.stdout
+    forced = run_in(project, "mergeflow", "registry", "promote", "2", "--force", "--who", "ada", "--why", "disk died")
+    assert forced.returncode == 0, forced.stderr
+    shown = json.loads(run_in(project, "mergeflow", "registry", "show").stdout)
+    assert (shown["version"], shown["tasks"]) == ("2", ["blue", "red"])
+    assert ran(run_in(project, "mergeflow", "run")) == set()
+
+
+@pytest.mark.nightly
 def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None:
     change(project, "finetune", "learning_rate", to=0.3)
     done = run_in(project, "mergeflow", "run")
