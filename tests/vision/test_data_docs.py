@@ -19,9 +19,9 @@ def test_every_source_and_real_task_is_documented() -> None:
 
 
 def test_every_field_of_the_manifest_is_documented(tmp_path: Path) -> None:
-    (tmp_path / "pets" / "cat").mkdir(parents=True)
-    for row in range(10):
-        Image.fromarray(np.full((4, 4, 3), row, np.uint8)).save(tmp_path / "pets" / "cat" / f"{row}.png")
+    for row in range(20):
+        (tmp_path / "pets" / f"{row % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), row, np.uint8)).save(tmp_path / "pets" / f"{row % 2}" / f"{row}.png")
     manifest = prepare_task(open_source("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", 4)
     assert all(f"`{name}`" in DOCS for name in (*manifest, *manifest["splits"]["train"]))
 

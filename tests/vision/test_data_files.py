@@ -213,9 +213,9 @@ def test_jpegs_are_kept_as_they_are_and_resized_as_clip_does(tmp_path: Path) -> 
     from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
     for first, split in enumerate(("train", "val", "test")):
-        (tmp_path / split / "only").mkdir(parents=True)
         for row, size in enumerate((20, 37)):
-            (tmp_path / split / "only" / f"{row}.JPG").write_bytes(encoded(10 * first + row, "JPEG", size))
+            (tmp_path / split / str(row)).mkdir(parents=True)
+            (tmp_path / split / str(row) / f"{row}.JPG").write_bytes(encoded(10 * first + row, "JPEG", size))
     out = tmp_path.parent / f"{tmp_path.name}-out"
     prepare_task(open_source("jpeg", f"folder:{tmp_path}"), out, 16)
     rows = pq.read_table(out / "train.parquet").to_pylist()

@@ -87,12 +87,12 @@ def test_hf_opens_a_local_data_set(layout: str, own_cache: Path) -> None:
 def test_splits_that_are_not_used_are_listed(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["only"])})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["one", "two"])})
     pictures = iter(range(100))
 
     def load(*_: object, **__: object) -> object:
         images = [Image.fromarray(np.full((5, 5, 3), next(pictures), np.uint8)) for _ in range(6)]
-        return datasets.Dataset.from_dict({"image": images, "label": [0] * 6}, features=features)
+        return datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 3}, features=features)
 
     asked: list[Sequence[object]] = []
     monkeypatch.setattr(

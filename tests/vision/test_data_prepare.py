@@ -113,10 +113,12 @@ def test_the_same_picture_in_another_file_format_is_a_duplicate(tmp_path: Path) 
     same = picture(1)
     raw = RawTask(
         "formats",
-        ["only"],
+        ["one", "two"],
         TEMPLATES,
         {
-            "train": lambda: iter([Example(encode_png(same), "a.png", 0), Example(picture(2), "b", 0)]),
+            "train": lambda: iter(
+                [Example(encode_png(same), "a.png", 0), Example(picture(2), "b", 0), Example(picture(4), "e", 1)]
+            ),
             "validation": lambda: splits(picture(3), "c"),
             "test": lambda: splits(same, "d"),
         },
@@ -199,7 +201,7 @@ def test_a_label_outside_the_class_names_is_refused(label: int, carved: bool, tm
 def test_an_undecodable_image_is_named(damaged: bytes, tmp_path: Path) -> None:
     raw = RawTask(
         "bad",
-        ["a"],
+        ["a", "b"],
         TEMPLATES,
         {s: lambda: iter([Example(damaged, "x/7.png", 0)]) for s in ("train", "test", "validation")},
     )
@@ -210,7 +212,10 @@ def test_an_undecodable_image_is_named(damaged: bytes, tmp_path: Path) -> None:
 def test_an_image_of_more_than_eight_bits_is_refused(tmp_path: Path) -> None:
     deep = Image.fromarray(np.full((4, 4), 40_000, np.uint16))
     raw = RawTask(
-        "deep", ["a"], TEMPLATES, {s: lambda: iter([Example(deep, "x", 0)]) for s in ("train", "test", "validation")}
+        "deep",
+        ["a", "b"],
+        TEMPLATES,
+        {s: lambda: iter([Example(deep, "x", 0)]) for s in ("train", "test", "validation")},
     )
     with pytest.raises(MergeflowError, match="mode 'I;16'; expected 8 bits a channel"):
         prepare_task(raw, tmp_path, 4)
@@ -244,11 +249,12 @@ def test_a_source_that_changes_between_passes_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("names", "templates", "found"),
     [
-        ([], TEMPLATES, "no class names"),
+        ([], TEMPLATES, "no class names found; expected at least two"),
+        (["a"], TEMPLATES, r"task 't': one class only \('a'\) found; expected at least two"),
         (["a", "b", "a"], TEMPLATES, "more than once: 'a'"),
         (["a", " "], TEMPLATES, "class 1 has an empty name"),
-        (["a"], ["a photo of it"], "'a photo of it'; expected templates with exactly one"),
-        (["a"], [], "no template"),
+        (["a", "b"], ["a photo of it"], "'a photo of it'; expected templates with exactly one"),
+        (["a", "b"], [], "no template"),
     ],
 )
 def test_names_that_make_no_head_are_refused(names: list[str], templates: list[str], found: str) -> None:
@@ -258,7 +264,7 @@ def test_names_that_make_no_head_are_refused(names: list[str], templates: list[s
 
 def test_unknown_splits_are_refused() -> None:
     with pytest.raises(MergeflowError, match="splits found: extra, train; expected train and"):
-        RawTask("t", ["a"], TEMPLATES, {"train": lambda: iter(()), "extra": lambda: iter(())})
+        RawTask("t", ["a", "b"], TEMPLATES, {"train": lambda: iter(()), "extra": lambda: iter(())})
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class RawTask:
         ignored_splits: names of splits that the source holds and this task does not use.
 
     Raises:
-        MergeflowError: no class, duplicated class names, a bad template, an unknown split or no `train`.
+        MergeflowError: less than two classes, duplicated class names, a bad template, an unknown split or no `train`.
     """
 
     name: str
@@ -95,8 +95,11 @@ def check_names(task: str, class_names: Sequence[str], templates: Sequence[str])
             ...
         mergeflow.errors.MergeflowError: task 'pets': class names found more than once: 'cat'. Every class needs a name of its own: rename or join the classes.
     """  # noqa: E501
-    if not class_names:
-        raise MergeflowError(f"task '{task}': no class names found; expected at least one. The source has no classes.")
+    if len(class_names) < 2:
+        found = f"one class only ('{class_names[0]}')" if class_names else "no class names"
+        raise MergeflowError(
+            f"task '{task}': {found} found; expected at least two, to tell them apart. Add the images of another class."
+        )
     repeated = sorted(name for name, count in Counter(class_names).items() if count > 1)
     if repeated:
         raise MergeflowError(
