@@ -70,8 +70,9 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or rem
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
             opened.load()
-    except UnidentifiedImageError as error:  # its own text is the address of our buffer
-        raise MergeflowError(f"{what} cannot be decoded: its bytes are of no known image format. {way_out}") from error
+    except UnidentifiedImageError:  # its words are the buffer's address in memory
+        size = f"its {len(image)} bytes are" if isinstance(image, bytes) else "it is"
+        raise MergeflowError(f"{what} cannot be decoded: {size} no image of a known format. {way_out}") from None
     # PIL's decoders raise many types on damaged files (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
         raise MergeflowError(f"{what} cannot be decoded ({type(error).__name__}: {error}). {way_out}") from error
