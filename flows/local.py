@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from flows.faults import own_traceback
+from flows.orphans import remove_orphans
 from flows.plan import needed_for, registration_lost, stages_to_run
 from flows.report import publish_report
 from flows.staleness import push_outputs
@@ -53,6 +54,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
         MergeflowError: a parameter is wrong or a stage failed.
     """
     load_params(root / "params.yaml")
+    remove_orphans(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
     wanted = targets is None or REGISTER in needed_for(targets, stages)

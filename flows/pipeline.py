@@ -12,6 +12,7 @@ from prefect.states import State
 from prefect.task_runners import TaskRunner
 
 from flows.faults import keep_traceback
+from flows.orphans import remove_orphans
 from flows.plan import stages_to_run
 from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
@@ -101,6 +102,7 @@ def run_stages(
     root: Path, force_register: bool = False, push: bool = False, targets: list[str] | None = None
 ) -> list[str]:
     """Do what `pipeline` does, within the flow run that calls it."""
+    remove_orphans(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
     todo = stages_to_run(root, stages, targets, always)

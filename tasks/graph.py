@@ -1,6 +1,7 @@
 """The graph of stages, read from dvc.yaml: the one place that says which stage needs what."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,23 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
                 stage = _stage(file, name, item, body.get("do", body))
                 stages[stage.address] = stage
     return _in_order(stages)
+
+
+def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
+    """Return what the stages of `addresses` were, for items that dvc.yaml repeats a stage over and params.yaml lacks.
+
+    Args:
+        root: the project folder.
+        addresses: of stages of dvc.yaml that have run; those of other stages and items are left out.
+    """
+    values, bodies = read_yaml((root / MAIN).with_name("params.yaml")), read_yaml(root / MAIN)["stages"]
+    found = []
+    for address in sorted(addresses):
+        name, _, item = address.partition("@")
+        body = bodies.get(name, {})
+        if "foreach" in body and re.fullmatch(r"\w[\w.-]*", item) and item not in _items(name, body, values):
+            found.append(_stage(MAIN, name, item, body["do"]))
+    return found
 
 
 def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:

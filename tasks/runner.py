@@ -172,6 +172,23 @@ def digest(path: Path) -> str:
     return whole.hexdigest()
 
 
+def remove_outputs(root: Path, stage: Stage) -> list[str]:
+    """Remove what a stage has made; return the paths that were there.
+
+    Other stages read the folders above as a whole, so an item that is no more must leave nothing in them.
+    """
+    there = [out for out in stage.outs if (root / out).exists()]
+    for out in there:
+        path = root / out
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return there
+
+
+def has_run(root: Path) -> set[str]:
+    """Return the addresses of the stages that have run in this folder, by the file names of their manifests."""
+    return {path.stem for path in (root / STATE / "manifests").glob("*.json")}
+
+
 def read_record(root: Path, address: str) -> dict[str, Any]:
     """Return the cost record of the last time a stage really ran; empty if there is none."""
     path = root / STATE / "records" / f"{file_name(address)}.json"
