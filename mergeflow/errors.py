@@ -1,5 +1,6 @@
 """Errors for people: one class, one voice."""
 
+import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
@@ -38,3 +39,16 @@ def together(*checks: Callable[[], object]) -> None:
             faults.append(str(error))
     if faults:
         raise MergeflowError("\n".join(faults))
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a registered model's name that would not survive an address such as models:/NAME@champion.
+
+    Example:
+        >>> check_model_name("mergeflow-pocket8")
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise MergeflowError(
+            f"the model name {name!r} cannot be used in an address like models:/NAME@champion: "
+            "use letters, digits, dots, dashes and underscores."
+        )

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from mlflow.entities.model_registry import ModelVersion
 
-from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
 from registry.logging import FINGERPRINT
@@ -25,7 +25,6 @@ from registry.versions import (
     Candidate,
     RegisteredVersion,
     all_versions,
-    check_name,
     describe,
     ensure_version,
     find_model,
@@ -87,7 +86,7 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
     Raises:
         MergeflowError: a file is missing, or the model does not load and classify its own example.
     """
-    check_name(name)
+    check_model_name(name)
     with store.lock(f"model {name}"):
         state = _repair(store, name)
         number, new = ensure_version(store, name, candidate)

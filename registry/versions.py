@@ -1,7 +1,6 @@
 """Registered versions: made once per fingerprint, weights and evidence inside, and read back as plain values."""
 
 import json
-import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -84,15 +83,6 @@ class Candidate:
     run_id: str | None = None
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_name(name: str) -> None:
-    """Refuse a model name that would not survive an address such as models:/NAME@champion."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise MergeflowError(
-            f"the model name {name!r} cannot be used in an address like models:/NAME@champion: "
-            "use letters, digits, dots, dashes and underscores."
-        )
 
 
 def find_model(store: Store, name: str) -> RegisteredModel | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from mergeflow.training.settings import FineTuneSettings
 from tasks.graph import read_yaml
 
@@ -47,11 +47,17 @@ class RegistrySection(Section):
     must lie above 0; null asks for none. require_reproducible: replaying the winner's recipe must give the same bytes.
     """
 
-    model: str = Field(min_length=1)
+    model: str
     margin: float = Field(0.0, ge=0.0, le=1.0)
     tolerance: float = Field(0.05, ge=0.0, le=1.0)
     confidence: float | None = Field(0.95, gt=0.0, lt=1.0)
     require_reproducible: bool = True
+
+    @field_validator("model")
+    @classmethod
+    def _fits_an_address(cls, model: str) -> str:
+        check_model_name(model)
+        return model
 
 
 class RunSection(Section):

@@ -73,6 +73,13 @@ def test_task_names_are_plain(values: dict[str, Any], tmp_path: Path, name: str)
         load(values, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["bad name!", "a/b", "-x", "", "a@champion", "a\n"])
+def test_the_models_name_fits_an_address(values: dict[str, Any], tmp_path: Path, name: str) -> None:
+    values["registry"]["model"] = name
+    with pytest.raises(MergeflowError, match=r"registry\.model: the model name .* cannot be used in an address"):
+        load(values, tmp_path)
+
+
 def test_no_tasks_and_no_mapping(values: dict[str, Any], tmp_path: Path) -> None:
     values["tasks"] = {}
     with pytest.raises(MergeflowError, match="tasks"):
