@@ -11,10 +11,9 @@ Row = Mapping[str, Any]
 
 
 def write_series(folder: Path, name: str, rows: Iterable[Row]) -> None:
-    """Write `<folder>/<name>.json`, one record a line; no file for no rows, which DVC cannot plot."""
-    lines = [json.dumps(row) for row in rows]
-    if lines:
-        (folder / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    """Write `<folder>/<name>.json`, one record a line; without rows an empty list, which DVC takes."""
+    lines = ",".join(f"\n{json.dumps(row)}" for row in rows)
+    (folder / f"{name}.json").write_text(f"[{lines}\n]\n" if lines else "[]\n")
 
 
 def scale_series(sweeps: Mapping[str, list[Row]]) -> list[Row]:

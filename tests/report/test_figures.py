@@ -1,9 +1,12 @@
 """The figures: the same bytes for the same data, whatever the thread; and small, large and odd runs."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import yaml
 
 FULL = {f"{name}.svg" for name in ("accuracy", "argument_curves", "cosines", "radar", "scale_curves", "training")}
 
@@ -35,6 +38,15 @@ def test_no_global_setting_of_matplotlib_is_changed(make_run, draw_figures, tmp_
 def test_one_task_and_one_method_leave_out_what_cannot_be_drawn(make_run, draw_figures, tmp_path):
     made = draw_figures(make_run(["digits"], {"average": {"scale": [1.0]}}), tmp_path / "scratch")
     assert set(made) == {"accuracy.svg", "training.svg"}
+
+
+def test_every_series_that_dvc_plots_is_written_even_without_points(make_run, draw_figures, tmp_path):
+    draw_figures(make_run(["digits"], {"average": {"scale": [1.0]}}), tmp_path / "scratch")
+    plots = yaml.safe_load((Path(__file__).parents[2] / "dvc.yaml").read_text())["plots"]
+    files = {file for plot in plots for body in plot.values() for file in body["y"]}
+    points = {file: json.loads((tmp_path / "scratch/building" / file).read_text()) for file in files}
+    assert points.pop("outputs/results/series/arguments.json") == []
+    assert all(points.values())
 
 
 @pytest.mark.parametrize(
