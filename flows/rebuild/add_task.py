@@ -1,9 +1,10 @@
 """A new task arrives: its expert, a merge with the champion's experts, gates, promotion; nothing else is touched."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from flows.staleness import record_outputs
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.training.settings import TOGETHER
+from mergeflow.vision.data import load_manifest
 from registry.environment import environment
 from registry.lookup import current
 from registry.pipeline_records import dvc_hashes, git_commit
 from registry.provenance import describe_expert, read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
-from tasks.graph import load_graph, upstream
+from tasks.graph import Stage, load_graph, upstream
 from tasks.parameters import Params, load_params
-from tasks.runner import STATE, run_stage
+from tasks.runner import STATE, is_up_to_date, open_stage, remove_outputs, run_stage
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]
@@ -91,8 +93,8 @@ def add_task(
         watch: shows the progress of stages while its block lasts.
 
     Raises:
-        MergeflowError: a bad name; no champion yet; the data are refused or the expert does not train, and params.yaml
-            is as before; ancestors of the champion are nowhere.
+        MergeflowError: a bad name; no champion yet; the data are refused, the expert does not train or is no better
+            than a guess, and params.yaml and outputs are as before; ancestors of the champion are nowhere.
     """
     with FileLock(root / STATE / "locks" / "add-task.lock"):
         params = load_params(root / "params.yaml")
@@ -109,6 +111,7 @@ def add_task(
             lay_out(root, store, model, champion.version, origin, scratch)
             with _line_in_params(root, name, source):
                 addresses = _train(root, name, origin, watch)
+                _check_expert(root, name, source)
             record_outputs(root, addresses)
             origin["experts"][name] = describe_expert(
                 register_view(root), name, dvc_hashes(root), origin["git_commit"], None
@@ -138,7 +141,7 @@ def _check(params: Params, origin: Mapping[str, Any], name: str, source: str) ->
 
 @contextmanager
 def _line_in_params(root: Path, name: str, source: str) -> Iterator[None]:
-    """Add the task to params.yaml; take it out again, with what was made of it, when its data are refused."""
+    """Add the task to params.yaml; take it out again, with what was made of it, when it is refused."""
     path = root / "params.yaml"
     text = path.read_text(encoding="utf-8")
     if load_params(path).tasks.get(name) != source:  # else a killed call has written it
@@ -147,32 +150,58 @@ def _line_in_params(root: Path, name: str, source: str) -> Iterator[None]:
         yield
     except MergeflowError:
         stages = load_graph(root)
-        for stage in stages.values():
-            if stage.item == name:
-                _remove_outputs(root, stage.outs)
+        made = [stage.address for stage in _stages_of_expert(name, stages) if _is_made(root, stage)]
         write_whole(path, remove_task_line(path.read_text(encoding="utf-8"), name))
+        kept = load_graph(root)
+        for address in stages.keys() - kept.keys():
+            remove_outputs(root, stages[address])
+            shutil.rmtree(root / STATE / "scratch" / stages[address].folder_name, ignore_errors=True)
+        for address in made:
+            if address in kept:  # the base has the new task's head: make it again without
+                with suppress(MergeflowError):  # the next run tries again
+                    run_stage(root, kept[address])
         raise
 
 
-def _remove_outputs(root: Path, outs: tuple[str, ...]) -> None:
-    """Other stages read the folders above as a whole, so that a refused task must leave nothing in them."""
-    for out in outs:
-        shutil.rmtree(root / out, ignore_errors=True)
+def _is_made(root: Path, stage: Stage) -> bool:
+    """Whether a stage has run with the new task."""
+    try:
+        return is_up_to_date(root, stage, open_stage(root, stage)[1])
+    except MergeflowError:  # it lacks an input
+        return False
+
+
+def _stages_of_expert(name: str, stages: dict[str, Stage]) -> list[Stage]:
+    """Return what a new expert needs, in running order: its data, the base's heads, itself."""
+    maker = stage_making(f"outputs/experts/{name}", stages)
+    needed = [*upstream(maker, stages), maker.address]
+    return [stage for stage in stages.values() if not stage.frozen and stage.address in needed]
 
 
 def _train(root: Path, name: str, origin: Mapping[str, Any], watch: Watch) -> list[str]:
-    """Run the stages that the new expert needs: its data, the base's heads, itself."""
-    stages = load_graph(root)
-    maker = stage_making(f"outputs/experts/{name}", stages)
-    needed = upstream(maker, stages)
-    order = [stage for stage in stages.values() if not stage.frozen and (stage is maker or stage.address in needed)]
+    """Run the stages that the new expert needs."""
+    order = _stages_of_expert(name, load_graph(root))
     addresses = [stage.address for stage in order]
     with watch(addresses):
         for stage in order:
-            if stage is maker:
+            if stage is order[-1]:
                 _check_base(root, origin)
             run_stage(root, stage)
     return addresses
+
+
+def _check_expert(root: Path, name: str, source: str) -> None:
+    """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
+    found = json.loads((root / "outputs/experts" / name / "training.json").read_text())["validation_accuracy"]
+    manifest = load_manifest(root / "outputs/data/validation" / name)
+    images = manifest["splits"]["validation"]["per_class"]
+    count, most = sum(images), max(images)
+    if round(found * count) <= most:
+        raise MergeflowError(
+            f"the new expert '{name}' is right on {found:.1%} of its {count} validation images; always naming the most "
+            f"frequent class, '{manifest['class_names'][images.index(most)]}', is right on {most / count:.1%}. It has "
+            f"learnt nothing to merge: look at the labels of {source}, or train longer (`finetune` in params.yaml)."
+        )
 
 
 def _check_base(root: Path, origin: Mapping[str, Any]) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -68,6 +70,11 @@ def files(home: Path, *folders: str) -> dict[str, tuple[int, bytes]]:
     """Time and content of every file below the folders."""
     below = [path for folder in folders for path in sorted((home / folder).rglob("*")) if path.is_file()]
     return {str(path.relative_to(home)): (path.stat().st_mtime_ns, path.read_bytes()) for path in below}
+
+
+def contents(home: Path) -> dict[str, bytes]:
+    """What `files` says of the outputs, without the times."""
+    return {name: content for name, (_, content) in files(home, "outputs").items()}
 
 
 class TestReproduce:
@@ -206,16 +213,40 @@ class TestAddTask:
             read_address(home, "suite:pocket8", "Digits!")
 
     def test_refused_data_leave_nothing(self, home: Path, store: Store) -> None:
-        (home / "inputs/broken/train/one").mkdir(parents=True)
-        (home / "inputs/broken/train/one/0.png").write_bytes(b"no picture")
+        for name in ("one", "two"):
+            (home / "inputs/broken/train" / name).mkdir(parents=True)
+            for index in range(3):
+                (home / f"inputs/broken/train/{name}/{index}.png").write_bytes(b"no picture")
         before = files(home, "outputs"), (home / "params.yaml").read_bytes()
-        with pytest.raises(MergeflowError, match="broken"):
+        with pytest.raises(MergeflowError, match="cannot be decoded"):
+            add_task(home, store, "broken", "folder:inputs/broken")
+        assert (files(home, "outputs"), (home / "params.yaml").read_bytes()) == before
+        assert not (home / ".mergeflow/scratch/prepare@broken").exists()
+        shutil.rmtree(home / "inputs/broken/train/two")
+        with pytest.raises(MergeflowError, match="one class only"):
             add_task(home, store, "broken", "folder:inputs/broken")
         assert (files(home, "outputs"), (home / "params.yaml").read_bytes()) == before
         shutil.rmtree(home / "inputs/broken")
         for name, words in (("red", "already"), ("blue", "already")):
             with pytest.raises(MergeflowError, match=words):
                 add_task(home, store, name, "folder:inputs/green")
+
+    def test_an_expert_that_is_no_better_than_a_guess_leaves_nothing(self, home: Path, store: Store) -> None:
+        random = np.random.default_rng(0)
+        for split, count in (("train", 12), ("val", 12), ("test", 4)):
+            for name in ("one", "two"):
+                folder = home / "inputs/noise" / split / name
+                folder.mkdir(parents=True)
+                for index in range(count if name == "one" else 4):
+                    pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(folder / f"{index}.png")
+        before, text = contents(home), (home / "params.yaml").read_bytes()
+        with pytest.raises(MergeflowError, match=r"of its 16 validation images; .*'one', is right on 75.0%.*labels"):
+            add_task(home, store, "noise", "folder:inputs/noise")
+        assert contents(home) == before
+        assert (home / "params.yaml").read_bytes() == text
+        assert not list((home / ".mergeflow/scratch").glob("*@noise"))
+        shutil.rmtree(home / "inputs/noise")
 
     def test_killed_in_its_training_it_continues_and_touches_nothing_else(self, home: Path, store: Store) -> None:
         others = [
