@@ -38,6 +38,7 @@ from tasks.runner import StageIO
 FOLDER, SERIES_FOLDER = "outputs/results/figures", "outputs/results/series"
 Row = Mapping[str, Any]
 _RADAR_METHODS = 5
+_RADAR_NAME = 18  # characters; a name stands on each side
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,11 @@ def radar(results: Results) -> Figure | None:
     axes.set_rlabel_position(180 / len(tasks))  # type: ignore[attr-defined]
     axes.set_ylim(0, 100)
     axes.set_yticks([25, 50, 75, 100], labels=["25", "50", "75", "100"])
-    axes.set_xticks(angles, labels=[plain(task) for task in tasks])
+    axes.set_xticks(angles, labels=[plain(task, _RADAR_NAME) for task in tasks])
     axes.tick_params(axis="x", labelcolor=INK, labelsize=NORMAL)
+    for label, angle in zip(axes.get_xticklabels(), angles, strict=True):  # away from the circle, however long
+        side = round(math.sin(angle), 3)
+        label.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
     legend(figure, HALF_WIDTH, loc="outside lower center")
     return figure
 

@@ -114,7 +114,7 @@ def spans_decades(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) / min(values) >= 8
 
 
-def plain(text: str) -> str:
+def plain(text: str, longest: int = _LONGEST) -> str:
     """Return the text with nothing that matplotlib would read as mathematics, and shortened in the middle if long.
 
     Example:
@@ -123,8 +123,8 @@ def plain(text: str) -> str:
         >>> plain("a_name_that_leaves_no_room_for_the_curves_themselves")
         'a_name_that_leav…rves_themselves'
     """
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]}…{text[-(_LONGEST // 2 - 1) :]}"
+    if len(text) > longest:
+        text = f"{text[: longest // 2]}…{text[-(longest // 2 - 1) :]}"
     return text.replace("$", r"\$")
 
 

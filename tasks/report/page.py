@@ -121,7 +121,7 @@ def _facts(run: RunFiles) -> list[Fact]:
     winner = rows[run.selection["winner"]]
     experts, base = rows["individual"], rows["zero_shot"]
     facts = [
-        Fact("Best merge, by validation", winner["name"], arguments_text(winner["args"])),
+        Fact("Best merge, by validation", _breakable(winner["name"]), arguments_text(winner["args"])),
         Fact(
             "Mean test accuracy",
             f"{100 * winner['mean']:.1f} %",
@@ -133,6 +133,11 @@ def _facts(run: RunFiles) -> list[Fact]:
         gain = 100 * (winner["mean"] - rows["average"]["mean"])
         facts.append(Fact("Over averaging", f"{gain:+.1f} points".replace("-", "−"), "of mean test accuracy"))
     return facts
+
+
+def _breakable(name: str) -> Markup:
+    """Let a long name break after its underscores, not within a word."""
+    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _about(run: RunFiles) -> list[tuple[str, str]]:

@@ -40,6 +40,13 @@ def test_one_task_and_one_method_leave_out_what_cannot_be_drawn(make_run, draw_f
     assert set(made) == {"accuracy.svg", "training.svg"}
 
 
+def test_names_around_the_circle_point_away_from_it(make_run, draw_figures, tmp_path):
+    sides = {"top": "middle", "right": "start", "low": "middle", "left_long_name": "end"}
+    svg = ElementTree.fromstring(draw_figures(make_run([*sides]), tmp_path / "scratch")["radar.svg"])
+    styles = {text.text: text.get("style") for text in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert all(f"text-anchor: {side};" in styles[task] for task, side in sides.items())
+
+
 def test_every_series_that_dvc_plots_is_written_even_without_points(make_run, draw_figures, tmp_path):
     draw_figures(make_run(["digits"], {"average": {"scale": [1.0]}}), tmp_path / "scratch")
     plots = yaml.safe_load((Path(__file__).parents[2] / "dvc.yaml").read_text())["plots"]

@@ -117,6 +117,7 @@ def test_one_task_and_one_method(make_run):
 def test_a_choice_at_the_edge_of_the_grid_is_said(make_run):
     page = written(make_run(["a", "b"], {"task_arithmetic": {"scale": [0.5, 2.0]}}))
     assert '<span class="badge">grid edge</span>' in page
+    assert '<span class="value">task_<wbr>arithmetic</span>' in page  # a tile breaks it there, not within a word
     assert "a better value may lie outside: task_arithmetic (scale 2.0). Widen" in " ".join(page.split())
 
 
