@@ -146,6 +146,8 @@ def test_scoring_over_http_in_process(model):
     for answer in (junk, empty):
         assert " object at 0x" not in answer.text
         assert "Restore the file" not in answer.text
+    null = {"dataframe_records": [{"image": None, "task": "digits"}]}  # refused by MLflow before the model is asked
+    assert client.post("/invocations", json=null).status_code == 400
     assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
     assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400
 
