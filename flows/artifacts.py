@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
+from flows.plan import registration_lost
+
 if TYPE_CHECKING:
     from registry.gates import Decision
     from registry.store import Store
@@ -20,7 +22,7 @@ def publish_results(root: Path) -> None:
     report = root / "outputs/report.html"
     if report.exists():
         create_link_artifact(report.resolve().as_uri(), "report.html", "report", f"On the worker, {report.resolve()}")
-    if registration.exists():
+    if registration.exists() and not registration_lost(root):
         from registry.store import connect
 
         found = json.loads(registration.read_text())

@@ -3,16 +3,18 @@
 import json
 from pathlib import Path
 
+from flows.plan import registration_lost
+
 
 def publish_report(root: Path) -> None:
-    """Write `outputs/report.html` where there are results, and log it in the run of the registered version."""
+    """Write `outputs/report.html` where there are results, and log it in the version's run where it is registered."""
     results, registration = root / "outputs/results/test.json", root / "outputs/registration.json"
     if not results.exists():
         return
     from tasks.report import write_report
 
     report = write_report(root, root / "outputs/report.html")
-    if not registration.exists():
+    if not registration.exists() or registration_lost(root):
         return
     from registry.logging import log_file
     from registry.lookup import find_version

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flows.references import resolve_reference
+from flows.report import publish_report
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from tests.flows.small_project import run_in
@@ -87,6 +88,15 @@ def test_a_sweep_is_logged_trial_by_trial(project: Path) -> None:
     database.close()
     assert children == (3,)
     assert run_in(project, "mergeflow", "check", "sweeps/sweep/winner.yaml").returncode == 0
+
+
+def test_the_report_of_a_project_whose_registry_is_elsewhere_stays_on_disk(project: Path) -> None:
+    """After `dvc pull` on another machine, for example."""
+    (project / "mlflow.db").unlink()
+    report = project / "outputs/report.html"
+    report.unlink(missing_ok=True)
+    publish_report(project)
+    assert report.exists()
 
 
 def test_outside_a_project_the_registry_is_not_offered(tmp_path: Path) -> None:
