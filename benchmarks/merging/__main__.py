@@ -33,6 +33,8 @@ WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "cart": ("cart", {"rank_ratio": 0.08}),
     "tsv": ("tsv", {}),
 }
+# Measured when asked for; they have no plain formula here.
+FURTHER: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ("knots", "iso_cts", "wudi")}
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 f" (of it merging {found['merging']:.1f} s; {found['misses']} factorisations)"
             )
             continue
-        method, args = WORK[name]
+        method, args = (WORK | FURTHER)[name]
         chosen = everything[:2] if name == "slerp" else everything
         row(
             f"mergeflow {name}",
@@ -113,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=TOWERS, default="ViT-B-32")
     parser.add_argument("--experts", type=int, default=8)
-    parser.add_argument("--only", nargs="+", choices=[*WORK, "grid"], default=[*WORK, "grid"])
+    parser.add_argument("--only", nargs="+", choices=[*WORK, *FURTHER, "grid"], default=[*WORK, "grid"])
     parser.add_argument(
         "--plain", nargs="*", choices=list(WORK), default=list(WORK), help="plain formulas to measure too"
     )

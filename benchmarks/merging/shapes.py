@@ -11,6 +11,7 @@ from mergeflow.checkpoints.writer import StreamWriter
 # name: width, layers, patch, image side, output
 TOWERS = {
     "ViT-B-32": (768, 12, 32, 224, 512),
+    "ViT-B-32-2": (768, 2, 32, 224, 512),  # two of its twelve blocks
     "ViT-L-14": (1024, 24, 14, 224, 768),
     "tiny": (64, 3, 8, 32, 32),
 }
