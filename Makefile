@@ -49,7 +49,7 @@ lock:
 
 # The pages that are written from the code.
 docs: $(INSTALLED)
-	@python -m mergeflow.merging.docs docs/methods.md
+	@python -m mergeflow.commands.methods_page docs/methods.md
 	@python -m mergeflow.commands.reference
 
 clean:

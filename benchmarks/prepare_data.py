@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from mergeflow.vision.data import Example, RawTask, prepare_task
+from mergeflow.modalities.vision.data import Example, RawTask, prepare_task
 
 CLASSES = 10
 

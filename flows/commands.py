@@ -12,7 +12,7 @@ from flows import finetune_command, registry_commands, study_commands
 from mergeflow.commands import sweep
 
 if TYPE_CHECKING:
-    from mergeflow.evaluation.sweep import SweepResult
+    from mergeflow.search.sweep import SweepResult
 
 # Nothing this project starts reports home. The word "true": Prefect does not take "1".
 QUIET = {
@@ -70,8 +70,8 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
     ) -> None:
         """Run one stage; it is skipped when its inputs, parameters and outputs are unchanged."""
         from flows.watch import progress_bars
-        from tasks.graph import find_stage, load_graph
-        from tasks.runner import run_stage
+        from tasks.project.graph import find_stage, load_graph
+        from tasks.project.runner import run_stage
 
         stage = find_stage(load_graph(root, studies=True), name, item)
         console = Console()
@@ -83,7 +83,7 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
     @stages.command("list")
     def stage_list() -> None:
         """List the stages in running order."""
-        from tasks.graph import load_graph
+        from tasks.project.graph import load_graph
 
         for address, stage in load_graph(root).items():
             typer.echo(f"{address}{'  (frozen)' if stage.frozen else ''}")

@@ -17,7 +17,7 @@ from flows.report import publish_report
 from flows.turns import turn
 from mergeflow.cli import find_project
 from mergeflow.errors import MergeflowError
-from tasks.parameters import load_params
+from tasks.project.parameters import load_params
 
 
 @flow(name="nightly")

@@ -54,7 +54,7 @@ def changed_params(
     Raises:
         MergeflowError: params.yaml is wrong, or it has no such task.
     """
-    from tasks.parameters import load_params
+    from tasks.project.parameters import load_params
 
     values: dict[str, Any] = load_params(root / "params.yaml").model_dump(mode="json")
     for name in tasks:
@@ -84,8 +84,8 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
         MergeflowError: a parameter is wrong, or training failed; the other tasks' experts are in their places.
     """
     from flows.watch import progress_bars
-    from tasks.graph import find_stage, load_graph
-    from tasks.runner import run_stage
+    from tasks.project.graph import find_stage, load_graph
+    from tasks.project.runner import run_stage
 
     with _view(root, values) as folder:
         _bring_inputs(root, folder, list(values["tasks"]), console)
@@ -111,8 +111,8 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 @contextmanager
 def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
     """Give the project folder of this run: the project's code and its own params.yaml, one holder at a time."""
-    from tasks.parameters import load_params
-    from tasks.runner import STATE
+    from tasks.project.parameters import load_params
+    from tasks.project.runner import STATE
 
     known = {key: values[key] for key in ("seed", "tasks", "data", "model", "finetune", "evaluation")}
     key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
@@ -136,8 +136,8 @@ def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) 
     """Bring base and data up to date in the project, and link them."""
     from flows.plan import needed_for
     from flows.watch import progress_bars
-    from tasks.graph import load_graph
-    from tasks.runner import run_stage
+    from tasks.project.graph import load_graph
+    from tasks.project.runner import run_stage
 
     stages = load_graph(root)
     needed = needed_for([MULTITASK], stages) - {MULTITASK}
@@ -172,7 +172,7 @@ def _place(made: Path, target: Path) -> None:
 
 
 def _table(folder: Path, tasks: list[str], target: str) -> Table:
-    from tasks.runner import read_record
+    from tasks.project.runner import read_record
 
     table = Table(title=f"Experts in {target}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for name in ("task", "regime", "steps", "validation %", "seconds", "images/s"):

@@ -14,8 +14,8 @@ from flows.staleness import push_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
 from mergeflow.errors import MergeflowError
-from tasks.graph import load_graph
-from tasks.parameters import load_params
+from tasks.project.graph import load_graph
+from tasks.project.parameters import load_params
 
 REGISTER = "register"
 

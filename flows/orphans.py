@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.graph import read_yaml, removed_items
-from tasks.runner import has_run, remove_outputs
+from tasks.project.graph import read_yaml, removed_items
+from tasks.project.runner import has_run, remove_outputs
 
 
 def remove_orphans(root: Path, report: Callable[[str], object]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flows.staleness import stale_stages
 from mergeflow.errors import unknown_name
-from tasks.graph import Stage, downstream_closure, upstream
+from tasks.project.graph import Stage, downstream_closure, upstream
 
 
 def stages_to_run(

@@ -28,7 +28,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
     def opened(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
         from registry.store import connect
-        from tasks.parameters import load_params
+        from tasks.project.parameters import load_params
 
         model, number = split_address(which)
         model = model or name or load_params(root / "params.yaml").registry.model
@@ -144,7 +144,7 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         from registry.gates import GateSettings
         from registry.lookup import find_version
         from registry.promotion import Force, promote
-        from tasks.parameters import load_params
+        from tasks.project.parameters import load_params
 
         store, model, version = opened(name, which)
         section = load_params(root / "params.yaml").registry

@@ -9,9 +9,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
 
 from flows.slots import gpu_slot
-from tasks.graph import Stage, load_graph
 from tasks.multitask import open_rounds, tune
-from tasks.runner import STATE, is_up_to_date, open_stage, progress_file
+from tasks.project.graph import Stage, load_graph
+from tasks.project.runner import STATE, is_up_to_date, open_stage, progress_file
 
 MULTITASK = "multitask"
 

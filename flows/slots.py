@@ -1,6 +1,6 @@
 """GPU slots: on a Prefect server the limit `gpu` says how many stages may use a CUDA device at once, on all machines.
 
-On one machine a file lock per device keeps stages apart, with or without a server (tasks/devices.py).
+On one machine a file lock per device keeps stages apart, with or without a server (tasks/project/devices.py).
 """
 
 import os
@@ -12,8 +12,8 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import Stage
-from tasks.parameters import load_params
+from tasks.project.graph import Stage
+from tasks.project.parameters import load_params
 
 LIMIT = "gpu"
 LEASE_SECONDS = 60  # the slot of a holder that was killed is free again after this long
@@ -43,6 +43,6 @@ def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
 def _uses_cuda(root: Path, stage: Stage) -> bool:
     if "model" not in stage.params:  # it computes no features
         return False
-    from tasks.devices import device_names  # torch comes with it
+    from tasks.project.devices import device_names  # torch comes with it
 
     return device_names(load_params(root / "params.yaml").run.device) != ["cpu"]

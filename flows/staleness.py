@@ -6,7 +6,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import MAIN, Stage, covers, read_yaml
+from tasks.project.graph import MAIN, Stage, covers, read_yaml
 
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
-    from tasks.graph import Stage
+    from tasks.project.graph import Stage
     from tasks.studies.results import StudyResult, Table
 
 
@@ -35,7 +35,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
 def study_stages(root: Path) -> dict[str, "Stage"]:
     """Return the studies' stages by name, without what they share."""
-    from tasks.graph import load_graph
+    from tasks.project.graph import load_graph
 
     return {stage.name: stage for stage in load_graph(root, studies=True).values() if stage.systems}
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow.errors import MergeflowError
-from tasks.parameters import load_params
+from tasks.project.parameters import load_params
 
 
 def print_summary(root: Path, console: Console) -> None:

@@ -12,7 +12,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from tasks.runner import STATE
+from tasks.project.runner import STATE
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tasks.graph import file_name
-from tasks.runner import STATE, read_record
+from tasks.project.graph import file_name
+from tasks.project.runner import STATE, read_record
 
 SECONDS = 0.3
 

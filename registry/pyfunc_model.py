@@ -40,8 +40,8 @@ class ModelFiles:
     Args:
         encoder: safetensors of the merged image encoder.
         heads: task name to the safetensors of its head; at least one.
-        architecture: name that `mergeflow.vision.models.load_clip` knows; it alone decides activation and pixel
-            statistics, for `load_clip` refuses tags that need others.
+        architecture: name that `load_clip` knows; it alone decides activation and pixel statistics, because `load_clip`
+            refuses tags that need others.
         image_size: S, pixels of the square input.
         documents: further JSON documents kept with the weights by file stem, such as {"recipe": {...}}.
         examples: rows for the input example, as (image file's bytes, task); None: a drawn grey image of one task.

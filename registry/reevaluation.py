@@ -8,7 +8,7 @@ import torch
 
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages, correct_predictions
-from mergeflow.vision.data import load_split
+from mergeflow.modalities.vision.data import load_split
 from registry.gates import Evidence
 from registry.lookup import download, find_version
 from registry.served_model import read_model

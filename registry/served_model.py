@@ -19,9 +19,9 @@ from mlflow.pyfunc import PythonModel
 from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.vision.data.images import resize, to_rgb
-from mergeflow.vision.heads import Head, load_head
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.data.images import resize, to_rgb
+from mergeflow.modalities.vision.heads import Head, load_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 
 _BATCH = 256
 _ROWS_NAMED = 10

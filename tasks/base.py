@@ -2,10 +2,10 @@
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import load_manifest
-from mergeflow.vision.heads import build_head, save_head
-from mergeflow.vision.models import ImageEncoder, load_clip
-from tasks.runner import StageIO
+from mergeflow.modalities.vision.data import load_manifest
+from mergeflow.modalities.vision.heads import build_head, save_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from tasks.project.runner import StageIO
 
 
 def run(io: StageIO) -> None:

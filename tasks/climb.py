@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 from tasks.sweep import Row, open_scorer, write_rows
 
 Grid = Mapping[str, list[Any]]

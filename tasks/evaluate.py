@@ -7,7 +7,7 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 from tasks.vision import BASE, choose_device, expert_path, load_encoder, load_images
 
 

@@ -33,7 +33,7 @@ from tasks.plotting.series import (
     training_series,
     write_series,
 )
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 
 FOLDER, SERIES_FOLDER = "outputs/results/figures", "outputs/results/series"
 Row = Mapping[str, Any]

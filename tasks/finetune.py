@@ -4,7 +4,7 @@ import shutil
 
 from mergeflow.training import TOGETHER
 from tasks.multitask import FOLDER
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 from tasks.training import Workbench, train
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from filelock import FileLock
 
 from mergeflow.training import TOGETHER, IterativeRun
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
 from tasks.vision import BASE
 

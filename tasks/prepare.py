@@ -2,9 +2,9 @@
 
 import shutil
 
-from mergeflow.vision.data import SPLITS, Progress, open_source, prepare_task
-from mergeflow.vision.data.store import MANIFEST
-from tasks.runner import StageIO
+from mergeflow.modalities.vision.data import SPLITS, Progress, open_source, prepare_task
+from mergeflow.modalities.vision.data.store import MANIFEST
+from tasks.project.runner import StageIO
 
 
 def run(io: StageIO) -> None:

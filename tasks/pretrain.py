@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mergeflow.vision.pretraining import RECIPES, pretrain
-from tasks.runner import StageIO
+from mergeflow.modalities.vision.pretraining import RECIPES, pretrain
+from tasks.project.runner import StageIO
 
 
 def run(io: StageIO) -> None:

@@ -12,6 +12,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import LabelledImages, accuracies
 from mergeflow.evaluation.accuracy import Encoder
+from mergeflow.modalities.vision.models import ImageEncoder
 from mergeflow.training import (
     Cost,
     FineTuneSettings,
@@ -21,8 +22,7 @@ from mergeflow.training import (
     TrainingSet,
     fine_tune,
 )
-from mergeflow.vision.models import ImageEncoder
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 from tasks.vision import BASE, choose_device, load_encoder, load_images
 
 Report = Callable[[int, int], None]

@@ -4,7 +4,7 @@ import json
 
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import write_checkpoint
-from tasks.runner import StageIO
+from tasks.project.runner import StageIO
 from tasks.vision import load_states
 
 

@@ -10,11 +10,11 @@ import torch
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages
-from mergeflow.vision.data import load_split
-from mergeflow.vision.heads import Head, load_head
-from mergeflow.vision.models import ImageEncoder, load_clip
-from tasks.devices import device_names, device_slot
-from tasks.runner import StageIO
+from mergeflow.modalities.vision.data import load_split
+from mergeflow.modalities.vision.heads import Head, load_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from tasks.project.devices import device_names, device_slot
+from tasks.project.runner import StageIO
 
 BASE = "base/image_encoder.safetensors"  # in the folder of the stage's world
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from mergeflow.cli import add_all_commands, app
 from mergeflow.commands.reference import commands_page, every_command
-from tasks.parameters import Params
+from tasks.project.parameters import Params
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

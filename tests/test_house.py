@@ -11,21 +11,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # package: what of this project it may import, besides itself
+FILES = {"mergeflow.errors", "mergeflow.yaml_text", "mergeflow.checkpoints"}
+DATA = {"mergeflow.modalities.vision", "mergeflow.suites"}  # suites still build on vision's Example
+LEARNING = {*FILES, *DATA, "mergeflow.merging"}
 ALLOWED = {
     "mergeflow.errors": set(),
     "mergeflow.yaml_text": {"mergeflow.errors"},
     "mergeflow.checkpoints": {"mergeflow.errors"},
-    "mergeflow.merging": {"mergeflow.errors", "mergeflow.yaml_text", "mergeflow.checkpoints"},
-    "mergeflow.vision": {"mergeflow.errors", "mergeflow.checkpoints"},
-    "mergeflow.training": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
-    "mergeflow.evaluation": {
-        "mergeflow.errors",
-        "mergeflow.yaml_text",
-        "mergeflow.checkpoints",
-        "mergeflow.merging",
-        "mergeflow.vision",
-    },
-    "mergeflow.analysis": {"mergeflow.errors", "mergeflow.checkpoints", "mergeflow.merging", "mergeflow.vision"},
+    "mergeflow.merging": FILES,
+    "mergeflow.modalities.vision": {*FILES, *DATA},
+    "mergeflow.suites": {*FILES, *DATA},
+    "mergeflow.training": LEARNING,
+    "mergeflow.evaluation": LEARNING,
+    "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation", "mergeflow.search"},  # both open a sweep's models
+    "mergeflow.search": {*LEARNING, "mergeflow.evaluation"},
+    "mergeflow.analysis": LEARNING,
     "tasks": {"mergeflow"},
     "registry": {"mergeflow"},
     "flows": {"mergeflow", "tasks", "registry"},
@@ -69,8 +69,8 @@ def test_each_tool_has_one_home(tool: str) -> None:
 
 def test_the_library_alone_imports_none_of_the_orchestra() -> None:
     code = (
-        "import sys, mergeflow, mergeflow.cli, mergeflow.merging, mergeflow.checkpoints, mergeflow.vision.data\n"
-        "import mergeflow.training, mergeflow.evaluation\n"
+        "import sys, mergeflow, mergeflow.cli, mergeflow.merging, mergeflow.checkpoints, mergeflow.training\n"
+        "import mergeflow.evaluation, mergeflow.search.sweep, mergeflow.modalities.vision.data\n"
         "heavy = ('prefect', 'mlflow', 'dvc', 'matplotlib', 'sklearn', 'datasets')\n"
         "print([module for module in heavy if module in sys.modules])"
     )

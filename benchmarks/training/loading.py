@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from mergeflow.modalities.vision.models import POCKET, ImageEncoder, load_clip
 from mergeflow.training import FineTuneSettings, TrainingSet, Trajectory, fine_tune, plan_batches
-from mergeflow.vision.models import POCKET, ImageEncoder, load_clip
 
 WARM = 2
 

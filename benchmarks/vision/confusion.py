@@ -17,11 +17,11 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import LabelledImages, accuracies, mean
 from mergeflow.merging import FactorCache, MethodCall, configure, prepare
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import POCKET, ImageEncoder, load_clip
+from mergeflow.modalities.vision.pretraining import PretrainSettings, pretrain
+from mergeflow.suites import SuiteTask, get_suite
 from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune
-from mergeflow.vision.heads import build_head
-from mergeflow.vision.models import POCKET, ImageEncoder, load_clip
-from mergeflow.vision.pretraining import PretrainSettings, pretrain
-from mergeflow.vision.suites import SuiteTask, get_suite
 
 TASKS = get_suite("pocket8").tasks
 ARMS = {"confused": 0.7, "right": 0.0}

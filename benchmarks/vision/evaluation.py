@@ -35,10 +35,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mergeflow.evaluation import LabelledImages
 from mergeflow.evaluation.accuracy import correct_predictions
-from mergeflow.vision.data.images import encode_png, resize, to_rgb
-from mergeflow.vision.heads import build_head
-from mergeflow.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
-from mergeflow.vision.suites import SuiteTask, get_suite
+from mergeflow.modalities.vision.data.images import encode_png, resize, to_rgb
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
+from mergeflow.suites import SuiteTask, get_suite
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 

@@ -17,17 +17,17 @@ from flows.rebuild.scratch import scratch_project
 from flows.staleness import record_outputs
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.vision.data import load_manifest
 from mergeflow.training.settings import TOGETHER
-from mergeflow.vision.data import load_manifest
 from registry.environment import environment
 from registry.lookup import current
 from registry.pipeline_records import dvc_hashes, git_commit
 from registry.provenance import describe_expert, read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
-from tasks.graph import Stage, load_graph, upstream
-from tasks.parameters import Params, load_params
-from tasks.runner import STATE, is_up_to_date, open_stage, remove_outputs, run_stage
+from tasks.project.graph import Stage, load_graph, upstream
+from tasks.project.parameters import Params, load_params
+from tasks.project.runner import STATE, is_up_to_date, open_stage, remove_outputs, run_stage
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]

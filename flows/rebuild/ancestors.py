@@ -8,7 +8,7 @@ from typing import Any
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import load_manifest, load_split
+from mergeflow.modalities.vision.data import load_manifest, load_split
 from registry.pipeline_records import digest_of_split
 
 ENCODER = "image_encoder.safetensors"

@@ -105,7 +105,7 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
 
 
 def _tasks(root: Path) -> set[str]:
-    from tasks.parameters import load_params
+    from tasks.project.parameters import load_params
 
     return set(load_params(root / "params.yaml").tasks)
 

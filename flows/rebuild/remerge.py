@@ -10,9 +10,9 @@ from flows.rebuild.scratch import write_params
 from registry.lookup import download, head_files
 from registry.store import Store
 from tasks.climb import sweep_near
-from tasks.graph import Stage, covers, find_stage, load_graph, read_yaml
-from tasks.parameters import load_params
-from tasks.runner import STATE, StageIO, open_stage, run_stage
+from tasks.project.graph import Stage, covers, find_stage, load_graph, read_yaml
+from tasks.project.parameters import load_params
+from tasks.project.runner import STATE, StageIO, open_stage, run_stage
 
 Grids = Mapping[str, Mapping[str, list[Any]]]
 

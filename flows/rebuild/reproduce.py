@@ -17,8 +17,8 @@ from registry.lookup import download, find_version, head_files
 from registry.provenance import read_documents
 from registry.replay import replay
 from registry.store import Store
-from tasks.graph import load_graph, read_yaml
-from tasks.runner import run_stage
+from tasks.project.graph import load_graph, read_yaml
+from tasks.project.runner import run_stage
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 
-from tasks.runner import STATE
+from tasks.project.runner import STATE
 
 _SHARED = ("mergeflow", "tasks", "registry", "flows", "inputs", "dvc.yaml")
 

@@ -12,7 +12,7 @@ from registry.pipeline_records import git_commit
 from registry.provenance import read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
-from tasks.parameters import load_params
+from tasks.project.parameters import load_params
 
 
 def unmerge(

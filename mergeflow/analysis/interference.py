@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.linalg import svd
+from mergeflow.merging.linalg.spectra import svd
 
 State = Mapping[str, Tensor]
 # What a name ends with → the kind of matrix it is, as open_clip and torchvision name them.

@@ -66,9 +66,9 @@ def check(context: typer.Context, recipe: RecipePath, overrides: Overrides = Non
 
 def methods(name: Annotated[str | None, typer.Argument(help="One method or compressor.")] = None) -> None:
     """List the merge methods and compressors; or explain one: formula, arguments, property, source."""
+    from mergeflow.commands.methods_page import method_section
     from mergeflow.merging import methods as catalog
-    from mergeflow.merging.compression import compressors
-    from mergeflow.merging.docs import method_section
+    from mergeflow.merging.compression.suite_file import compressors
 
     console = Console()
     if name is not None:
@@ -95,7 +95,7 @@ def diff(
 
     Where type or shape differ, they stand under the tensor's name.
     """
-    from mergeflow.merging.diff import diff as compare
+    from mergeflow.merging.files.diff import diff as compare
 
     found = compare(local(context, a), local(context, b))
     table = Table(box=None, pad_edge=False)
@@ -131,9 +131,9 @@ def compress(
     import yaml
 
     from mergeflow.checkpoints import open_checkpoint
-    from mergeflow.merging.compression import compress as run
-    from mergeflow.merging.compression import configure_compressor
-    from mergeflow.merging.plan import check_file, open_base
+    from mergeflow.merging.compression.suite_file import compress as run
+    from mergeflow.merging.compression.suite_file import configure_compressor
+    from mergeflow.merging.files.plan import check_file, open_base
 
     changes = read_pairs(overrides or [], "--set")
     call = configure_compressor(name, {argument: yaml.safe_load(text) for argument, text in changes.items()})
@@ -157,8 +157,8 @@ def extract_task(
 ) -> None:
     """Write one task's model out of a compressed suite; only its part is read."""
     from mergeflow.checkpoints import write_checkpoint
-    from mergeflow.merging.compression import extract_task as run
-    from mergeflow.merging.plan import check_file
+    from mergeflow.merging.compression.suite_file import extract_task as run
+    from mergeflow.merging.files.plan import check_file
 
     suite, origin = local(context, compressed), local(context, base) if base is not None else None
     check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})})

@@ -87,7 +87,7 @@ def adamerge(
     ] = None,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on images without labels."""
-    from mergeflow.evaluation.entropy import RECIPE, AdamergeOrder, learn_coefficients
+    from mergeflow.estimates.entropy import RECIPE, AdamergeOrder, learn_coefficients
     from mergeflow.merging import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
@@ -112,7 +112,7 @@ def adamerge(
 
 
 def _write(out: Path, **order: Any) -> None:
-    from mergeflow.evaluation.expert_statistics import StatisticOrder, write_statistic
+    from mergeflow.estimates.expert_statistics import StatisticOrder, write_statistic
 
     with progress_bar(order["kind"]) as progress:
         fingerprint, count = write_statistic(StatisticOrder(**order), out, progress)

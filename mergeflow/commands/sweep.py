@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from mergeflow.evaluation.sweep import SweepResult, Trial
+    from mergeflow.search.sweep import SweepResult, Trial
 
 SweepLogger = Callable[["SweepResult"], str]
 """Logs a finished sweep somewhere and says where; the project half supplies one."""
@@ -38,8 +38,8 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
     ) -> None:
         """Score a grid (or an Optuna study) of merges on validation; a stopped sweep continues."""
         from mergeflow.errors import MergeflowError
-        from mergeflow.evaluation.sweep import WINNER
-        from mergeflow.evaluation.sweep_file import load_sweep
+        from mergeflow.search.sweep import WINNER
+        from mergeflow.search.sweep_file import load_sweep
 
         if to_log and log is None:
             raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
@@ -59,7 +59,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
 
 
 def _run(sweep: Any, folder: Path, resolve: Any, console: Console) -> "SweepResult":
-    from mergeflow.evaluation.sweep import run_sweep
+    from mergeflow.search.sweep import run_sweep
 
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:

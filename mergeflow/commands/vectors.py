@@ -27,7 +27,7 @@ def extract(
     out: Out,
 ) -> None:
     """Write τ = expert − base."""
-    from mergeflow.merging import vectors
+    from mergeflow.merging.files import vectors
 
     _say(out, vectors.extract(local(context, base), local(context, expert), out))
 
@@ -39,14 +39,14 @@ def add(
     weight: Annotated[list[float] | None, typer.Option(help="One for each vector, in order; all 1 by default.")] = None,
 ) -> None:
     """Write the weighted sum Σ w_t τ_t."""
-    from mergeflow.merging import vectors
+    from mergeflow.merging.files import vectors
 
     _say(out, vectors.add([local(context, source) for source in sources], out, weight))
 
 
 def negate(context: typer.Context, source: Vector, out: Out) -> None:
     """Write −τ, which unlearns what τ learned."""
-    from mergeflow.merging import vectors
+    from mergeflow.merging.files import vectors
 
     _say(out, vectors.negate(local(context, source), out))
 
@@ -58,14 +58,14 @@ def scale(
     out: Out,
 ) -> None:
     """Write factor · τ."""
-    from mergeflow.merging import vectors
+    from mergeflow.merging.files import vectors
 
     _say(out, vectors.scale(local(context, source), factor, out))
 
 
 def analogy(context: typer.Context, a: Vector, b: Vector, c: Vector, out: Out) -> None:
     """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result."""
-    from mergeflow.merging import vectors
+    from mergeflow.merging.files import vectors
 
     _say(out, vectors.analogy(local(context, a), local(context, b), local(context, c), out))
 

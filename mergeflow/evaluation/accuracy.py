@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergeflow.vision.heads import Head
+from mergeflow.modalities.vision.heads import Head
 
 Encoder = Callable[[Tensor], Tensor]  # uint8 images [B, S, S, 3] → features [B, D]
 

@@ -20,7 +20,7 @@ def cross_entropies(encoder: Encoder, tasks: Mapping[str, LabelledImages], batch
         batch_size: images per forward pass; it changes the result by rounding alone.
 
     Example:
-        >>> from mergeflow.vision.heads import Head
+        >>> from mergeflow.modalities.vision.heads import Head
         >>> data = LabelledImages(torch.eye(2), torch.tensor([0, 1]), Head(torch.eye(2), 0.0, ["cat", "dog"]))
         >>> round(cross_entropies(lambda images: images, {"pets": data})["pets"], 4)
         0.6931

@@ -10,7 +10,7 @@ from torch import Tensor
 from mergeflow.evaluation.accuracy import LabelledImages, accuracies
 from mergeflow.evaluation.statistics import mean, normalised
 from mergeflow.merging import Direction, FactorCache, MethodCall, prepare
-from mergeflow.vision.models import ImageEncoder
+from mergeflow.modalities.vision.models import ImageEncoder
 
 State = Mapping[str, Tensor]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.catalog import MethodCall, methods
 from mergeflow.merging.engine import Engine, Unit
+from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
 

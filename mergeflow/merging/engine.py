@@ -19,9 +19,9 @@ from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
-from mergeflow.merging.cache import FactorCache
 from mergeflow.merging.device import check_device, start_linear_algebra
-from mergeflow.merging.lapack import one_thread
+from mergeflow.merging.linalg.cache import FactorCache
+from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.method import Model, Stack, Statistic
 
 BUFFER = 256 * 2**20

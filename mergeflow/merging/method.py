@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
-from mergeflow.merging.cache import FactorCache
+from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
 
 

@@ -12,11 +12,11 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.direction import check_inputs
+from mergeflow.modalities.vision.models import ImageEncoder
 from mergeflow.training.batches import plan_batches
 from mergeflow.training.loop import Report, Span, TrainingSet, fine_tune
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
-from mergeflow.vision.models import ImageEncoder
 
 
 @dataclass(frozen=True)

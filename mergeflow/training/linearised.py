@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mergeflow.vision.models import ImageEncoder
+from mergeflow.modalities.vision.models import ImageEncoder
 
 
 class LinearisedEncoder(nn.Module):

@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.vision.models import ImageEncoder
 from mergeflow.training.settings import LoraSettings
-from mergeflow.vision.models import ImageEncoder
 
 
 class LoraEncoder(nn.Module):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import load_graph, read_yaml
-from tasks.runner import STATE
+from tasks.project.graph import load_graph, read_yaml
+from tasks.project.runner import STATE
 
 Json = Mapping[str, Any]
 RESULTS = "outputs/results"

@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from mergeflow.evaluation.entropy import UnlabelledImages, entropy_gradient
+from mergeflow.estimates.entropy import UnlabelledImages, entropy_gradient
 from mergeflow.merging import MethodCall, configure, prepare
-from mergeflow.merging.adamerging import Learned, learn
+from mergeflow.merging.learned.adamerging import Learned, learn
 from tasks.studies.inputs import State, StudyInputs
 
 Direction = Literal["task_vectors", "cart"]

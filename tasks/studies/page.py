@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.graph import Stage
-from tasks.runner import read_record
+from tasks.project.graph import Stage
+from tasks.project.runner import read_record
 from tasks.studies.results import StudyResult, markdown_table
 
 _INDEX = (

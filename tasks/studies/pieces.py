@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mergeflow.evaluation.line import best_along
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
-from tasks.runner import StageIO
+from mergeflow.search.line import best_along
+from tasks.project.runner import StageIO
 from tasks.studies.inputs import Accuracy, StudyInputs
 
 Row = dict[str, Any]

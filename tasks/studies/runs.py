@@ -12,8 +12,8 @@ from torch import Tensor
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
-from tasks.parameters import ManyRun
-from tasks.runner import StageIO
+from tasks.project.parameters import ManyRun
+from tasks.project.runner import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
 from tasks.vision import BASE
 

@@ -16,11 +16,11 @@ from mergeflow.analysis.equivalence import (
     merge,
     summed,
 )
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.suites import get_suite
 from mergeflow.training import FineTuneSettings, TrainingSet
 from mergeflow.training import fine_tune as train
-from mergeflow.vision.heads import build_head
-from mergeflow.vision.models import ImageEncoder, load_clip
-from mergeflow.vision.suites import get_suite
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from mergeflow.analysis.paths import principal_plane, roundness
 from mergeflow.analysis.projection import principal_components
 from mergeflow.evaluation import LabelledImages
 from mergeflow.evaluation.losses import cross_entropies
-from mergeflow.vision.heads import Head
+from mergeflow.modalities.vision.heads import Head
 
 numbers = st.floats(-100, 100).map(lambda number: round(number, 3))
 

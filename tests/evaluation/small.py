@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
-from mergeflow.vision.data import Example, RawTask, load_split, prepare_task
-from mergeflow.vision.heads import build_head, load_head, save_head
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.data import Example, RawTask, load_split, prepare_task
+from mergeflow.modalities.vision.heads import build_head, load_head, save_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 
 TASKS = {"red": (220, 40, 40), "blue": (40, 40, 220), "grey": (200, 200, 200)}
 PLACES = {"centre": slice(10, 22), "corner": slice(0, 12), "edge": slice(20, 32)}

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.entropy import AdamergeOrder, UnlabelledImages, entropy_gradient, learn_coefficients
+from mergeflow.estimates.entropy import AdamergeOrder, UnlabelledImages, entropy_gradient, learn_coefficients
 from mergeflow.merging import load_recipe, make_recipe, merge
-from mergeflow.vision.data import load_split
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.data import load_split
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from tests.evaluation.small import TASKS, load_head
 
 

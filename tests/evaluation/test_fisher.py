@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.expert_statistics import StatisticOrder, write_statistic
-from mergeflow.evaluation.fisher import diagonal_fisher
+from mergeflow.estimates.expert_statistics import StatisticOrder, write_statistic
+from mergeflow.estimates.fisher import diagonal_fisher
 from mergeflow.merging import configure, prepare
-from mergeflow.vision.heads import Head
+from mergeflow.modalities.vision.heads import Head
 
 
 class Linear(nn.Module):

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.expert_statistics import StatisticOrder, draw_images, write_statistic
-from mergeflow.evaluation.gram import input_grams
+from mergeflow.estimates.expert_statistics import StatisticOrder, draw_images, write_statistic
+from mergeflow.estimates.gram import input_grams
 from mergeflow.merging import make_recipe, merge
-from mergeflow.vision.models import POCKET_MEAN, POCKET_STD, ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import POCKET_MEAN, POCKET_STD, ImageEncoder, load_clip
 
 TASKS = ("red", "blue", "grey")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.journal import Journal
+from mergeflow.search.journal import Journal
 
 INPUTS = {"base": "a", "split": "validation"}
 

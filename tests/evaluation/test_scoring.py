@@ -7,10 +7,10 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import CandidateScorer, LabelledImages, accuracies
-from mergeflow.evaluation.sweep import _largest_rank_ratio
 from mergeflow.merging import configure, prepare
-from mergeflow.vision.data import load_split
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.data import load_split
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.search.sweep import _largest_rank_ratio
 from tests.evaluation.small import TASKS, load_head
 
 GRID = [{"rank_ratio": ratio, "scale": scale} for ratio in (0.04, 0.12, 0.08) for scale in (0.5, 2.0)]

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.expert_statistics import draw_images
+from mergeflow.estimates.expert_statistics import draw_images
 from mergeflow.merging import load_recipe, merge
-from mergeflow.vision.data import load_split
+from mergeflow.modalities.vision.data import load_split
 
 TASKS = ("red", "blue", "grey")
 

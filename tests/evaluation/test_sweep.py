@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages, accuracies, normalised
-from mergeflow.evaluation.sweep import SweepResult, run_sweep
-from mergeflow.evaluation.sweep_file import make_sweep
 from mergeflow.merging import configure, load_recipe, merge, prepare
-from mergeflow.vision.data import load_split
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.data import load_split
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.search.sweep import SweepResult, run_sweep
+from mergeflow.search.sweep_file import make_sweep
 from tests.evaluation.small import TASKS, load_head, sweep_values
 
 ROOT = Path(__file__).parents[2]
@@ -287,8 +287,8 @@ def test_log_without_a_project_is_refused(tmp_path: Path):
 KILLED = """
 import sys, torch
 torch.set_num_threads(1)
-from mergeflow.evaluation.sweep import run_sweep
-from mergeflow.evaluation.sweep_file import load_sweep
+from mergeflow.search.sweep import run_sweep
+from mergeflow.search.sweep_file import load_sweep
 run_sweep(load_sweep(sys.argv[1]), sys.argv[2])
 """
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mergeflow.evaluation.sweep_file import ModelPart, StudyPart, Sweep, TaskPart, load_sweep, make_sweep
 from mergeflow.merging import make_recipe
+from mergeflow.search.sweep_file import ModelPart, StudyPart, Sweep, TaskPart, load_sweep, make_sweep
 from tests.evaluation.small import sweep_values
 
 ROOT = Path(__file__).parents[2]

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.slow
 SLOT = """
 import time
 from pathlib import Path
-import tasks.devices
-tasks.devices.device_names = lambda wanted: ["cuda:0"]  # as on a machine with a GPU
+import tasks.project.devices
+tasks.project.devices.device_names = lambda wanted: ["cuda:0"]  # as on a machine with a GPU
 import flows.slots
 from flows.slots import gpu_slot
-from tasks.graph import load_graph
+from tasks.project.graph import load_graph
 stage = load_graph(Path("."))["base"]
 """
 DIE = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.staleness import stale_stages
-from tasks.graph import load_graph
+from tasks.project.graph import load_graph
 from tests.flows.small_project import ROOT, run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # three minutes: the whole pipeline, as `make demo` runs it
@@ -89,7 +89,7 @@ def test_task_vectors_are_nearly_orthogonal(folder: Path) -> None:
 
 
 def test_no_image_is_in_two_splits(folder: Path) -> None:
-    from mergeflow.vision.data import load_split
+    from mergeflow.modalities.vision.data import load_split
 
     for task in (folder / "outputs/data/manifests").iterdir():
         seen: set[bytes] = set()

@@ -30,8 +30,8 @@ from registry.lineage import lineage
 from registry.lookup import current, history, show
 from registry.replay import Replay, replay
 from registry.store import Store, connect
-from tasks.graph import load_graph
-from tasks.runner import run_stage
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
 from tests.flows.small_project import draw_task, run_in
 
 pytestmark = pytest.mark.slow

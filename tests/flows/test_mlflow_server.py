@@ -15,8 +15,8 @@ import yaml
 from flows.plan import stages_to_run
 from flows.report import publish_report
 from flows.staleness import record_outputs
-from tasks.graph import load_graph
-from tasks.runner import run_stage
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
 from tests.flows.small_project import environment
 from tests.loopback import free_port, mlflow_server, post, server
 from tests.postgres import POSTGRES, postgres_server

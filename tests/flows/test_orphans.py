@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.orphans import remove_orphans
-from tasks.graph import load_graph, removed_items
+from tasks.project.graph import load_graph, removed_items
 from tests.flows.small_project import ROOT
 
 METHODS = {"average": {"scale": [1.0]}, "ties": {"scale": [1.0]}}

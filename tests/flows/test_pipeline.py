@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.flows.small_project import environment, make_project, run_in
 
 pytestmark = pytest.mark.slow
-BASE = "mergeflow/vision/assets/pocket8-base.safetensors"
+BASE = "mergeflow/modalities/vision/assets/pocket8-base.safetensors"
 
 
 def outputs(folder: Path) -> dict[str, bytes]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.merging import FactorCache, configure, linalg, merge, methods, prepare, select
-from mergeflow.merging.adamerging import learn
-from mergeflow.merging.compression import compress, compressors, configure_compressor
+from mergeflow.merging import FactorCache, configure, merge, methods, prepare
+from mergeflow.merging.compression.suite_file import compress, compressors, configure_compressor
+from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.linalg import select, spectra
 from tests.merging.helpers import EDGE, awkward, fitting, recipe, statistics
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -96,9 +97,9 @@ def test_a_device_that_is_not_there(files):
 
 def test_the_full_eigendecomposition_a_device_uses_agrees_with_the_partial_one(monkeypatch):
     matrix = torch.randn(96, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    partial = [linalg.truncate(matrix, 4), (lambda u, s, v: (u * s) @ v.T)(*linalg.svd(matrix, 4))]
+    partial = [spectra.truncate(matrix, 4), (lambda u, s, v: (u * s) @ v.T)(*spectra.svd(matrix, 4))]
     monkeypatch.setattr(linalg, "WORTH", 0.0)
-    whole = [linalg.truncate(matrix, 4), (lambda u, s, v: (u * s) @ v.T)(*linalg.svd(matrix, 4))]
+    whole = [spectra.truncate(matrix, 4), (lambda u, s, v: (u * s) @ v.T)(*spectra.svd(matrix, 4))]
     torch.testing.assert_close(whole, partial)
 
 

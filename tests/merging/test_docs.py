@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from mergeflow.commands.methods_page import method_section, methods_page
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, methods
-from mergeflow.merging.compression import compressors
-from mergeflow.merging.docs import method_section, methods_page
+from mergeflow.merging.compression.suite_file import compressors
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_up_to_date():
     assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == methods_page(), (
-        "run python -m mergeflow.merging.docs docs/methods.md"
+        "run python -m mergeflow.commands.methods_page docs/methods.md"
     )
 
 

@@ -197,7 +197,7 @@ def test_a_place_that_cannot_be_written_or_read(files):
 
 
 def test_a_task_vector_is_no_base(files):
-    from mergeflow.merging.vectors import extract
+    from mergeflow.merging.files.vectors import extract
 
     extract(files / "base.safetensors", files / "expert0.safetensors", files / "tau.safetensors")
     with pytest.raises(MergeflowError, match="is a task vector or an adapter, not a model"):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import folder as module
 from mergeflow.merging import merge
-from mergeflow.merging.folder import OutputFolder
-from mergeflow.merging.lock import lock_file
-from mergeflow.merging.output import RECORD
-from mergeflow.merging.streaming import StreamWriter
+from mergeflow.merging.files import folder as module
+from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.lock import lock_file
+from mergeflow.merging.files.output import RECORD
+from mergeflow.merging.files.streaming import StreamWriter
 from tests.merging.helpers import recipe
 
 

@@ -5,7 +5,7 @@ import torch
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.adamerging import learn
+from mergeflow.merging.learned.adamerging import learn
 from tests.merging.helpers import one
 
 NAME = "blocks.0.attn.weight"

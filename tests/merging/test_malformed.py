@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import Recipe, load_recipe, make_recipe, methods
-from mergeflow.merging.recipe import LIFTED
+from mergeflow.merging.files.recipe import LIFTED
 
 WORDS = st.sampled_from(["", "a.safetensors", "b.pt", "cuda", "5GB", "9" * 400 + "GB", "a\0b", "all", "ties", "0.5"])
 NUMBERS = st.one_of(st.booleans(), st.integers(-3, 3), st.just(10**400), st.floats())

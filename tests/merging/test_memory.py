@@ -10,7 +10,7 @@ import torch
 from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.merging import configure
-from mergeflow.merging.adamerging import learn
+from mergeflow.merging.learned.adamerging import learn
 
 
 def test_the_engine_s_memory_does_not_grow_with_the_number_of_experts(tmp_path):

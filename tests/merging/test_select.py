@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
+from mergeflow.merging.linalg.select import order_statistics, ordered_bits
 from mergeflow.merging.method import Statistic
-from mergeflow.merging.select import order_statistics, ordered_bits
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.
 VALUES = st.one_of(

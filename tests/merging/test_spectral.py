@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mergeflow.merging import FactorCache, configure, prepare
-from mergeflow.merging.linalg import polar, svd, truncate
+from mergeflow.merging.linalg.spectra import polar, svd, truncate
 from mergeflow.merging.matrices import is_matrix, parts, rank_of
 from tests.merging.helpers import one
 
@@ -61,7 +61,7 @@ def test_svd_and_polar_factor(shape):
 def test_rows_are_turned_into_float64_a_few_at_a_time(monkeypatch):
     matrix = draw(40, 20).float()
     whole = [*svd(matrix, 5), polar(matrix), truncate(matrix, 5)]
-    monkeypatch.setattr("mergeflow.merging.linalg._ROWS", 7)
+    monkeypatch.setattr("mergeflow.merging.linalg.spectra._ROWS", 7)
     torch.testing.assert_close([*svd(matrix, 5), polar(matrix), truncate(matrix, 5)], whole, rtol=1e-6, atol=1e-6)
 
 
@@ -169,7 +169,7 @@ def test_a_cached_grid_up_to_an_eighth_is_the_uncached_one_bit_for_bit(shape):
 
 
 def test_no_factorisation_where_nothing_moved(monkeypatch):
-    monkeypatch.setattr("mergeflow.merging.linalg.gram", lambda *a, **k: pytest.fail("an SVD of zeros"))
+    monkeypatch.setattr("mergeflow.merging.linalg.spectra.gram", lambda *a, **k: pytest.fail("an SVD of zeros"))
     for name in ("cart", "low_rank", "tsv", "iso_c", "iso_cts", "knots"):
         assert not direction(name, torch.zeros(3, 8, 8, dtype=torch.float64)).any()
 

@@ -9,11 +9,11 @@ import torch
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, make_recipe, merge
-from mergeflow.merging.adamerging import learn
-from mergeflow.merging.compression import compress, configure_compressor
-from mergeflow.merging.diff import diff
+from mergeflow.merging.compression.suite_file import compress, configure_compressor
 from mergeflow.merging.engine import common_ties
-from mergeflow.merging.vectors import add, analogy, extract, negate, scale
+from mergeflow.merging.files.diff import diff
+from mergeflow.merging.files.vectors import add, analogy, extract, negate, scale
+from mergeflow.merging.learned.adamerging import learn
 from tests.merging.helpers import awkward
 
 

@@ -56,12 +56,12 @@ def _load_head(path: Path) -> StubHead:
 
 @pytest.fixture
 def stub_vision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a linear encoder and heads where the model's code looks for mergeflow.vision."""
-    models, heads = ModuleType("mergeflow.vision.models"), ModuleType("mergeflow.vision.heads")
+    """Put a linear encoder and heads where the model's code looks for mergeflow.modalities.vision."""
+    models, heads = ModuleType("mergeflow.modalities.vision.models"), ModuleType("mergeflow.modalities.vision.heads")
     models.ImageEncoder, models.load_clip = StubEncoder, str  # type: ignore[attr-defined]
     heads.Head, heads.load_head = StubHead, _load_head  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mergeflow.vision.models", models)
-    monkeypatch.setitem(sys.modules, "mergeflow.vision.heads", heads)
+    monkeypatch.setitem(sys.modules, "mergeflow.modalities.vision.models", models)
+    monkeypatch.setitem(sys.modules, "mergeflow.modalities.vision.heads", heads)
 
 
 @pytest.fixture(scope="session")

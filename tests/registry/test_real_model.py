@@ -19,8 +19,8 @@ from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.heads import Head, save_head
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.heads import Head, save_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from registry.gates import GateSettings
 from registry.lookup import current
 from registry.promotion import promote, register

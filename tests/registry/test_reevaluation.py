@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import Example, RawTask, load_split, prepare_task
-from mergeflow.vision.data.images import encode_png
+from mergeflow.modalities.vision.data import Example, RawTask, load_split, prepare_task
+from mergeflow.modalities.vision.data.images import encode_png
 from registry.gates import Evidence, GateSettings
 from registry.lookup import load
 from registry.promotion import promote, register

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.graph import load_graph
-from tasks.runner import StageIO
+from tasks.project.graph import load_graph
+from tasks.project.runner import StageIO
 
 PROJECT = Path(__file__).parents[2]
 TASKS = ("digits", "street", "signs", "textures", "land", "aerial", "scenes", "vehicles")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.recipe import make_recipe
+from mergeflow.merging.files.recipe import make_recipe
 from tasks.report import write_report
 from tasks.report.drawings import inline
 

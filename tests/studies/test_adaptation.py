@@ -11,10 +11,10 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages
 from mergeflow.merging import load_recipe, merge
-from tasks.studies import adaptation
-from tasks.studies.adaptation_results import Variant, findings
 from tasks.studies.adapting import Adaptation, adapt
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.adaptation import study as adaptation
+from tasks.studies.papers.adaptation.results import Variant, findings
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
 from tests.studies.small_lab import run_study, study_io

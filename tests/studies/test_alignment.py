@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tasks.studies import alignment
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
 from tests.studies.small_lab import study_io

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.studies import cart_landscape
-from tasks.studies.cart_landscape import Model, Site
-from tasks.studies.cart_landscape_results import findings
-from tasks.studies.cart_landscape_seed import Seed, total
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.cart_landscape import study as cart_landscape
+from tasks.studies.papers.cart_landscape.results import findings
+from tasks.studies.papers.cart_landscape.seed import Seed, total
+from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

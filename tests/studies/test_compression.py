@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.studies import compression
-from tasks.studies.compression_results import findings, low_rank_bits, share, smallest
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.compression import study as compression
+from tasks.studies.papers.compression.results import findings, low_rank_bits, share, smallest
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
 from tests.studies.small_lab import run_study, study_io

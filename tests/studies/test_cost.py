@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.studies import cost
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.cost import study as cost
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented, leading, read_documented

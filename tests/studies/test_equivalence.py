@@ -6,9 +6,9 @@ import pytest
 
 from mergeflow.analysis.equivalence.problems import feed_forward_problem
 from tasks.plotting.drawing import to_svg
-from tasks.runner import StageIO
-from tasks.studies import equivalence
-from tasks.studies.equivalence import Case, Options, Tables, figures, measure
+from tasks.project.runner import StageIO
+from tasks.studies.papers.equivalence import study as equivalence
+from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure
 from tasks.studies.results import StudyResult
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT, study_io

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import open_source
-from mergeflow.vision.data.real_tasks import REAL_TASKS, get_real_task
-from mergeflow.vision.models import _check_tag, _weights_path
-from tasks.parameters import ManySection, load_params, load_study_params
+from mergeflow.modalities.vision.data import open_source
+from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, get_real_task
+from mergeflow.modalities.vision.models import _check_tag, _weights_path
+from tasks.project.parameters import ManySection, load_params, load_study_params
 from tests.studies.small_lab import ROOT
 
 EXAMPLES = sorted((ROOT / "examples/studies").glob("*.yaml"))

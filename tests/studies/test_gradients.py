@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mergeflow.analysis.gradients import mean_gradient
-from tasks.studies import gradients
+from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

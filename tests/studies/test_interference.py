@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tasks.studies import interference
-from tasks.studies.interference_results import findings, notes
-from tasks.studies.interference_theorem import constants, slope, theorem_findings, theorem_rows
+from tasks.studies.papers.interference import study as interference
+from tasks.studies.papers.interference.results import findings, notes
+from tasks.studies.papers.interference.theorem import constants, slope, theorem_findings, theorem_rows
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.studies import landscape
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tasks.studies import many_tasks
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.many_tasks_results import findings, tables
+from tasks.studies.papers.many_tasks import study as many_tasks
+from tasks.studies.papers.many_tasks.results import findings, tables
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

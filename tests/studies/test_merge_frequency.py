@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.studies import merge_frequency
+from tasks.studies.papers.merge_frequency import study as merge_frequency
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergeflow.evaluation.line import best_along
-from tasks.studies import mima
+from mergeflow.search.line import best_along
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.mima import study as mima
 from tasks.studies.pieces import Row, grid, kept
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented

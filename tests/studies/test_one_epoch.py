@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.studies import one_epoch
+from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented, leading, read_documented

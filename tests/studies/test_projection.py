@@ -10,9 +10,9 @@ from matplotlib.text import Text
 from mergeflow.merging import methods
 from tasks.plotting.drawing import new_figure
 from tasks.plotting.labels import place_labels
-from tasks.studies import projection
+from tasks.studies.papers.projection import study as projection
+from tasks.studies.papers.projection.results import Space, findings
 from tasks.studies.pieces import Row
-from tasks.studies.projection_results import Space, findings
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
 from tests.studies.small_lab import study_io

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mergeflow.merging import configure
-from tasks.studies import rank_curve
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.rank_curve import study as rank_curve
+from tasks.studies.papers.rank_curve.results import findings, notes, peak, tables
 from tasks.studies.pieces import Row
-from tasks.studies.rank_curve_results import findings, notes, peak, tables
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented
 from tests.studies.small_lab import run_study, study_io

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mergeflow.merging import configure
-from tasks.studies import subset_scaling
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.subset_scaling import study as subset_scaling
+from tasks.studies.papers.subset_scaling.results import WIDER, findings, notes, tables
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tasks.studies.subset_scaling_results import WIDER, findings, notes, tables
 from tests.studies.documented import documented, leading, read_documented
 from tests.studies.small_lab import study_io
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.climb import climb
-from tasks.parameters import candidates
+from tasks.project.parameters import candidates
 
 GRID = {"keep": [0.1, 0.2, 0.4], "scale": [0.5, 1.0, 1.5, 2.0, 3.0]}
 HEIGHTS = st.lists(st.integers(0, 4), min_size=15, max_size=15)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks import devices
-from tasks.devices import device_names, device_slot
+from tasks.project import devices
+from tasks.project.devices import device_names, device_slot
 
 NAMES = ("cuda:0", "cuda:1")
 

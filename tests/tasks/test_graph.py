@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import downstream_closure, find_stage, load_graph, upstream
+from tasks.project.graph import downstream_closure, find_stage, load_graph, upstream
 
 ROOT = Path(__file__).parents[2]
 

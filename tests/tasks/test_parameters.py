@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from tasks.parameters import candidates, load_params
+from tasks.project.parameters import candidates, load_params
 
 ROOT = Path(__file__).parents[2]
 

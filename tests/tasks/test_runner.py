@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from tasks.graph import load_graph
-from tasks.runner import run_stage
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -165,7 +165,7 @@ def test_killed_at_any_moment_it_resumes(project: Path, run, delay: float) -> No
     (project / "params.yaml").write_text(text)
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['.', sys.argv[1]]\n"
-        "from tasks.graph import load_graph; from tasks.runner import run_stage\n"
+        "from tasks.project.graph import load_graph; from tasks.project.runner import run_stage\n"
         "import mergeflow.merging; print('ready', flush=True)\n"
         "run_stage(Path('.'), load_graph(Path('.'))['work'])"
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from mergeflow.training import (
     FineTuneSettings,
     LinearisedEncoder,
@@ -20,7 +21,6 @@ from mergeflow.training import (
     TrainingSet,
     fine_tune,
 )
-from mergeflow.vision.models import ImageEncoder, load_clip
 from tests.training.test_fine_tune import Killed, kill_at
 
 BLOCK = "visual.transformer.resblocks.0"

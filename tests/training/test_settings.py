@@ -9,7 +9,7 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.training.settings import FineTuneSettings, IterativeSettings, LoraSettings, Regime
-from tasks.parameters import load_params
+from tasks.project.parameters import load_params
 
 ROOT = Path(__file__).parents[2]
 

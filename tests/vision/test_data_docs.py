@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mergeflow.vision.data import open_source, prepare_task
-from mergeflow.vision.data.real_tasks import REAL_TASKS
-from mergeflow.vision.data.sources import _openers
+from mergeflow.modalities.vision.data import open_source, prepare_task
+from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS
+from mergeflow.modalities.vision.data.sources import _openers
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import load_split, open_source, prepare_task
-from mergeflow.vision.data.parquet_format import image_schema
+from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
+from mergeflow.modalities.vision.data.parquet_format import image_schema
 
 
 def encoded(seed: int, kind: str = "PNG", size: int = 12) -> bytes:

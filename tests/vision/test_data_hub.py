@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import load_split, open_source, prepare_task
-from mergeflow.vision.data.real_tasks import REAL_TASKS
+from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
+from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS
 
 
 def save(path: Path, seed: int) -> None:
@@ -108,7 +108,7 @@ def test_splits_that_are_not_used_are_listed(own_cache: Path, monkeypatch: pytes
 def test_an_offline_hub_is_one_clear_error(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     code = (
-        "from mergeflow.vision.data import open_source\n"
+        "from mergeflow.modalities.vision.data import open_source\n"
         "from mergeflow.errors import MergeflowError\n"
         "try: open_source('dtd', 'hf:DTD')\n"
         "except MergeflowError as error: print(error)\n"

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import Example, RawTask, load_manifest, load_split, open_source, prepare_task
-from mergeflow.vision.data.images import encode_png
+from mergeflow.modalities.vision.data import Example, RawTask, load_manifest, load_split, open_source, prepare_task
+from mergeflow.modalities.vision.data.images import encode_png
 
 TEMPLATES = ("a photo of a {}.",)
 

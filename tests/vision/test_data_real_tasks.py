@@ -11,8 +11,8 @@ import scipy.io
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import load_split, open_source, prepare_task
-from mergeflow.vision.data.real_tasks import REAL_TASKS, clip_class_names, find_real_task
+from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
+from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, clip_class_names, find_real_task
 
 
 def save(path: Path, seed: int, size: int = 10) -> None:

@@ -15,8 +15,8 @@ import scipy.io
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.data import load_split, open_source, prepare_task
-from mergeflow.vision.data.real_tasks import REAL_TASKS, find_real_task
+from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
+from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, find_real_task
 
 
 def draw(count: int, *shape: int, seed: int) -> np.ndarray:
@@ -224,7 +224,7 @@ def test_pcam_without_h5py_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_names_from_other_copies_become_clips() -> None:
-    from mergeflow.vision.data.real_tasks import clip_class_names
+    from mergeflow.modalities.vision.data.real_tasks import clip_class_names
 
     for name, given, wanted in (
         (

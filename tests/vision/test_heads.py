@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.heads import Head, build_head, load_head, save_head
-from mergeflow.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.heads import Head, build_head, load_head, save_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 
 NAMES, TEMPLATES = ["beach", "red round sign", "river"], ["a photo of {}", "{}"]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mergeflow.errors import MergeflowError
-from mergeflow.vision.models import ASSETS, ImageEncoder, load_clip
-from mergeflow.vision.tokenizer import END, FIRST_BUCKET, WordTokenizer
+from mergeflow.modalities.vision.models import ASSETS, ImageEncoder, load_clip
+from mergeflow.modalities.vision.tokenizer import END, FIRST_BUCKET, WordTokenizer
 
 
 @pytest.fixture(scope="module")

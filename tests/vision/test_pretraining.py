@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.vision.models import ASSETS
-from mergeflow.vision.pretraining import (
+from mergeflow.modalities.vision.models import ASSETS
+from mergeflow.modalities.vision.pretraining import (
     RECIPES,
     PretrainSettings,
     _rate,
@@ -19,8 +19,8 @@ from mergeflow.vision.pretraining import (
     pretrain,
     train_base,
 )
-from mergeflow.vision.suites import get_suite
-from mergeflow.vision.tokenizer import vocabulary_digest
+from mergeflow.modalities.vision.tokenizer import vocabulary_digest
+from mergeflow.suites import get_suite
 
 TINY = PretrainSettings(images=160, passes=48, batch=16, seed=4)
 SUITE = get_suite("pocket8")

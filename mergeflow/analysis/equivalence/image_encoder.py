@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, normalize
 
 from mergeflow.analysis.equivalence.gradient_descent import Loss
-from mergeflow.vision.heads import Head
-from mergeflow.vision.models import ImageEncoder
+from mergeflow.modalities.vision.heads import Head
+from mergeflow.modalities.vision.models import ImageEncoder
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def encoder_losses(encoder: ImageEncoder, tasks: Sequence[EncoderTask]) -> tuple
         tasks: T tasks.
 
     Example:
-        >>> from mergeflow.vision.models import load_clip
+        >>> from mergeflow.modalities.vision.models import load_clip
         >>> encoder = ImageEncoder(load_clip("pocket-clip"))
         >>> task = EncoderTask(
         ...     torch.zeros(1, 32, 32, 3, dtype=torch.uint8),

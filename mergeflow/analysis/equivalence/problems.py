@@ -9,9 +9,9 @@ from torch import Tensor
 from mergeflow.analysis.equivalence.feed_forward import FeedForward, random_feed_forward, random_tasks
 from mergeflow.analysis.equivalence.gradient_descent import Loss, descend, summed
 from mergeflow.analysis.equivalence.image_encoder import EncoderTask, encoder_losses
-from mergeflow.vision.heads import build_head
-from mergeflow.vision.models import ImageEncoder, load_clip
-from mergeflow.vision.suites import get_suite
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.suites import get_suite
 
 _SLICES = 4  # micro-batches per epoch
 

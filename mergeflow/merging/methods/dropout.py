@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.merging.linalg.select import threshold_statistics
 from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
 from mergeflow.merging.methods.ties import disjoint_merge, majority_statistic, trim_to
-from mergeflow.merging.select import threshold_statistics
 
 
 class ThenArgs(Args):

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.linalg import truncate
+from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
 from mergeflow.merging.method import Args, Datum, Parts, Stack, method
 
@@ -141,7 +141,7 @@ def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     θ = anchor + scale · Σ λ_t^l d_t^l;  d_t = τ_t on θ0 (`task_vectors`), or SVD_k(θ_t − θ̄) on the mean (`cart`)
 
     The λ are given as data (`coefficients`, by expert and tensor, or one number per expert; see
-    `mergeflow.merging.adamerging.learn`); without them every λ is `init`, the static start.
+    `mergeflow.merging.learned.adamerging.learn`); without them every λ is `init`, the static start.
 
     Property:
         At its start on task vectors it is task arithmetic with scale `init`.

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import add_truncated, is_zero
+from mergeflow.merging.linalg.spectra import add_truncated, is_zero
 from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, method
 

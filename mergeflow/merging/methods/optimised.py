@@ -4,7 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import is_zero
+from mergeflow.merging.linalg.spectra import is_zero
 from mergeflow.merging.matrices import Selection, is_matrix, join, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.linalg.select import order_statistics
 from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
-from mergeflow.merging.select import order_statistics
 
 # Share of the smallest and largest magnitudes that PCB clips, as in its authors' implementation.
 _PCB_CLIP = 1e-4

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg import is_zero, polar, polar_and_values, svd
+from mergeflow.merging.linalg.spectra import is_zero, polar, polar_and_values, svd
 from mergeflow.merging.matrices import Selection, is_matrix, join, parts
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mergeflow.merging.linalg.select import threshold_statistics
 from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
-from mergeflow.merging.select import threshold_statistics
 
 
 class TiesArgs(Args):

@@ -1,0 +1,231 @@
+"""AdaMerging's loss: the entropy of a merged model on images without labels; and learning coefficients by it."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints import write_checkpoint, write_text
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import Recipe, make_recipe
+from mergeflow.merging.files.plan import open_inputs
+from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.modalities.vision.data import load_split
+from mergeflow.modalities.vision.heads import Head, load_head
+from mergeflow.modalities.vision.models import ClipModel, ImageEncoder
+from mergeflow.search.sweep_file import ModelPart
+from mergeflow.search.sweep_inputs import check_device, check_head, open_model
+from mergeflow.search.sweep_results import recipe_text
+
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class UnlabelledImages:
+    """Images of one task with its head; labels have no place here.
+
+    Attributes:
+        images: uint8 [N, S, S, 3], on any device.
+        head: The task's frozen head, on the encoder's device.
+    """
+
+    images: Tensor
+    head: Head
+
+
+def entropy_gradient(
+    encoder: ImageEncoder,
+    tasks: Mapping[str, UnlabelledImages],
+    state: Mapping[str, Tensor],
+    batch_size: int = 16,
+    seed: int = 0,
+    step: int = 0,
+) -> tuple[float, dict[str, Tensor]]:
+    r"""Return the entropy of a model on one batch of each task, and its gradient in the weights.
+
+    L = Σ_t 1/B Σ_i H(p(x_i)), H(p) = -Σ_c p_c log p_c
+
+    Args:
+        encoder: The image tower; its weights become those of the state.
+        tasks: Unlabelled images by task.
+        state: Weights by name.
+        batch_size: B images per task, drawn without replacement.
+        seed: With `step` and the task's name, decides the batch.
+        step: Which step it is.
+
+    Returns:
+        The loss, and its gradient by tensor name.
+
+    Raises:
+        MergeflowError: No task, a task without images, or empty batches.
+
+    Source: Yang et al., AdaMerging (ICLR 2024), section 3.2.2.
+    """
+    _check_images(tasks, batch_size)
+    encoder.eval()
+    encoder.load_encoder_state(state)
+    parameters = {name: value for name, value in encoder.named_parameters() if value.is_floating_point()}
+    totals = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    loss = 0.0
+    encoder.requires_grad_(True)
+    for task in sorted(tasks):  # one task at a time: the graph of one batch is all that is held
+        images, head = tasks[task].images, tasks[task].head
+        generator = torch.Generator().manual_seed(_batch_seed(seed, task, step))
+        chosen = torch.randperm(len(images), generator=generator)[:batch_size]
+        device = next(iter(parameters.values())).device
+        with torch.enable_grad():
+            log_p = head.logits(encoder(images[chosen.to(images.device)].to(device))).log_softmax(dim=1)
+            entropy = -(log_p.exp() * log_p).sum(dim=1).mean()
+            found = torch.autograd.grad(entropy, list(parameters.values()), allow_unused=True)
+        loss += float(entropy.detach())
+        for total, gradient in zip(totals.values(), found, strict=True):
+            if gradient is not None:
+                total += gradient
+    return loss, totals
+
+
+@torch.inference_mode()
+def entropies(
+    encoder: ImageEncoder,
+    tasks: Mapping[str, UnlabelledImages],
+    state: Mapping[str, Tensor],
+    batch_size: int = 256,
+) -> dict[str, float]:
+    """Return the mean entropy of a model's predictions on all images of each task, in nats.
+
+    Args:
+        encoder: The image tower; its weights become those of the state.
+        tasks: Unlabelled images by task.
+        state: Weights by name.
+        batch_size: Images per forward pass.
+    """
+    _check_images(tasks, batch_size)
+    encoder.load_encoder_state(state)
+    found = {}
+    for task, data in tasks.items():
+        batches = [data.head.logits(encoder(images)).log_softmax(dim=1) for images in data.images.split(batch_size)]
+        log_p = torch.cat(batches).double()
+        found[task] = float(-(log_p.exp() * log_p).sum(dim=1).mean())
+    return found
+
+
+def _check_images(tasks: Mapping[str, UnlabelledImages], batch_size: int) -> None:
+    empty = sorted(task for task, found in tasks.items() if not len(found.images))
+    if not tasks or empty or batch_size < 1:
+        what = f"task '{empty[0]}' has none" if empty else f"found {len(tasks)} tasks, {batch_size} images a batch"
+        raise MergeflowError(
+            f"adaptation needs unlabelled images of every task: {what}. Give some, or merge without adapting."
+        )
+
+
+def _batch_seed(seed: int, task: str, step: int) -> int:
+    """A seed of its own for every task and step, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{task}".encode()).digest()[:7])
+
+
+@dataclass(frozen=True)
+class AdamergeOrder:
+    """What coefficients are learned from.
+
+    Attributes:
+        architecture: Of the image encoder.
+        tasks: Prepared folders by task.
+        heads: Heads' files by task.
+        split: Whose images; the labels are not used, so the paper takes those of test.
+        batch_size: Images per task and step.
+        seed: Of the batches.
+    """
+
+    architecture: str
+    tasks: Mapping[str, str]
+    heads: Mapping[str, str]
+    split: str = "validation"
+    batch_size: int = 16
+    seed: int = 0
+
+
+def learn_coefficients(
+    recipe: Recipe,
+    order: AdamergeOrder,
+    out: str | Path,
+    *,
+    resolve: Callable[[str], str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Learned:
+    """Learn AdaMerging's coefficients and write one file per expert, and `recipe.yaml`, the recipe that uses them.
+
+    Args:
+        recipe: Of the method `adamerging`; its arguments decide granularity, directions, steps and learning rate.
+        order: Images, heads and batches.
+        out: The folder to write.
+        resolve: Turns references such as models:/name@alias into local paths.
+        progress: Called with steps done and in all.
+
+    Raises:
+        MergeflowError: another method, inputs that are missing or do not fit, or an entropy that is not finite.
+    """
+    if recipe.method != "adamerging":
+        raise MergeflowError(f"only 'adamerging' learns coefficients, the recipe's method is '{recipe.method}'.")
+    if order.tasks.keys() != order.heads.keys() or not order.tasks:
+        told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
+        raise MergeflowError(f"every task needs a folder and a head: found {told}.")
+    place = Path(out)
+    _files(recipe, place)  # names that collide are refused before the work
+    check_device(recipe.device)
+    clip = open_model(ModelPart(architecture=order.architecture), recipe.device, whole=False)
+    encoder = ImageEncoder(clip)
+    tasks = {task: _open_task(order, task, clip, recipe.device) for task in order.tasks}
+    with open_inputs(recipe, resolve) as inputs:
+        encoder.load_encoder_state(inputs.base)
+        place.mkdir(parents=True, exist_ok=True)
+        found = learn(
+            recipe.call(),
+            inputs.base,
+            inputs.experts,
+            lambda state, step: entropy_gradient(encoder, tasks, state, order.batch_size, order.seed, step),
+            progress,
+            recipe.device,
+            place,
+        )
+    write_learned(found, recipe, place, order.split)
+    return found
+
+
+def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, called: str | None = None) -> None:
+    """Write one file of coefficients per expert, and `recipe.yaml`, the recipe that merges with them.
+
+    Args:
+        found: The coefficients.
+        recipe: What they were learned for.
+        place: The folder to write.
+        split: Whose images were used.
+        called: The folder's path in the recipe, where it will be moved.
+    """
+    known = Path(called or place)
+    for name, file in _files(recipe, place).items():
+        tensors = {
+            tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in found.coefficients[name].items()
+        }
+        write_checkpoint(file, tensors, {"kind": "coefficients", "expert": name, "split": split})
+    plain = recipe.model_dump(mode="json", exclude_none=True)
+    data = {"coefficients": {name: str(path) for name, path in _files(recipe, known).items()}}
+    written = make_recipe({**plain, "data": data, "out": recipe.out or str(known / "merged.safetensors")})
+    write_text(place / RECIPE, recipe_text(written))
+
+
+def _files(recipe: Recipe, place: Path) -> dict[str, Path]:
+    names = [name for name, _ in (*recipe.experts, *recipe.task_vectors)]
+    files = {name: place / f"{name.replace('/', '_')}.safetensors" for name in names}
+    if len(set(files.values())) < len(files):
+        raise MergeflowError(f"experts {names} would share a file name: name them apart.")
+    return files
+
+
+def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> UnlabelledImages:
+    found = load_split(order.tasks[task], order.split)
+    head = load_head(order.heads[task])
+    check_head(task, head, found.class_names, clip)
+    return UnlabelledImages(torch.from_numpy(found.images.copy()).to(device), head.to(device))

@@ -1,0 +1,124 @@
+"""Statistics of an expert on its task's images, as files that a recipe's `data:` takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.estimates.fisher import Labels, diagonal_fisher
+from mergeflow.estimates.gram import input_grams
+from mergeflow.modalities.vision.data import load_split
+from mergeflow.modalities.vision.heads import load_head
+from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.search.sweep_file import ModelPart
+from mergeflow.search.sweep_inputs import check_device, check_head, open_model
+
+Kind = Literal["fisher", "gram"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class StatisticOrder:
+    """What is measured.
+
+    Attributes:
+        kind: `fisher` or `gram`.
+        expert: The expert's checkpoint.
+        task: Its prepared folder.
+        head: Its head's file; a Gram needs none.
+        architecture: Of the image encoder.
+        samples: Images, drawn without replacement; all where there are fewer.
+        split: Whose images; their labels are not used. Test is refused.
+        labels: For `fisher`: one label per image drawn from the model, or all classes.
+        seed: Of the drawn images and labels.
+        batch_size: For `gram`: images per forward pass.
+        device: cpu, cuda ...
+    """
+
+    kind: Kind
+    expert: str
+    task: str
+    architecture: str
+    head: str | None = None
+    samples: int = 256
+    split: str = "train"
+    labels: Labels = "sampled"
+    seed: int = 0
+    batch_size: int = 32
+    device: str = "cpu"
+
+
+def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress | None = None) -> tuple[str, int]:
+    """Measure a statistic and write it as safetensors, with what made it in the metadata.
+
+    Returns:
+        The file's fingerprint and the number of images used.
+
+    Raises:
+        MergeflowError: inputs that are missing or do not fit, the test split, or a result that is not finite.
+    """
+    _check(order, Path(out))
+    clip = open_model(ModelPart(architecture=order.architecture), order.device, whole=False)
+    encoder = ImageEncoder(clip)
+    with open_checkpoint(order.expert) as state:
+        encoder.load_encoder_state(state)
+        source, infos = fingerprint(state), infos_of(state)
+    images = draw_images(order.task, order.split, order.samples, order.seed, clip.image_size).to(order.device)
+    if order.kind == "gram":
+        found = input_grams(encoder, images, batch_size=order.batch_size, progress=progress)
+    else:
+        assert order.head is not None
+        head = load_head(order.head)
+        check_head(order.task, head, load_split(order.task, order.split).class_names, clip)
+        head = head.to(order.device)
+        found = diagonal_fisher(encoder, head, images, labels=order.labels, seed=order.seed, progress=progress)
+        # Floating-point buffers have no gradient: zero, so that they are averaged.
+        buffers = {name: info for name, info in infos.items() if info.dtype.is_floating_point and name not in found}
+        found |= {name: torch.zeros(info.shape) for name, info in buffers.items()}
+    _check_finite(order, found)
+    record = {
+        "kind": order.kind,
+        "expert": source,
+        "samples": str(len(images)),
+        "split": order.split,
+        "seed": str(order.seed),
+        **({"labels": order.labels} if order.kind == "fisher" else {}),
+    }
+    return write_checkpoint(out, found, record), len(images)
+
+
+def _check(order: StatisticOrder, out: Path) -> None:
+    check_device(order.device)
+    if order.split == "test":
+        raise MergeflowError("statistics that shape a merge are never taken from test: use train or validation.")
+    if order.samples < 1 or order.batch_size < 1:
+        raise MergeflowError(f"samples and batch_size are at least 1, found {order.samples} and {order.batch_size}.")
+    if order.kind == "fisher" and order.head is None:
+        raise MergeflowError("the Fisher information needs the task's head: give --head.")
+    if out.suffix != ".safetensors":
+        raise MergeflowError(f"out '{out}' must end in .safetensors.")
+    if out.exists() and Path(order.expert).exists() and out.samefile(order.expert):
+        raise MergeflowError(f"out '{out}' would overwrite the expert: choose another place.")
+
+
+def draw_images(folder: str, split: str, samples: int, seed: int, image_size: int) -> Tensor:
+    """Return images of a prepared split in an order drawn from the seed, without their labels: uint8 [N, S, S, 3]."""
+    images = load_split(folder, split).images
+    if images.shape[1] != image_size:
+        raise MergeflowError(
+            f"'{folder}' holds images of {images.shape[1]} pixels a side, but the model takes {image_size}: "
+            "prepare the task again with that size."
+        )
+    chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:samples]
+    return torch.from_numpy(images[chosen.numpy()])
+
+
+def _check_finite(order: StatisticOrder, found: dict[str, Tensor]) -> None:
+    for name, value in found.items():
+        if not bool(value.isfinite().all()):
+            raise MergeflowError(f"the {order.kind} of '{order.expert}' is not finite in '{name}': check the expert.")

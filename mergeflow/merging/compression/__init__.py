@@ -1,0 +1,1 @@
+"""The experts of a suite in one file, at a fraction of their size."""

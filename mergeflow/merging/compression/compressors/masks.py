@@ -1,0 +1,110 @@
+"""One merged vector for all tasks and a bit mask for each."""
+
+from math import fsum
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
+from mergeflow.merging.method import Model, Stack, Statistic
+from mergeflow.merging.methods.sparse import tall_masks
+from mergeflow.merging.methods.ties import TiesArgs, ties
+
+
+class TallMaskArgs(CompressArgs):
+    """Arguments of `tall_mask`."""
+
+    threshold: float = Field(0.4, ge=0, description="λ of the TALL masks, ≥ 0")
+    of: Literal["task_arithmetic", "ties"] = Field("task_arithmetic", description="how the shared vector is merged")
+    keep: float = Field(0.2, ge=0, le=1, description="share of entries TIES keeps, 0 … 1")
+
+
+class EmrArgs(CompressArgs):
+    """Arguments of `emr`."""
+
+
+def _ties_args(args: TallMaskArgs) -> TiesArgs:
+    return TiesArgs.model_validate({"keep": args.keep, "reduce": "sum"})
+
+
+def _tall_statistics(args: TallMaskArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
+    if args.of != "ties":
+        return ()
+    return tuple(found.given(_ties_args) for found in ties.statistics(_ties_args(args), dtype))
+
+
+def _masked(stored: Stored, args: TallMaskArgs) -> Tensor:
+    assert stored.base is not None
+    merged = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
+    return stored.base + torch.where(unpack(stored.own["mask"], stored.base.shape), merged, 0)
+
+
+@compressor("tall_mask", TallMaskArgs, _masked, statistics=_tall_statistics)
+def tall_mask(stack: Stack, args: TallMaskArgs) -> Payload:
+    """One merged task vector and a bit mask per task.
+
+    θ̂_t = θ0 + m_t ⊙ τ,  τ = Σ w_t τ_t (or TIES by sum),  m_t = abs(τ_t) > threshold · abs(τ − τ_t)
+
+    Property:
+        One task alone keeps its task vector wherever it is not zero.
+
+    Source:
+        Wang et al., Localizing task information (ICML 2024), equations 3 and 4.
+    """
+    merged = ties(stack, _ties_args(args))[1] if args.of == "ties" else stack.weighted.sum(0)
+    masks = tall_masks(stack.taus, merged, args.threshold)
+    return Payload({"vector": merged}, tuple({"mask": pack(mask)} for mask in masks))
+
+
+def _elected(taus: Tensor) -> Tensor:
+    sign = taus.sum(0).sign()
+    return torch.where(taus * sign > 0, taus.abs(), 0).amax(0) * sign
+
+
+def _emr_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+    def observe(found: dict[Any, list[tuple[float, float]]], stack: Stack, args: Any) -> Any:
+        elected = _elected(stack.taus)
+        found[stack.name, stack.start] = [
+            (float(tau.double().abs().sum()), float(torch.where(tau * elected > 0, elected, 0).double().abs().sum()))
+            for tau in stack.taus
+        ]
+        return found
+
+    def finish(found: dict[Any, list[tuple[float, float]]], model: Model, args: Any) -> list[float]:
+        sums = [[fsum(rows[t][side] for rows in found.values()) for side in (0, 1)] for t in range(len(model.experts))]
+        return [own / masked if masked else 1.0 for own, masked in sums]
+
+    return (Statistic("emr", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish),)
+
+
+def _emr_whole(model: Model) -> dict[str, dict[str, Tensor]]:
+    return {
+        name: {"rescale": torch.tensor(value, dtype=torch.float32)}
+        for name, value in zip(model.experts, model.known["emr"], strict=True)
+    }
+
+
+def _rescaled(stored: Stored, args: EmrArgs) -> Tensor:
+    assert stored.base is not None
+    elected = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
+    kept = torch.where(unpack(stored.own["mask"], stored.base.shape), elected, 0)
+    return stored.base + kept * float(stored.whole["rescale"])
+
+
+@compressor("emr", EmrArgs, _rescaled, statistics=_emr_statistics, whole=_emr_whole)
+def emr(stack: Stack, args: EmrArgs) -> Payload:
+    """An elected vector for all tasks, a bit mask and one rescaler per task.
+
+    τ = γ ⊙ max_t{abs(τ_t) : sign τ_t = γ},  γ = sign Στ_t;  m_t = [τ_t ⊙ τ > 0];  λ_t = Σ abs(τ_t) / Σ abs(m_t ⊙ τ)
+    θ̂_t = θ0 + λ_t · m_t ⊙ τ
+
+    Property:
+        One task alone is kept exactly; the mean magnitude of every task vector is kept.
+
+    Source:
+        Huang et al., EMR-Merging (NeurIPS 2024), algorithm 1.
+    """
+    elected = _elected(stack.taus)
+    return Payload({"vector": elected}, tuple({"mask": pack(tau * elected > 0)} for tau in stack.taus))

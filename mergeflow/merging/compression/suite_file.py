@@ -1,0 +1,266 @@
+"""Compress the experts of a suite into one file, and read one task back out of it."""
+
+import json
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.fingerprint import fingerprint
+from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.header import CODES, DTYPES
+from mergeflow.checkpoints.reader import KIND
+from mergeflow.checkpoints.writer import write_checkpoint
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging.catalog import explain
+from mergeflow.merging.compression import compressors as families
+from mergeflow.merging.compression.compressor import CompressArgs, Compressor, Payload, Stored
+from mergeflow.merging.engine import Engine, Unit
+from mergeflow.merging.files.origin import check_origin
+from mergeflow.merging.matrices import count_matrices
+from mergeflow.merging.method import Stack
+
+_WHOLE = "@whole"
+
+
+@cache
+def compressors() -> dict[str, Compressor]:
+    """Return every compressor by name.
+
+    Example:
+        >>> list(compressors())
+        ['cart_indexing', 'emr', 'tall_mask', 'tsv_compress']
+    """
+    found = {}
+    for module in pkgutil.iter_modules(families.__path__):
+        for value in vars(import_module(f"{families.__name__}.{module.name}")).values():
+            if isinstance(value, Compressor):
+                found[value.name] = value
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class CompressorCall:
+    """A compressor with all its arguments: frozen, hashable, replayable."""
+
+    name: str
+    typed: CompressArgs
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """All arguments with their defaults, as plain values."""
+        return self.typed.model_dump(mode="json")
+
+    @property
+    def method(self) -> Compressor:
+        """The compressor itself."""
+        return compressors()[self.name]
+
+
+def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> CompressorCall:
+    """Validate a compressor's arguments.
+
+    Raises:
+        MergeflowError: Unknown compressor or argument, with the nearest right one, or a value out of range.
+    """
+    if name not in compressors():
+        raise unknown_name("compressor", name, compressors())
+    kind = compressors()[name].args
+    for key in args or {}:
+        if key not in kind.model_fields:
+            raise unknown_name(f"argument of {name}", str(key), kind.model_fields)
+    try:
+        return CompressorCall(name, kind(**dict(args or {})))
+    except ValidationError as error:
+        raise MergeflowError(f"compressor '{name}': {explain(error)}") from None
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """All tasks of a suite in compressed form.
+
+    Attributes:
+        call: The compressor and its arguments.
+        tensors: What is stored, by name: shared/TENSOR/PART, task/TASK/TENSOR/PART.
+        dtypes: The base's type per tensor.
+        tasks: Names of the tasks.
+        base: Fingerprint of the base.
+        expert_bits: Bits of all experts as they were.
+    """
+
+    call: CompressorCall
+    tensors: dict[str, Tensor]
+    dtypes: dict[str, torch.dtype]
+    tasks: tuple[str, ...]
+    base: str
+    expert_bits: int
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits of everything stored; θ0 is not counted (see `CompressorCall.method.needs_base`)."""
+        return 8 * sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def write(self, path: str | Path) -> str:
+        """Write one safetensors file that holds every task; returns its fingerprint."""
+        notes = {
+            KIND: "compressed",
+            "mergeflow.compressor": json.dumps({"name": self.call.name, "args": self.call.args}),
+            "mergeflow.tasks": json.dumps(self.tasks),
+            "mergeflow.base": self.base,
+            "mergeflow.dtypes": json.dumps({name: CODES[dtype] for name, dtype in self.dtypes.items()}),
+            "mergeflow.stored_bits": str(self.stored_bits),
+            "mergeflow.expert_bits": str(self.expert_bits),
+        }
+        return write_checkpoint(path, self.tensors, notes)
+
+
+def compress(
+    call: CompressorCall,
+    base: Mapping[str, Tensor],
+    experts: Mapping[str, Mapping[str, Tensor]],
+    workers: int | None = None,
+    device: str = "cpu",
+) -> Compressed:
+    """Compress the experts of a suite.
+
+    Args:
+        call: The configured compressor.
+        base: θ0, in memory or lazy.
+        experts: State dicts by task, in memory or lazy.
+        workers: Threads, by default one per core.
+        device: "cpu" or a CUDA device for the arithmetic.
+
+    Returns:
+        Everything needed to make each task's model again (with θ0 where the compressor needs it), stored in the base's
+        types.
+
+    Raises:
+        MergeflowError: Experts that do not fit the base, a task vector of another base, NaN or infinity.
+    """
+    if not experts:
+        raise MergeflowError("nothing to compress: give one expert at least.")
+    check_compatible(base, experts)
+    check_origin(base, experts)
+    infos = infos_of(base)
+    engine = Engine(call, base, experts, workers=workers, device=device)
+    count_matrices(f"compressor '{call.name}'", getattr(call.typed, "matrices", None), infos, engine.model.tied)
+    stored: dict[str, Tensor] = {}
+    lock = Lock()
+
+    def keep(unit: Unit, stack: Stack | None, result: Any) -> None:
+        found = (
+            _integers(unit, result)
+            if stack is None
+            else _named(unit.name, result, engine.names, infos[unit.name].dtype)
+        )
+        with lock:
+            stored.update({name: tensor.to("cpu", copy=True) for name, tensor in found.items()})
+
+    engine.first_passes()
+    engine.run(keep, None if not call.method.needs_base else engine.model.shapes)
+    for task, values in call.method.whole(engine.model).items():
+        stored.update({f"task/{task}/{_WHOLE}/{key}": value for key, value in values.items()})
+    return Compressed(
+        call,
+        dict(sorted(stored.items())),
+        {name: info.dtype for name, info in infos.items()},
+        tuple(engine.names),
+        fingerprint(base),
+        8 * len(experts) * sum(info.nbytes for info in infos.values()),
+    )
+
+
+def _integers(unit: Unit, piece: Tensor) -> dict[str, Tensor]:
+    assert unit.start == 0
+    return {f"shared/{unit.name}/copy": piece.reshape(-1)}
+
+
+def _named(name: str, payload: Payload, tasks: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    def stored(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    found = {f"shared/{name}/{key}": stored(value) for key, value in payload.shared.items()}
+    for task, own in zip(tasks, payload.own, strict=True):
+        found.update({f"task/{task}/{name}/{key}": stored(value) for key, value in own.items()})
+    return found
+
+
+def extract_task(path: str | Path, task: str, base: str | Path | None = None) -> dict[str, Tensor]:
+    """Return one task's state dict out of a compressed file; reads the shared part and this task's part alone.
+
+    Args:
+        path: A file that `Compressed.write` made.
+        task: The task's name.
+        base: Path of θ0, for compressors that need it.
+
+    Raises:
+        MergeflowError: Not a compressed file, an unknown task, a missing base or another one.
+    """
+    with open_checkpoint(path) as state:
+        if state.metadata.get(KIND) != "compressed":
+            raise MergeflowError(f"'{path}' is not a compressed suite: make one with `mergeflow compress`.")
+        tasks = json.loads(state.metadata["mergeflow.tasks"])
+        if task not in tasks:
+            raise unknown_name("task", task, tasks)
+        record = json.loads(state.metadata["mergeflow.compressor"])
+        call = configure_compressor(record["name"], record["args"])
+        dtypes = {name: DTYPES[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
+        origin = _open_base(call, base, state.metadata["mergeflow.base"])
+        parts = _parts(state, task)
+        whole = {key: state[stored] for key, stored in parts.pop(_WHOLE, {}).items()}
+        return {
+            name: _decode(call, state, name, parts.get(name, {}), whole, origin, dtype)
+            for name, dtype in dtypes.items()
+        }
+
+
+def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> Mapping[str, Tensor] | None:
+    if not call.method.needs_base:
+        return None
+    if base is None:
+        raise MergeflowError(f"{call.name} stores differences from the base: give the base's path too.")
+    origin = open_checkpoint(base)
+    found = fingerprint(origin)
+    if found != expected:
+        raise MergeflowError(
+            f"'{base}' is not the base this was compressed against ({found[:12]}…, not {expected[:12]}…)."
+        )
+    return origin
+
+
+def _parts(state: Mapping[str, Tensor], task: str) -> dict[str, dict[str, str]]:
+    """Names of the stored parts that concern a task: tensor → part → name in the file."""
+    found: dict[str, dict[str, str]] = {}
+    for stored in state:
+        for prefix in ("shared/", f"task/{task}/"):
+            if stored.startswith(prefix):
+                name, _, key = stored.removeprefix(prefix).rpartition("/")
+                found.setdefault(name, {})[("shared/" if prefix == "shared/" else "") + key] = stored
+    return found
+
+
+def _decode(
+    call: CompressorCall,
+    state: Mapping[str, Tensor],
+    name: str,
+    places: Mapping[str, str],
+    whole: dict[str, Tensor],
+    base: Mapping[str, Tensor] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    values = {key: state[stored] for key, stored in places.items()}
+    if not dtype.is_floating_point:
+        return base[name] if base is not None else values["shared/copy"]
+    origin = base[name].to(torch.promote_types(dtype, torch.float32)) if base is not None else None
+    shared = {key.removeprefix("shared/"): value for key, value in values.items() if key.startswith("shared/")}
+    own = {key: value for key, value in values.items() if not key.startswith("shared/")}
+    return call.method.decode(Stored(origin, shared, own, whole), call.typed).to(dtype)

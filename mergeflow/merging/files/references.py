@@ -1,0 +1,48 @@
+"""Paths in recipes that stand for something else: models of a registry, by alias or by version."""
+
+from collections.abc import Callable
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.recipe import Recipe
+
+Resolve = Callable[[str], str]
+"""Turns a reference into a local path; the project half supplies it.
+
+One that may come to mean another file, such as models:/name@alias, is turned into a fixed one (models:/name/7) first.
+"""
+
+
+def local_path(path: str, resolve: Resolve | None) -> str:
+    """Return the local path a recipe's path stands for."""
+    fixed = fixed_path(path, resolve)
+    found = resolve(fixed) if resolve is not None else path
+    if "://" in found or found.startswith("models:/"):
+        raise MergeflowError(
+            f"'{path}' is not a local path. References to the registry are resolved in a project folder only: "
+            "run the command there, or give a file."
+        )
+    return found
+
+
+def fixed_path(path: str, resolve: Resolve | None) -> str:
+    """Return a path that means the same for ever: a version of a registered model in place of its alias."""
+    if resolve is None or not (path.startswith("models:/") and "@" in path):
+        return path
+    found = resolve(path)
+    return found if found.startswith("models:/") else path
+
+
+def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
+    """Return the recipe as it is recorded: a replay reads the same models, whatever was promoted since."""
+
+    def fixed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return tuple((name, fixed_path(path, resolve)) for name, path in paths)
+
+    return recipe.model_copy(
+        update={
+            "base": fixed_path(recipe.base, resolve),
+            "experts": fixed(recipe.experts),
+            "task_vectors": fixed(recipe.task_vectors),
+            "data": tuple((kind, fixed(paths)) for kind, paths in recipe.data),
+        }
+    )

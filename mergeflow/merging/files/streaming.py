@@ -1,0 +1,265 @@
+"""Merge files into files: streaming, atomic, resumable, with the record that makes the result again."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.checkpoints.checks import all_finite
+from mergeflow.checkpoints.fingerprint import combine
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import TIED
+from mergeflow.checkpoints.writer import StreamWriter, write_text
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.device import check_device
+from mergeflow.merging.direction import settle, weights_by_name
+from mergeflow.merging.engine import BUFFER, Engine, Unit, common_ties
+from mergeflow.merging.files.card import model_card
+from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.origin import BASE, another_base
+from mergeflow.merging.files.output import RECORD, Digests, copy_companions, identity_of
+from mergeflow.merging.files.plan import (
+    Inputs,
+    Plan,
+    check_place,
+    make_plan,
+    open_inputs,
+    output_infos,
+)
+from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
+from mergeflow.merging.files.references import Resolve, fix_references
+from mergeflow.merging.method import Stack
+
+_UNKNOWN = "0" * 64
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of inputs done and in all, from any thread, one call at a time."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge made.
+
+    Attributes:
+        path: The file or folder.
+        fingerprint: Of the result.
+        inputs: Fingerprint per input.
+        recipe: The complete recipe.
+        seconds: Wall time.
+    """
+
+    path: Path
+    fingerprint: str
+    inputs: dict[str, str]
+    recipe: Recipe
+    seconds: float
+
+
+def merge(
+    recipe: AnyRecipe,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    resume: bool = False,
+    *,
+    resolve: Resolve | None = None,
+    workers: int | None = None,
+    buffer: int = BUFFER,
+) -> Merged:
+    """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
+
+    Args:
+        recipe: A record, a mapping, or the path of a file; it is checked whole, with the headers of all files, before
+            any weight is read.
+        out: Where to write, in place of the recipe's `out`: a `.safetensors` file, or a folder.
+        progress: Called as work proceeds.
+        resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
+            without it an unfinished one is started again.
+        resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.
+        workers: Threads, by default one per core; the result does not depend on it.
+        buffer: Bytes held at most beyond (experts + 3) × the largest tensor.
+
+    Returns:
+        Path and fingerprints; the same stand in the file's metadata and in the model card beside it.
+
+    Raises:
+        MergeflowError: Anything wrong with the recipe or its files, NaN or infinity, a full disk, another merge at work
+            on the same folder, a folder that holds files of others. Nothing half-written is left under the output's
+            name.
+    """
+    began, recipe = time.monotonic(), as_recipe(recipe)
+    if out is not None:
+        recipe = recipe.model_copy(update={"out": str(out)})
+    check_device(recipe.device)
+    recipe = fix_references(recipe, resolve)
+    with open_inputs(recipe, resolve) as inputs:
+        target = check_place(recipe, inputs)
+        job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
+        single = target.suffix == ".safetensors"
+        result, digests = job.into_file() if single else job.into_folder(resume)
+        if progress is not None:
+            progress(job.plan.bytes_read, job.plan.bytes_read)
+    return Merged(target, result, digests, recipe, time.monotonic() - began)
+
+
+class _Job:
+    """One merge on its way from opened inputs to files."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        inputs: Inputs,
+        plan: Plan,
+        target: Path,
+        progress: Progress | None,
+        workers: int | None,
+        buffer: int,
+    ) -> None:
+        self.recipe, self.inputs, self.plan, self.target = recipe, inputs, plan, target
+        self.infos = output_infos(inputs.base.infos, recipe.dtype)
+        self.digests = Digests()
+        weights = weights_by_name(recipe.weights_given(), inputs.experts, plan.call)
+        self.engine = Engine(
+            plan.call,
+            inputs.base,
+            inputs.experts,
+            weights,
+            data=inputs.data,
+            workers=workers,
+            buffer=buffer,
+            device=recipe.device,
+            watch=self._watch,
+        )
+        self._progress, self._done, self._lock = progress, 0, Lock()
+        self.engine.seen = self._advance
+
+    def _watch(self, owner: str, name: str, start: int, values: Tensor) -> None:
+        self.digests.watch(owner, name, start, values)
+
+    def _advance(self, count: int) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += count
+            self._progress(min(self._done, self.plan.bytes_read), self.plan.bytes_read)
+
+    def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
+        scale, dtypes = self.plan.call.scale, {name: info.dtype for name, info in self.infos.items()}
+
+        def store(unit: Unit, stack: Stack | None, result: Any) -> None:
+            if stack is None:
+                return writer.write(unit.name, unit.start, result)
+            anchor, direction = result
+            piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtypes[unit.name]).cpu()
+            if not all_finite(piece):
+                raise MergeflowError(
+                    f"tensor '{unit.name}' of the result overflows {dtypes[unit.name]}: "
+                    "choose a wider dtype or a smaller scale."
+                )
+            return writer.write(unit.name, unit.start, piece)
+
+        self.engine.run(store, names)
+        self.digests.settle()
+
+    def _input_fingerprints(self) -> dict[str, str]:
+        states = {"base": self.inputs.base, **self.inputs.experts}
+        found = {owner: self.digests.fingerprint(owner, state.infos) for owner, state in states.items()}
+        for name, state in self.inputs.experts.items():
+            taken = state.metadata.get(BASE)
+            if state.is_task_vector and taken and taken != found["base"]:
+                raise another_base(name, taken, found["base"])
+        return found
+
+    def _metadata(self, names: Iterable[str], result: str, inputs: Mapping[str, str]) -> dict[str, str]:
+        chosen = set(names)
+        ties = common_ties(self.inputs.base, self.inputs.experts)
+        notes = {name: first for name, first in ties.items() if name in chosen and first in chosen}
+        found = {
+            "format": "pt",
+            "mergeflow.version": _version(),
+            "mergeflow.recipe": self.recipe.record(),
+            "mergeflow.fingerprint": result,
+            "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
+        }
+        return {**found, TIED: json.dumps(notes)} if notes else found
+
+    def into_file(self) -> tuple[str, dict[str, str]]:
+        """Write one file and its card."""
+        unknown = dict.fromkeys(("base", *self.inputs.experts), _UNKNOWN)
+        with StreamWriter(self.target, self.infos, self._metadata(self.infos, _UNKNOWN, unknown)) as writer:
+            self.engine.first_passes()
+            self._run(writer, self.infos)
+            inputs = self._input_fingerprints()
+            result = writer.fingerprint()
+            writer.commit(self._metadata(self.infos, result, inputs))
+        write_text(self.target.with_suffix(".md"), model_card(self.recipe, self.plan, result, inputs, _version()))
+        return result, inputs
+
+    def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
+        """Write a folder beside its final name, shard by shard, and rename it when it is whole."""
+        count = len(self.plan.shards)
+        shards = {_shard_name(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
+        identity = {"recipe": self.recipe.record(), "version": _version(), "inputs": identity_of(self.inputs.paths)}
+        own: dict[str, str] = {}
+        with OutputFolder(self.target) as folder:
+            folder.begin(identity, shards, resume)
+            self.digests.tensors = folder.inputs
+            pending = shards.keys() - folder.shards
+            if pending:
+                self.engine.first_passes()
+            for file, infos in shards.items():
+                if file in pending:
+                    with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos)) as writer:
+                        self._run(writer, infos)
+                        writer.commit()
+                        folder.finish(file, writer.digests(), self.digests.tensors)
+                own.update(folder.shards[file])
+            result = combine((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
+            inputs = self._input_fingerprints()
+            self._complete(folder.partial, shards, result, inputs)
+            folder.publish()
+        return result, inputs
+
+    def _shard_metadata(self, names: Iterable[str]) -> dict[str, str]:
+        """A shard's own notes: fingerprints of the whole stand in the folder's record."""
+        whole = self._metadata(names, "", {})
+        return {key: value for key, value in whole.items() if key not in ("mergeflow.fingerprint", "mergeflow.inputs")}
+
+    def _complete(
+        self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]
+    ) -> None:
+        """Write all that a finished folder holds beside its shards."""
+        if len(shards) > 1:
+            places = {name: file for file, names in shards.items() for name in names}
+            index = {"metadata": {"total_size": self.plan.bytes_written}, "weight_map": dict(sorted(places.items()))}
+            write_text(partial / "model.safetensors.index.json", json.dumps(index, indent=2))
+        copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype)
+        record = {
+            "version": _version(),
+            "recipe": json.loads(self.recipe.record()),
+            "fingerprint": result,
+            "inputs": inputs,
+            "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
+        }
+        write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+        write_text(partial / "README.md", model_card(self.recipe, self.plan, result, inputs, _version()))
+
+
+def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
+    return {name: infos[name] for name in names}
+
+
+def _shard_name(index: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _version() -> str:
+    try:
+        return version("mergeflow")
+    except PackageNotFoundError:
+        return "unknown"

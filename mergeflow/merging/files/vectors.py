@@ -1,0 +1,164 @@
+"""Arithmetic of task vectors in files: extract, add, negate, scale, analogy. Streaming, like every merge."""
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.checks import all_finite, check_compatible, not_finite
+from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
+from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import KIND, LazyStateDict
+from mergeflow.checkpoints.writer import StreamWriter
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
+from mergeflow.merging.files.plan import check_file, open_base
+
+Pathlike = str | Path
+
+
+def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
+    """Write the task vector of an expert.
+
+    τ = θ_t − θ0, float32 (float64 where an input is); integer tensors have none
+
+    Args:
+        base: Path of θ0, a whole model.
+        expert: Path of θ_t: names, shapes and types as the base's; or of an adapter, or a task vector, which is copied.
+        out: The `.safetensors` file to make; its metadata names base and expert by fingerprint.
+
+    Returns:
+        The fingerprint of the task vector.
+
+    Raises:
+        MergeflowError: Inputs that do not fit each other, a task vector of another base, NaN or infinity, an output
+            that is an input.
+    """
+    with open_base(base) as origin, open_checkpoint(expert) as tuned:
+        target = check_file(out, {"base": origin.path, "expert": tuned.path})
+        check_compatible(origin, {"expert": tuned})
+        found, taken = fingerprint(origin), tuned.metadata.get(BASE)
+        if tuned.is_task_vector and taken and taken != found:
+            raise another_base(tuned.path, taken, found)
+        if tuned.is_task_vector and not tuned.absolute:
+            return _combine([(1.0, tuned)], target, {BASE: found})
+        whole = _only(origin, tuned.absolute) if tuned.is_task_vector else origin
+        return _combine([(1.0, tuned), (-1.0, whole)], target, {BASE: found, "mergeflow.expert": fingerprint(tuned)})
+
+
+def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | None = None) -> str:
+    """Write the weighted sum of task vectors, Σ w_t τ_t.
+
+    Args:
+        vectors: Paths of task vectors of one base.
+        out: The file to make.
+        weights: One per vector, any real numbers; all 1 by default.
+
+    Raises:
+        MergeflowError: Vectors of different bases or models, a weight that is no finite number, a sum that overflows.
+    """
+    factors = [1.0] * len(vectors) if weights is None else list(weights)
+    if not vectors or len(factors) != len(vectors):
+        raise MergeflowError(
+            f"{len(factors)} weights for {len(vectors)} task vectors: give one per vector, and some vector."
+        )
+    if not all(map(isfinite, factors)):
+        raise MergeflowError(f"the factors of task vectors must be finite numbers, found {factors}.")
+    with ExitStack() as opened:
+        states = [opened.enter_context(open_vector(path)) for path in vectors]
+        target = check_file(out, {state.path: state.path for state in states})
+        return _combine(list(zip(factors, states, strict=True)), target, _common_base(states))
+
+
+def scale(vector: Pathlike, factor: float, out: Pathlike) -> str:
+    """Write factor · τ."""
+    return add([vector], out, [factor])
+
+
+def negate(vector: Pathlike, out: Pathlike) -> str:
+    """Write −τ, which unlearns what τ learned."""
+    return scale(vector, -1.0, out)
+
+
+def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike) -> str:
+    """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result (Ilharco et al., section 5)."""
+    return add([c, b, a], out, [1.0, 1.0, -1.0])
+
+
+def open_vector(path: Pathlike) -> LazyStateDict:
+    """Open a task vector.
+
+    Raises:
+        MergeflowError: It is a whole model, or an adapter that holds whole weights too.
+    """
+    state = open_checkpoint(path)
+    if not state.is_task_vector:
+        state.close()
+        raise no_task_vector(path)
+    if state.absolute:
+        state.close()
+        raise MergeflowError(
+            f"adapter '{path}' holds whole weights ('{min(state.absolute)}') beside differences: make a task "
+            "vector of it first with `mergeflow vector extract BASE ADAPTER`."
+        )
+    return state
+
+
+def _only(state: LazyStateDict, names: Collection[str]) -> LazyStateDict:
+    """Return some tensors of a state dict; the files stay the state dict's."""
+    kept = {name: state.entries[name] for name in names}
+    return LazyStateDict(state.path, kept, {name: state.infos[name] for name in names}, state.metadata)
+
+
+def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:
+    bases = {state.path: state.metadata[BASE] for state in states if BASE in state.metadata}
+    if len(set(bases.values())) > 1:
+        listed = ", ".join(f"{path} of {base[:12]}…" for path, base in bases.items())
+        raise MergeflowError(f"the task vectors are of different bases ({listed}): their sum means nothing.")
+    return {BASE: next(iter(bases.values()))} if bases else {}
+
+
+def _combine(terms: Sequence[tuple[float, LazyStateDict]], target: Path, notes: dict[str, str]) -> str:
+    """Write Σ factor · state over the floating-point tensors, block by block."""
+    infos = _joint_infos([state for _, state in terms])
+    with StreamWriter(target, infos, {"format": "pt", KIND: "task_vector", **notes}) as writer:
+        for name, info in infos.items():
+            for start in range(0, info.numel, BLOCK):
+                count = min(BLOCK, info.numel - start)
+                total = torch.zeros(count, dtype=info.dtype)
+                for factor, state in terms:
+                    if name in state:
+                        total += _piece(state, name, start, count).to(info.dtype) * factor
+                if not all_finite(total):
+                    raise MergeflowError(
+                        f"tensor '{name}' of the result overflows {info.dtype}: choose smaller factors or inputs."
+                    )
+                writer.write(name, start, total)
+        return writer.commit()
+
+
+def _piece(state: LazyStateDict, name: str, start: int, count: int) -> Tensor:
+    piece = state.read(name, start, start + count)
+    if not all_finite(piece):
+        raise not_finite(state.path, name)
+    return piece
+
+
+def _joint_infos(states: Sequence[LazyStateDict]) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    wide = any(info.dtype == torch.float64 for state in states for info in state.infos.values())
+    for state in states:
+        for name, info in state.infos.items():
+            if not info.dtype.is_floating_point:
+                continue
+            if name in found and found[name].shape != info.shape:
+                raise MergeflowError(
+                    f"tensor '{name}' has shape {list(info.shape)} in '{state.path}' and {list(found[name].shape)} in "
+                    "another task vector: they are of different models."
+                )
+            found[name] = TensorInfo(info.shape, torch.float64 if wide else torch.float32)
+    return dict(sorted(found.items()))

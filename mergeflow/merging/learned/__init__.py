@@ -1,0 +1,1 @@
+"""AdaMerging: coefficients that are learned from data without labels."""

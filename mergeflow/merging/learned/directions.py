@@ -1,0 +1,123 @@
+"""The directions that AdaMerging's coefficients multiply, read one expert and one tensor at a time.
+
+Neither class holds an expert: task vectors are read from the experts' own files at every use, low-rank directions from
+files that are made once. What is in memory is one tensor, its direction of one expert, and on CART the mean.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
+from mergeflow.checkpoints.writer import write_checkpoint
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.linalg.spectra import low_rank_factors
+from mergeflow.merging.matrices import is_matrix, parts, rank_of
+from mergeflow.merging.methods.informed import AdamergingArgs
+
+
+class Directions(Protocol):
+    """An anchor and one direction per expert, for every tensor."""
+
+    def merged(self, name: str, values: Sequence[float]) -> Tensor:
+        """Return anchor + Σ_t λ_t d_t of a tensor as a new tensor; `values` are λ in the engine's order of experts."""
+        ...
+
+    def slopes(self, name: str, gradient: Tensor) -> list[float]:
+        """Return ⟨gradient, d_t⟩ of a tensor for every expert."""
+        ...
+
+
+class TaskVectors:
+    """τ_t = θ_t − θ0 on the base."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def merged(self, name: str, values: Sequence[float]) -> Tensor:
+        """Return θ0 + Σ_t λ_t τ_t."""
+        total, taus = self._engine.one_by_one(name)
+        total = total.clone()  # the task vectors are differences from what was read
+        for value, tau in zip(values, taus, strict=True):
+            total += tau.mul_(value)
+        return total
+
+    def slopes(self, name: str, gradient: Tensor) -> list[float]:
+        """Return ⟨gradient, τ_t⟩ for every expert."""
+        _, taus = self._engine.one_by_one(name)
+        return [_inner(gradient.to(tau), tau) for tau in taus]
+
+
+class LowRank:
+    """SVD_k(θ_t − θ̄) on the mean θ̄, as factors in one file per expert; tensors that are no matrices have none.
+
+    Args:
+        engine: Of the experts.
+        args: Which matrices, and their rank.
+        folder: For the files; it must last as long as this object.
+    """
+
+    def __init__(self, engine: Engine, args: AdamergingArgs, folder: Path) -> None:
+        self._engine, self._split = engine, args.split_qkv
+        self._means = {name: _mean(engine, name) for name in engine.model.shapes}
+        self._files: list[LazyStateDict] = []
+        ties, shapes = engine.model.tied, engine.model.shapes
+        treated = [name for name in shapes if is_matrix(ties.get(name, name), shapes[name], args.matrices)]
+        for number, expert in enumerate(engine.names):
+            factors: dict[str, Tensor] = {}
+            for name in treated:
+                _, (tau,) = engine.one_by_one(name, [expert])
+                for index, part in enumerate(parts(name, tau.sub_(self._means[name]), self._split)):
+                    rank = rank_of(part.shape, args.rank_ratio, "ceil")
+                    factors.update({f"{name}/{index}/{side}": f for side, f in _factors(part, rank).items()})
+            write_checkpoint(folder / f"{number}.safetensors", factors)
+            self._files.append(open_safetensors(folder / f"{number}.safetensors"))
+
+    def merged(self, name: str, values: Sequence[float]) -> Tensor:
+        """Return θ̄ + Σ_t λ_t SVD_k(θ_t − θ̄)."""
+        base, _ = self._engine.one_by_one(name, [])
+        total = base + self._means[name]
+        for value, file in zip(values, self._files, strict=True):
+            for part, left, right in self._parts(name, file, total):
+                part.addmm_(left, right, alpha=value)
+        return total
+
+    def slopes(self, name: str, gradient: Tensor) -> list[float]:
+        """Return ⟨G, L R⟩ = ⟨G Rᵀ, L⟩ for every expert."""
+        gradient = gradient.to(self._means[name])
+        return [
+            sum(_inner(part @ right.T, left) for part, left, right in self._parts(name, file, gradient))
+            for file in self._files
+        ]
+
+    def _parts(self, name: str, file: LazyStateDict, whole: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield each part of a tensor that has a direction, as a view, with the direction's factors."""
+        if f"{name}/0/left" not in file:
+            return
+        for index, part in enumerate(parts(name, whole, self._split)):
+            left, right = (file[f"{name}/{index}/{side}"].to(whole.device) for side in ("left", "right"))
+            yield part, left, right
+
+
+def _mean(engine: Engine, name: str) -> Tensor:
+    base, taus = engine.one_by_one(name)
+    total = torch.zeros_like(base)
+    for tau in taus:
+        total += tau
+    return total.div_(len(engine.names))
+
+
+def _factors(part: Tensor, rank: int) -> dict[str, Tensor]:
+    """Return L and R of SVD_k(A) = L R; at full rank A and the identity."""
+    if rank >= min(part.shape):
+        left, right = part, torch.eye(part.shape[1], dtype=part.dtype)
+    else:
+        left, right = low_rank_factors(part, rank)
+    return {"left": left.contiguous().cpu(), "right": right.contiguous().cpu()}
+
+
+def _inner(one: Tensor, other: Tensor) -> float:
+    return float((one * other).sum(dtype=torch.float64))

@@ -1,0 +1,1 @@
+"""Linear algebra and exact selection: what the methods compute with."""

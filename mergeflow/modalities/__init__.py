@@ -1,0 +1,1 @@
+"""The kinds of models and examples that a project can have, one folder each."""

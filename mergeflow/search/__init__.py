@@ -1,0 +1,1 @@
+"""Search over the arguments of merge methods: grids, lines, Optuna, and the journal that makes them resumable."""

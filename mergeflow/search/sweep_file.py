@@ -1,0 +1,215 @@
+"""Sweep files: what is merged, scored on what, and which arguments are tried; validated before a weight is read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging import Recipe, get, make_recipe
+from mergeflow.merging.files.recipe import Paths
+from mergeflow.search.sweep_space import Space, check_space, grid_of
+from mergeflow.yaml_text import read_yaml
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelPart(_Part):
+    """The image encoder.
+
+    Attributes:
+        architecture: An open_clip architecture, or pocket-clip.
+        pretrained: An open_clip tag or local file with the whole CLIP; needed for heads that are built here.
+        image_size: Side of the images in pixels; the architecture's own by default.
+    """
+
+    architecture: str
+    pretrained: str | None = None
+    image_size: int | None = Field(default=None, ge=1)
+
+
+class TaskPart(_Part):
+    """A task that candidates are scored on.
+
+    Attributes:
+        data: A prepared folder, or
+        source: an address that is prepared into the sweep's folder: suite:NAME, folder:PATH, parquet:PATH, ...
+        head: The file of its zero-shot head; built from the class names by default.
+        expert: Which expert learned it; the one of the task's name by default.
+    """
+
+    data: str | None = None
+    source: str | None = None
+    head: str | None = None
+    expert: str | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "TaskPart":
+        if (self.data is None) == (self.source is None):
+            raise ValueError("give either `data` (a prepared folder) or `source` (an address such as suite:pocket8)")
+        return self
+
+
+class StudyPart(_Part):
+    """An Optuna study in place of a grid.
+
+    Attributes:
+        trials: Trials for each method.
+        sampler: Optuna's sampler.
+        seed: Of the sampler; the sweep's by default.
+    """
+
+    trials: int = Field(ge=1)
+    sampler: Literal["tpe", "random", "gp"] = "tpe"
+    seed: int | None = Field(default=None, ge=0)
+
+
+def _validation_only(value: Any) -> Any:
+    if value == "test":
+        raise ValueError("hyper-parameters are never chosen on test: use `split: validation`, and look at test once")
+    return value
+
+
+class Sweep(_Part):
+    """A sweep, as a frozen record.
+
+    Attributes:
+        base: Path of the base's image encoder.
+        experts: Paths of the experts, named.
+        model: The architecture they share.
+        tasks: What candidates are scored on, by name.
+        methods: Method → argument → values (a grid), or ranges and choices (with `study`).
+        study: Search with Optuna in place of the grid.
+        objective: `normalised`: mean over tasks of merged / expert accuracy; or `mean`.
+        split: Always validation.
+        seed: Of prepared sources and of the study.
+        batch_size: Images per forward pass.
+        device: cpu, cuda, cuda:1 ...
+        data: Statistics of data that a method needs: kind → expert → path.
+    """
+
+    base: str
+    experts: Paths
+    model: ModelPart
+    tasks: dict[str, TaskPart] = Field(min_length=1)
+    methods: dict[str, Space] = Field(min_length=1)
+    study: StudyPart | None = None
+    objective: Literal["normalised", "mean"] = "normalised"
+    split: Annotated[Literal["validation"], BeforeValidator(_validation_only)] = "validation"
+    seed: int = Field(0, ge=0)
+    batch_size: int = Field(256, ge=1)
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    data: dict[str, Paths] = {}
+
+    @field_validator("experts", mode="before")
+    @classmethod
+    def _expert_paths(cls, value: Any) -> Any:
+        if isinstance(value, list) and not all(isinstance(path, str | Path) for path in value):
+            raise ValueError("expected a list of paths, or a mapping of names to paths")
+        return value
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_paths(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not all(isinstance(paths, Mapping) for paths in value.values()):
+            raise ValueError("expected kind → expert → path, such as fisher: {cars: cars.safetensors}")
+        return value
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _short_tasks(cls, value: Any) -> Any:
+        """A task may be given as the path of its prepared folder alone."""
+        if not isinstance(value, Mapping):
+            return value
+        return {str(name): {"data": task} if isinstance(task, str) else task for name, task in value.items()}
+
+    @model_validator(mode="after")
+    def _check(self) -> "Sweep":
+        _check_tasks(self)
+        for method, space in self.methods.items():
+            for args in check_space(method, space, self.study is not None):
+                self.recipe(method, args)
+        return self
+
+    def recipe(self, method: str, args: Mapping[str, Any], out: str | None = None) -> Recipe:
+        """Return one candidate as a recipe, with the statistics that its method reads."""
+        kinds = (*get(method).data, *(("coefficients",) if method == "adamerging" else ()))
+        data = {kind: dict(paths) for kind, paths in self.data.items() if kind in kinds}
+        values = {"method": method, "args": dict(args), "base": self.base, "experts": dict(self.experts), "data": data}
+        return make_recipe({**values, "device": self.device, "out": out}, f"method '{method}'")
+
+    def grid(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return every candidate of the grid, those that share a direction after each other, each once."""
+        assert self.study is None
+        return [(method, args) for method, space in self.methods.items() for args in grid_of(method, space)]
+
+    def expert_of(self, task: str) -> str | None:
+        """Return the expert that learned a task, if there is one."""
+        name = self.tasks[task].expert or task
+        return name if name in dict(self.experts) else None
+
+
+def _check_tasks(sweep: Sweep) -> None:
+    experts = dict(sweep.experts)
+    for name, task in sweep.tasks.items():
+        if "/" in name or name.startswith("."):
+            raise ValueError(f"task name '{name}' must not hold '/' or start with '.'")
+        if task.expert is not None and task.expert not in experts:
+            raise unknown_name(f"expert of task '{name}'", task.expert, experts)
+        if sweep.objective == "normalised" and sweep.expert_of(name) is None:
+            raise ValueError(
+                f"task '{name}' has no expert to be normalised by: name one (`expert:`), or use `objective: mean`"
+            )
+        if task.head is None and sweep.model.pretrained is None:
+            raise ValueError(f"task '{name}' has no head: give its file (`head:`), or `model.pretrained` to build it")
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Read and validate a sweep file. Paths inside it are relative to the current folder, as in a recipe.
+
+    Raises:
+        MergeflowError: The file cannot be read, has a key twice, or any key, value, method or argument in it is wrong.
+    """
+    place = Path(path)
+    values = read_yaml(place, "sweep")
+    if not isinstance(values, dict):
+        found = type(values).__name__
+        raise MergeflowError(f"sweep '{place}' holds a {found}, expected keys such as base, experts and methods.")
+    return make_sweep(values, str(place))
+
+
+def make_sweep(values: Mapping[str, Any], origin: str = "sweep") -> Sweep:
+    """Validate a mapping as a sweep.
+
+    Raises:
+        MergeflowError: As `load_sweep`; unknown keys get the nearest right one, and all faults stand in one message.
+    """
+    try:
+        return Sweep.model_validate(dict(values))
+    except ValidationError as error:
+        faults = [_told(fault) for fault in error.errors()]
+        raise MergeflowError(
+            f"{origin}: {faults[0]}" if len(faults) == 1 else "\n  ".join([f"{origin} has faults:", *faults])
+        ) from None
+
+
+def _told(fault: Any) -> str:
+    place = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        where = f" of {'.'.join(place[:-1])}" if place[:-1] else ""
+        return str(unknown_name(f"key{where}", place[-1], _fields_at(place[:-1])))
+    message = fault["msg"].removeprefix("Value error, ").replace("Input should", "must").removesuffix(".")
+    message = message.replace("String should", "must")
+    if fault["type"] == "missing":
+        return f"{'.'.join(place)} is missing."
+    shown = "" if fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
+    return f"{'.'.join(place)}: " * bool(place) + f"{message}{shown}."
+
+
+def _fields_at(place: list[str]) -> list[str]:
+    """Return the keys that a part of the file may hold."""
+    parts: dict[str, type[BaseModel]] = {"model": ModelPart, "tasks": TaskPart, "study": StudyPart}
+    return list((parts[place[0]] if place else Sweep).model_fields)

@@ -1,0 +1,50 @@
+"""pocket8, pocket14 and pocket20: they mirror the field's benchmarks of 8, 14 and 20 tasks; each extends the last."""
+
+from mergeflow.suites.core import Suite, SuiteTask
+from mergeflow.suites.drawn import (
+    aerial,
+    digits,
+    faces,
+    fashion,
+    flowers,
+    food,
+    kana,
+    land,
+    letters,
+    objects,
+    pets,
+    reviews,
+    scenes,
+    signs,
+    street,
+    textures,
+    thumbnails,
+    tissue,
+    vehicles,
+    wildlife,
+)
+
+_TASKS: tuple[SuiteTask, ...] = (
+    digits.TASK,
+    street.TASK,
+    signs.TASK,
+    textures.TASK,
+    land.TASK,
+    aerial.TASK,
+    scenes.TASK,
+    vehicles.TASK,
+    objects.TASK,
+    faces.TASK,
+    flowers.TASK,
+    pets.TASK,
+    tissue.TASK,
+    wildlife.TASK,
+    letters.TASK,
+    thumbnails.TASK,
+    food.TASK,
+    fashion.TASK,
+    reviews.TASK,
+    kana.TASK,
+)
+
+POCKETS = tuple(Suite(f"pocket{count}", {task.name: task for task in _TASKS[:count]}) for count in (8, 14, 20))

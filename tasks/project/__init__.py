@@ -1,0 +1,1 @@
+"""A project: its parameters, its graph of stages, and how one stage is run."""

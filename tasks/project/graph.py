@@ -1,0 +1,198 @@
+"""The graph of stages, read from dvc.yaml: the one place that says which stage needs what."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.yaml_text import parse_yaml
+from tasks.project.worlds import WORLDS, World
+
+MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of dvc.yaml, or one item of a stage that dvc.yaml repeats with `foreach`.
+
+    Attributes:
+        name: the stage's name, for example `finetune`.
+        item: the item's key, for example `digits`; None for a stage that is not repeated.
+        module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
+        params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
+        deps: paths the stage may read, relative to the project folder.
+        outs: paths the stage makes.
+        frozen: run by name only, never by the pipeline.
+        file: the dvc.yaml that has the stage.
+        systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
+        world: base and tasks that the stage works on, from dvc.yaml's `meta.world`.
+    """
+
+    name: str
+    item: str | None
+    module: str
+    params: tuple[str, ...]
+    deps: tuple[str, ...]
+    outs: tuple[str, ...]
+    frozen: bool = False
+    file: str = MAIN
+    systems: tuple[str, ...] = ()
+    world: World = WORLDS["project"]
+
+    @property
+    def address(self) -> str:
+        """DVC's address of the stage: `finetune@digits`, `select`, or `studies/dvc.yaml:mima`."""
+        name = self.name if self.item is None else f"{self.name}@{self.item}"
+        return name if self.file == MAIN else f"{self.file}:{name}"
+
+    @property
+    def folder_name(self) -> str:
+        """The address as one path component."""
+        return file_name(self.address)
+
+
+def file_name(address: str) -> str:
+    """Return an address as one path component."""
+    return re.sub(r"[^\w.@-]", "_", address)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read one YAML file.
+
+    Raises:
+        MergeflowError: the file is missing, is not YAML, or has a key twice; the message has the line.
+    """
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    except FileNotFoundError:
+        raise MergeflowError(f"{path.name} is missing in {path.parent}: run inside a project folder.") from None
+
+
+def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
+    """Return every stage of the project in `root` by its address, in an order in which they can run.
+
+    Args:
+        root: the project folder.
+        studies: also the stages of studies/dvc.yaml, which read those of dvc.yaml.
+
+    Raises:
+        MergeflowError: dvc.yaml or params.yaml is missing, or a template names a key that params.yaml lacks.
+    """
+    stages: dict[str, Stage] = {}
+    for file in (MAIN, STUDIES) if studies and (root / STUDIES).exists() else (MAIN,):
+        values = read_yaml((root / file).with_name("params.yaml"))
+        for name, body in read_yaml(root / file)["stages"].items():
+            for item in _items(name, body, values):
+                stage = _stage(file, name, item, body.get("do", body))
+                stages[stage.address] = stage
+    return _in_order(stages)
+
+
+def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
+    """Return what the stages of `addresses` were, for items that dvc.yaml repeats a stage over and params.yaml lacks.
+
+    Args:
+        root: the project folder.
+        addresses: of stages of dvc.yaml that have run; those of other stages and items are left out.
+    """
+    values, bodies = read_yaml((root / MAIN).with_name("params.yaml")), read_yaml(root / MAIN)["stages"]
+    found = []
+    for address in sorted(addresses):
+        name, _, item = address.partition("@")
+        body = bodies.get(name, {})
+        if "foreach" in body and re.fullmatch(r"\w[\w.-]*", item) and item not in _items(name, body, values):
+            found.append(_stage(MAIN, name, item, body["do"]))
+    return found
+
+
+def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
+    """Return the stage `name` (and its `item`), or say which names there are."""
+    address = name if item is None else f"{name}@{item}"
+    for known in (address, f"{STUDIES}:{address}"):
+        if known in stages:
+            return stages[known]
+    items = [stage.item for stage in stages.values() if stage.name == name]
+    if not items:
+        raise unknown_name("stage", name, {stage.name for stage in stages.values()})
+    if item is None:
+        raise MergeflowError(f"stage '{name}' needs --item, one of: {', '.join(map(str, items))}.")
+    raise unknown_name(f"item of stage '{name}'", item, [i for i in items if i is not None])
+
+
+def upstream(stage: Stage, stages: dict[str, Stage]) -> list[str]:
+    """Return the addresses of the stages whose outputs `stage` reads."""
+    return [
+        other.address
+        for other in stages.values()
+        if other is not stage and any(covers(out, dep) or covers(dep, out) for out in other.outs for dep in stage.deps)
+    ]
+
+
+def downstream_closure(stale: set[str], stages: dict[str, Stage]) -> list[str]:
+    """Return `stale` and everything below it, in running order, without frozen stages."""
+    chosen: list[str] = []
+    for address, stage in stages.items():
+        if not stage.frozen and (address in stale or any(up in chosen for up in upstream(stage, stages))):
+            chosen.append(address)
+    return chosen
+
+
+def covers(folder: str, path: str) -> bool:
+    """Whether `path` is `folder` or lies below it; both relative to the project, with `/` between names."""
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _items(name: str, body: dict[str, Any], values: dict[str, Any]) -> list[str | None]:
+    if "foreach" not in body:
+        return [None]
+    key = body["foreach"].removeprefix("${").removesuffix("}")
+    group: Any = values
+    for part in key.split("."):
+        if not isinstance(group, dict) or part not in group:
+            raise MergeflowError(f"dvc.yaml repeats stage '{name}' over '{key}', but params.yaml has no such key.")
+        group = group[part]
+    if not isinstance(group, dict) or not group:
+        raise MergeflowError(f"params.yaml: '{key}' must be a mapping with at least one entry, found {group!r}.")
+    return [str(item) for item in group]
+
+
+def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stage:
+    def fill(entries: list[Any]) -> tuple[str, ...]:
+        names = [text for entry in entries for text in _names(entry)]
+        return tuple(text.replace("${key}", item or "") for text in names)
+
+    outs = [entry for kind in ("outs", "metrics", "plots") for entry in body.get(kind, [])]
+    return Stage(
+        name=name,
+        item=item,
+        module=body["meta"]["run"],
+        params=fill(body.get("params", [])),
+        deps=fill(body.get("deps", [])),
+        outs=fill(outs),
+        frozen=bool(body.get("frozen", False)),
+        file=file,
+        systems=tuple(body["meta"].get("systems", ())),
+        world=WORLDS[body["meta"].get("world", "project")],
+    )
+
+
+def _names(entry: Any) -> list[str]:
+    """Return the names in one entry of a list in dvc.yaml: `a`, `a: {cache: false}`, or `file: [key, key]`."""
+    if not isinstance(entry, dict):
+        return [str(entry)]
+    (name, value), *_ = entry.items()
+    return [f"{name}:{key}" for key in value] if isinstance(value, list) else [str(name)]
+
+
+def _in_order(stages: dict[str, Stage]) -> dict[str, Stage]:
+    ordered: dict[str, Stage] = {}
+    waiting = dict(stages)
+    above = {address: upstream(stage, stages) for address, stage in stages.items()}
+    while waiting:
+        ready = [address for address in waiting if all(up in ordered for up in above[address])]
+        if not ready:
+            raise MergeflowError(f"dvc.yaml has a cycle among the stages {', '.join(waiting)}.")
+        ordered |= {address: waiting.pop(address) for address in ready}
+    return ordered

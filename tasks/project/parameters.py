@@ -1,0 +1,241 @@
+"""The parameters of a run: params.yaml, validated whole before anything is read or trained."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from mergeflow.errors import MergeflowError, check_model_name, unknown_name
+from mergeflow.training.settings import FineTuneSettings
+from tasks.project.graph import read_yaml
+
+
+class Section(BaseModel):
+    """A frozen part of params.yaml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Whole = TypeVar("Whole", bound=Section)
+
+
+class DataSection(Section):
+    """How images are prepared. `image_size`: side of the decoded square images in pixels; the model's input size."""
+
+    image_size: int = Field(32, ge=8, le=1024)
+
+
+class ModelSection(Section):
+    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights."""
+
+    architecture: str
+    pretrained: str
+
+
+class EvaluationSection(Section):
+    """`batch_size`: images per forward pass; no result depends on it beyond float rounding."""
+
+    batch_size: int = Field(256, ge=1)
+
+
+class RegistrySection(Section):
+    """The registered model's name and the gates a candidate has to pass to become champion.
+
+    margin: least gain in mean normalised validation accuracy over the champion. tolerance: largest loss of one
+    task's validation accuracy, as a fraction. confidence: level of the paired bootstrap interval of the gain, which
+    must lie above 0; null asks for none. require_reproducible: replaying the winner's recipe must give the same bytes.
+    """
+
+    model: str
+    margin: float = Field(0.0, ge=0.0, le=1.0)
+    tolerance: float = Field(0.05, ge=0.0, le=1.0)
+    confidence: float | None = Field(0.95, gt=0.0, lt=1.0)
+    require_reproducible: bool = True
+
+    @field_validator("model")
+    @classmethod
+    def _fits_an_address(cls, model: str) -> str:
+        check_model_name(model)
+        return model
+
+
+class RunSection(Section):
+    """How work is placed; no result depends on it."""
+
+    runner: Literal["threads", "processes", "dask", "ray"] = "threads"
+    workers: int = Field(2, ge=1)
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+
+
+class ParamsFile(Section):
+    """A whole file of parameters, asked by dotted key."""
+
+    def lookup(self, key: str) -> Any:
+        """Return the value under a dotted key, for example `sweep.cart` or `finetune`."""
+        value: Any = self
+        for part in key.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value
+
+    def lookup_json(self, key: str) -> Any:
+        """Return the value under a dotted key as plain JSON values."""
+        value: Any = self.model_dump(mode="json")
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+
+class Params(ParamsFile):
+    """All of params.yaml."""
+
+    seed: int = Field(0, ge=0)
+    tasks: dict[str, str] = Field(min_length=1)
+    data: DataSection
+    model: ModelSection
+    finetune: FineTuneSettings
+    sweep: dict[str, dict[str, list[bool | int | float | str]]] = Field(min_length=1)
+    evaluation: EvaluationSection
+    registry: RegistrySection
+    run: RunSection
+
+    @field_validator("tasks")
+    @classmethod
+    def _plain_names(cls, tasks: dict[str, str]) -> dict[str, str]:
+        for name in tasks:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+                raise ValueError(f"task name {name!r}: use lower-case letters, digits, '-' and '_'")
+        return tasks
+
+
+class ManyRun(Section):
+    """A training run of the world of many tasks: `tasks`, how many of them in order; `finetune`, how they are tuned."""
+
+    tasks: int = Field(ge=1)
+    finetune: FineTuneSettings
+
+
+class ManySection(Section):
+    """The world of many tasks: a base, the tasks in the order in which studies take the first 8, 14 or 20, its runs."""
+
+    model: ModelSection
+    data: DataSection
+    tasks: dict[str, str] = Field(min_length=1)
+    runs: dict[str, ManyRun]
+
+    @model_validator(mode="after")
+    def _enough_tasks(self) -> "ManySection":
+        for name, run in self.runs.items():
+            if run.tasks > len(self.tasks):
+                raise ValueError(f"run '{name}' asks for {run.tasks} tasks, but `tasks` has {len(self.tasks)}")
+        return self
+
+
+class StudyParams(ParamsFile):
+    """All of studies/params.yaml.
+
+    seeds: one repetition of every training run for each. runs: name → what the run changes in params.yaml's
+    `finetune`. many: another base with more tasks and runs of its own; its `finetune` is what they all change.
+    studies: name → that study's choices, which the study validates.
+    """
+
+    seeds: list[int] = Field(min_length=1)
+    runs: dict[str, FineTuneSettings]
+    many: ManySection
+    studies: dict[str, dict[str, Any]]
+
+
+def load_study_params(root: Path, params: Params) -> StudyParams:
+    """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set.
+
+    Raises:
+        MergeflowError: listing every unknown key and every ill-typed value at once.
+    """
+    path = root / "studies" / "params.yaml"
+    raw = read_yaml(path)
+    common = params.finetune.model_dump(mode="json")
+    runs = {name: {**common, **changes} for name, changes in raw.get("runs", {}).items()}
+    many = _many(raw.get("many", {}), common)
+    return _validated(StudyParams, {**raw, "runs": runs, "many": many}, "studies/params.yaml")
+
+
+def _many(raw: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """Complete the runs of the world of many tasks with what params.yaml and its own `finetune` say."""
+    common = {**common, **raw.get("finetune", {})}
+
+    def run(changes: dict[str, Any]) -> dict[str, Any]:
+        tuning = {key: value for key, value in changes.items() if key != "tasks"}
+        return {**({"tasks": changes["tasks"]} if "tasks" in changes else {}), "finetune": {**common, **tuning}}
+
+    world = {key: value for key, value in raw.items() if key != "finetune"}
+    return {**world, "runs": {name: run(changes) for name, changes in raw.get("runs", {}).items()}}
+
+
+def load_params(path: Path) -> Params:
+    """Read and validate params.yaml.
+
+    Args:
+        path: the file.
+
+    Raises:
+        MergeflowError: listing every unknown key (with the nearest known one) and every ill-typed value at once.
+    """
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
+        raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
+    params = _validated(Params, raw, path.name)
+    _check_sweep(params.sweep)
+    return params
+
+
+def candidates(method: str, grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return every combination of a method's values in the sweep: as in params.yaml, with `scale` changing fastest.
+
+    So candidates that share a direction follow each other.
+
+    Example:
+        >>> candidates("ties", {"keep": [0.1, 0.2], "scale": [1.0]})
+        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.2, 'scale': 1.0}]
+    """
+    combinations: list[dict[str, Any]] = [{}]
+    for argument, values in sorted(grid.items(), key=lambda entry: entry[0] == "scale"):
+        combinations = [{**chosen, argument: value} for chosen in combinations for value in values]
+    return combinations
+
+
+def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:
+    from mergeflow.merging import configure  # torch comes with it
+
+    for method, grid in sweep.items():
+        for argument, values in grid.items():
+            if not values:
+                raise MergeflowError(f"params.yaml: sweep.{method}.{argument} is empty: name at least one value.")
+        for arguments in candidates(method, grid):
+            try:
+                configure(method, arguments)
+            except MergeflowError as error:
+                raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None
+
+
+def _validated(model: type[Whole], raw: Any, name: str) -> Whole:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"  {_explain(model, issue)}" for issue in error.errors()]
+        raise MergeflowError("\n".join([f"{name} has {len(lines)} error(s):", *lines])) from None
+
+
+def _explain(model: type[Section], issue: Any) -> str:
+    where = ".".join(map(str, issue["loc"]))
+    if issue["type"] == "extra_forbidden":
+        return f"{where}: {unknown_name('key', str(issue['loc'][-1]), _keys_at(model, issue['loc'][:-1]))}"
+    if isinstance(issue.get("ctx", {}).get("error"), MergeflowError):  # it says all there is to say
+        return f"{where}: {issue['ctx']['error']}"
+    found = "" if issue["type"] == "missing" else f" (found {issue['input']!r})"
+    return f"{where}: {issue['msg']}{found}"
+
+
+def _keys_at(model: Any, location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        model = model.model_fields[part].annotation if hasattr(model, "model_fields") else get_args(model)[1]
+    return list(model.model_fields)

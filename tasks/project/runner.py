@@ -1,0 +1,319 @@
+"""Run one stage: skip it when nothing changed, else build its outputs aside and put them in place whole.
+
+Both drivers, `dvc repro` and the Prefect flow, come through `run_stage`. What it needs on disk is in `.mergeflow/`:
+a lock, a manifest and a record for each stage, and a scratch folder while the stage runs. A killed stage finds its
+scratch folder again as long as its fingerprint is the same, and continues from what it had saved there.
+"""
+
+import errno
+import hashlib
+import importlib
+import json
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from mergeflow.checkpoints.writer import sync_folder
+from mergeflow.errors import MergeflowError
+from tasks.project.graph import MAIN, Stage, covers, file_name
+from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
+from tasks.project.sources import INPUTS, named_inputs
+
+STATE = ".mergeflow"
+PROGRESS_SECONDS = 0.2
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class StageIO:
+    """What a stage may touch. A path or parameter that dvc.yaml does not declare is an error in the project.
+
+    Attributes:
+        stage: the stage that runs.
+        root: the project folder.
+        scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
+        params: the validated parameters.
+        studies: the validated studies/params.yaml, for the stages of studies/dvc.yaml.
+        report: called as `report(what, done, total)` while the stage works.
+        costs: what a stage adds to its cost record.
+        holds: what is held until the stage ends, such as a device.
+    """
+
+    stage: Stage
+    root: Path
+    scratch: Path
+    params: Params
+    studies: StudyParams | None = None
+    report: Progress = field(default=lambda what, done, total: None)
+    costs: dict[str, Any] = field(default_factory=dict)
+    holds: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def item(self) -> str:
+        assert self.stage.item is not None, f"stage {self.stage.name} has no items"
+        return self.stage.item
+
+    def dep(self, path: str) -> Path:
+        """Return the path of an input."""
+        assert any(covers(dep, path) for dep in self.stage.deps), f"{self.stage.address} does not declare {path}"
+        return self.root / path
+
+    def out(self, path: str) -> Path:
+        """Return where to build an output; it is moved to its place when the stage is complete."""
+        assert path in self.stage.outs, f"{self.stage.address} does not declare the output {path}"
+        target = _building(self.scratch) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def cost(self, address: str) -> dict[str, Any]:
+        """Return the cost record of another stage; empty if it has none."""
+        return read_record(self.root, address)
+
+    def path(self, name: str) -> str:
+        """Return the path of a file or folder of the stage's world, for example `data/train/digits`."""
+        return f"{self.stage.world.folder}/{name}"
+
+    def choice(self, key: str) -> Any:
+        """Return one section of the parameters of the stage's world, for example `tasks`."""
+        return self.section(self.stage.world.prefix + key)
+
+    def section(self, key: str) -> Any:
+        """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
+        assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
+        return _lookup(self.params, self.studies, key)
+
+
+def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
+    """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
+
+    Args:
+        root: the project folder.
+        stage: which stage.
+        force: run even if inputs, parameters and outputs are unchanged.
+
+    Raises:
+        MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full. Outputs that were
+            there before stay as they were.
+    """
+    state = root / STATE
+    with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
+        manifest = _ready(_manifest(root, stage))
+        io, fingerprint = open_stage(root, stage)
+        if not force and is_up_to_date(root, stage, fingerprint):
+            manifest.touch()  # so that whoever shows the progress counts it
+            return False
+        scratch = io.scratch
+        _forget_other_runs(scratch)
+        done = scratch / "complete"
+        if force or not done.exists():
+            with progress_file(state, stage.folder_name) as report, io.holds:
+                _build(replace(io, report=report), done)
+        _publish(root, stage, scratch)
+        _write_json(manifest, {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}})
+        shutil.rmtree(scratch.parent)
+    return True
+
+
+def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
+    """Return what a stage would work with now, and its fingerprint; nothing is run.
+
+    The scratch folder is the one that a run finds, so parts of a stage's work can be done before it, elsewhere.
+
+    Raises:
+        MergeflowError: an input is missing, or a parameter is wrong.
+    """
+    params = load_params(root / "params.yaml")
+    studies = load_study_params(root, params) if stage.file != MAIN else None
+    fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key))
+    scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
+    return StageIO(stage, root, scratch, params, studies), fingerprint
+
+
+@contextmanager
+def progress_file(state: Path, name: str) -> Iterator[Progress]:
+    """Give a callback that leaves word of the stage's progress in a file while it runs.
+
+    A file, because whoever shows the progress may be another process, whatever runner placed the stage.
+    """
+    path = _ready(state / "progress" / f"{name}.json")
+    last = 0.0
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > PROGRESS_SECONDS:
+            last = time.monotonic()
+            temporary = path.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps({"what": what, "done": done, "total": total}))
+            temporary.rename(path)
+
+    report("starting", 0, 1)
+    try:
+        yield report
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    whole = hashlib.sha256()
+    for file_path in sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        whole.update(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n".encode())
+    return whole.hexdigest()
+
+
+def remove_outputs(root: Path, stage: Stage) -> list[str]:
+    """Remove what a stage has made; return the paths that were there.
+
+    Other stages read the folders above as a whole, so an item that is no more must leave nothing in them.
+    """
+    there = [out for out in stage.outs if (root / out).exists()]
+    for out in there:
+        path = root / out
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return there
+
+
+def has_run(root: Path) -> set[str]:
+    """Return the addresses of the stages that have run in this folder, by the file names of their manifests."""
+    return {path.stem for path in (root / STATE / "manifests").glob("*.json")}
+
+
+def read_record(root: Path, address: str) -> dict[str, Any]:
+    """Return the cost record of the last time a stage really ran; empty if there is none."""
+    path = root / STATE / "records" / f"{file_name(address)}.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return record
+
+
+def _lookup(params: Params, studies: StudyParams | None, key: str) -> Any:
+    file, _, name = key.rpartition(":")
+    return studies.lookup(name) if file and studies else params.lookup(key)
+
+
+def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
+    file, _, name = key.rpartition(":")
+    return studies.lookup_json(name) if file and studies else params.lookup_json(key)
+
+
+def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
+    for dep in stage.deps:
+        if not (root / dep).exists():
+            raise MergeflowError(
+                f"stage {stage.address} needs {dep}, which is missing: run the whole pipeline "
+                f"(`mergeflow run`), or fetch it with `dvc pull {dep}`."
+            )
+    facts = {
+        "stage": stage.address,
+        "params": {key: lookup(key) for key in stage.params},
+        "deps": {dep: digest(root / dep) for dep in stage.deps if dep != INPUTS},
+        "outs": stage.outs,
+    }
+    if INPUTS in stage.deps:
+        named = (path for path in named_inputs(facts["params"]) if (root / path).exists())
+        facts["inputs"] = {path: digest(root / path) for path in named}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
+    """Whether the outputs are those that the stage made with this fingerprint."""
+    manifest = _manifest(root, stage)
+    if not manifest.exists() or not all((root / out).exists() for out in stage.outs):
+        return False
+    known = json.loads(manifest.read_text())
+    return known["fingerprint"] == fingerprint and known["outs"] == {out: digest(root / out) for out in stage.outs}
+
+
+def _manifest(root: Path, stage: Stage) -> Path:
+    return root / STATE / "manifests" / f"{stage.folder_name}.json"
+
+
+def _build(io: StageIO, done: Path) -> None:
+    shutil.rmtree(_building(io.scratch), ignore_errors=True)
+    io.scratch.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    try:
+        importlib.import_module(io.stage.module).run(io)
+        for out in io.stage.outs:
+            built = _building(io.scratch) / out
+            assert built.exists(), f"stage {io.stage.address} did not make {out}"
+            _sync(built)
+        _write_record(io, started)
+        _write_json(done, {})
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            free = shutil.disk_usage(io.root).free / 2**20
+            raise MergeflowError(
+                f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} lies). Nothing "
+                f"was changed; free some space and run again, finished work is kept."
+            ) from error
+        raise
+
+
+def _publish(root: Path, stage: Stage, scratch: Path) -> None:
+    """Move finished outputs to their places. After a kill in here, `complete` makes the next run finish the move."""
+    replaced = scratch / "replaced"
+    for out in stage.outs:
+        built, target = _building(scratch) / out, root / out
+        if not built.exists():  # moved before the kill
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() or target.is_symlink():
+            shutil.rmtree(replaced, ignore_errors=True)
+            replaced.mkdir()
+            target.rename(replaced / "old")
+        built.rename(target)
+        sync_folder(target.parent)
+
+
+def _write_record(io: StageIO, started: float) -> None:
+    record = {
+        "stage": io.stage.address,
+        "started": started,
+        "seconds": round(time.time() - started, 3),
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        **io.costs,
+    }
+    _write_json(_ready(io.root / STATE / "records" / f"{io.stage.folder_name}.json"), record)
+
+
+def _building(scratch: Path) -> Path:
+    return scratch / "building"
+
+
+def _forget_other_runs(scratch: Path) -> None:
+    if scratch.parent.exists():
+        for other in scratch.parent.iterdir():
+            if other != scratch:
+                shutil.rmtree(other)
+
+
+def _ready(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _sync(path: Path) -> None:
+    for file_path in [path] if path.is_file() else path.rglob("*"):
+        if file_path.is_file():
+            with file_path.open("rb") as file:
+                os.fsync(file.fileno())

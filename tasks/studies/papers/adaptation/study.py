@@ -1,0 +1,253 @@
+"""Study `adaptation` (C4): do coefficients learned without labels beat the static merge that they start from?
+
+**Question.** AdaMerging learns how much of every expert a merge takes, by making the merged model sure of its
+predictions on images without labels. Does it help, on task vectors and on CART's directions, with one coefficient per
+expert or one per expert and layer? Must the images be those of the test set? What does a step cost with more experts?
+
+**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of the
+smaller side; equation 8 of CART). λ is learned by Adam on
+
+    L(λ) = Σ_t mean_x H(p_t(x; θ)),    H(p) = − Σ_c p_c log p_c,    ∂L/∂λ_t^l = ⟨∂L/∂θ^l, d_t^l⟩,
+
+over 16 images of every task a step; tensors that CART does not treat have no direction there. *Start*: task arithmetic
+and CART with the scale that is best on validation, as static methods choose it. *Images*: those of the test set, as
+the papers do (their labels are not used), or those of validation alone, which leaves the test set unseen. The learning
+rate is the one with the smallest entropy on validation images after all steps on the first seed: labels have no part
+in it. Layer-wise means one λ per tensor.
+
+**Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import Field
+
+from mergeflow.analysis.memory import peak_tensor_bytes
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.estimates.entropy import entropies, write_learned
+from mergeflow.evaluation import LabelledImages
+from mergeflow.evaluation.statistics import mean
+from mergeflow.merging import make_recipe
+from mergeflow.merging.learned.adamerging import Learned
+from tasks.project.parameters import Section
+from tasks.project.runner import StageIO
+from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on, unlabelled
+from tasks.studies.inputs import State, StudyInputs
+from tasks.studies.papers.adaptation.results import Variant, figures, result
+from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.vision import BASE
+
+STUDY = "adaptation"
+RUN = "experts"
+SCALES: dict[Direction, tuple[list[float], float]] = {
+    "task_vectors": (grid(0.05, 1.0, 0.05), 0.3),
+    "cart": (grid(0.6, 4.0, 0.2), 2.0),
+}
+
+
+class Options(Section):
+    """The study's choices.
+
+    tasks: the first so many are merged. counts: numbers of tasks whose memory and time are measured. steps, batch_size:
+    of Adam, images per task. rates: learning rates tried. rank_ratio: of CART. every: steps between two looks at the
+    course. images: test images per task of such a look. factors: of the static scale, where entropy and accuracy are
+    compared.
+    """
+
+    tasks: int = Field(ge=1)
+    counts: list[int]
+    steps: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    rates: list[float] = Field(min_length=1)
+    rank_ratio: float = Field(gt=0, le=1)
+    every: int = Field(ge=1)
+    images: int = Field(ge=1)
+    factors: list[float]
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/adaptation`: the result, `coefficients.csv`, and a recipe for each variant."""
+    everything = StudyInputs(io)
+    options = Options.model_validate(everything.options(STUDY))
+    inputs = everything.first(options.tasks)
+    memory = []
+    for done, (count, on) in enumerate(product(options.counts, get_args(Direction))):
+        io.report("memory", done, 2 * len(options.counts))
+        memory.append(kept(io, f"memory_{count}_{on}", partial(weigh, everything.first(count), options, on)))
+    starts = [kept(io, f"start_{seed}", partial(start, inputs, options, seed)) for seed in inputs.seeds]
+    tried, rates = choose_rates(inputs, options, starts[0])
+    pieces = list(product(Variant.all(), starts))
+    rows = []
+    for done, (variant, found) in enumerate(pieces):
+        io.report("adaptation", done, len(pieces))
+        rows.append(measure(inputs, options, variant, found, rates[variant.on, variant.granularity]))
+    levels = kept(io, "levels", lambda: {"rows": compare_levels(inputs, options, starts[0])})["rows"]
+    blind = kept(io, "labels", partial(permute_labels, inputs, options, starts[0]))
+    folder = io.out(f"outputs/studies/{STUDY}")
+    result(rows, starts, tried, memory, levels, blind).write(folder, figures(rows, starts, memory))
+    write_csv(folder / "coefficients.csv", rows)
+    write_recipes(inputs, options, folder, [row for row in rows if row["seed"] == inputs.seeds[0]])
+
+
+def lazy_experts(inputs: StudyInputs, seed: int) -> dict[str, LazyStateDict]:
+    """Return the experts, left on disk."""
+    return {task: open_checkpoint(inputs.io.dep(path)) for task, path in expert_paths(inputs, seed).items()}
+
+
+def expert_paths(inputs: StudyInputs, seed: int) -> dict[str, str]:
+    """Return where the experts are, from the project folder."""
+    runs = f"{inputs.io.stage.world.runs}/{RUN}/seed_{seed}/experts"
+    return {task: f"{runs}/{task}/image_encoder.safetensors" for task in inputs.tasks}
+
+
+def start(inputs: StudyInputs, options: Options, seed: int) -> Row:
+    """Return both static merges at the scale chosen on validation: scale, test accuracy, and entropy on test images."""
+    experts, found = inputs.run(RUN).experts(seed), Row()
+    for on, (scales, first) in SCALES.items():
+        method, args = ("cart", {"rank_ratio": options.rank_ratio}) if on == "cart" else ("task_arithmetic", {})
+        scorer = inputs.scorer(experts)
+        chosen = choose_scale(inputs, scorer, method, scales, first, args)
+        plan = _plan(options, Variant(on, "task", "test"), chosen.args["scale"], 1.0, seed)
+        entropy = _entropy(inputs, scorer.merge(plan.static), "test")
+        found[on] = {"scale": chosen.args["scale"], "test": chosen.test, "entropy": entropy}
+    return {"seed": seed, **found, "experts": inputs.individual(experts, "test")}
+
+
+def choose_rates(inputs: StudyInputs, options: Options, found: Row) -> tuple[list[Row], dict[tuple[str, str], float]]:
+    """Return the runs on validation images with every learning rate, and the rate with the smallest entropy there."""
+    tried, rates = [], {}
+    pairs = list(product(get_args(Direction), get_args(Granularity)))
+    for done, (on, granularity) in enumerate(pairs):
+        inputs.io.report("learning rates", done, len(pairs))
+        variant = Variant(on, granularity, "validation")
+        own = [measure(inputs, options, variant, found, rate) for rate in options.rates]
+        rates[on, granularity] = min(own, key=lambda row: mean(row["entropy"]["validation"]))["lr"]
+        tried += own
+    return tried, rates
+
+
+def measure(inputs: StudyInputs, options: Options, variant: Variant, found: Row, rate: float) -> Row:
+    """Return one adaptation: coefficients, course, and the merged model's accuracy and entropy."""
+    name = f"{variant.on}_{variant.granularity}_{variant.images}_{rate:g}_{found['seed']}"
+    return kept(inputs.io, name, partial(_measure, inputs, options, variant, found, rate))
+
+
+def _measure(inputs: StudyInputs, options: Options, variant: Variant, found: Row, rate: float) -> Row:
+    seed, course = found["seed"], []
+    few = {task: images.first(options.images) for task, images in inputs.images("test").items()}
+
+    def watch(step: int, state: Mapping[str, Any]) -> None:
+        if seed == inputs.seeds[0] and step % options.every == 0:
+            accuracy = inputs.scorer({}).state(state, few)
+            course.append({"step": step, "accuracy": 100 * mean(accuracy)})
+
+    plan = _plan(options, variant, found[variant.on]["scale"], rate, seed)
+    made = adapt(inputs, lazy_experts(inputs, seed), plan, watch)
+    watch(options.every * -(-options.steps // options.every), made.state)
+    return {
+        "on": variant.on,
+        "granularity": variant.granularity,
+        "images": variant.images,
+        "seed": seed,
+        "lr": rate,
+        "init": plan.init,
+        "test": inputs.accuracy(made.state, "test"),
+        "entropy": {split: _entropy(inputs, made.state, split) for split in get_args(Split)},
+        "coefficients": made.learned.coefficients,
+        "losses": made.learned.losses,
+        "course": course,
+        "seconds": made.seconds,
+    }
+
+
+def _plan(options: Options, variant: Variant, init: float, rate: float, seed: int) -> Adaptation:
+    return Adaptation(
+        on=variant.on,
+        granularity=variant.granularity,
+        images=variant.images,
+        init=init,
+        lr=rate,
+        steps=options.steps,
+        batch_size=options.batch_size,
+        rank_ratio=options.rank_ratio,
+        seed=seed,
+    )
+
+
+def _entropy(inputs: StudyInputs, state: State, split: str) -> dict[str, float]:
+    return entropies(inputs.encoder, unlabelled(inputs, split), state)
+
+
+def weigh(inputs: StudyInputs, options: Options, on: Direction) -> Row:
+    """Return the time of a step, and the most bytes of tensors alive while two steps are learned, images apart."""
+    experts, size = lazy_experts(inputs, inputs.seeds[0]), sum(tensor.nbytes for tensor in inputs.base.values())
+    unlabelled(inputs, "test")  # images are there before
+    plan = replace(_plan(options, Variant(on, "layer", "test"), 0.1, 0.01, 0), steps=2)
+    peak = peak_tensor_bytes(lambda: learn_on(inputs, experts, plan))
+    _, seconds = learn_on(inputs, experts, replace(plan, steps=4))
+    return {"tasks": len(inputs.tasks), "on": on, "model": size, "peak": peak, "seconds": seconds}
+
+
+def compare_levels(inputs: StudyInputs, options: Options, found: Row) -> list[Row]:
+    """Return accuracy and entropy on validation of the static merges around the chosen scale."""
+    rows = []
+    for on in SCALES:
+        scorer = inputs.scorer(inputs.run(RUN).experts(found["seed"]))
+        for factor in options.factors:
+            scale = factor * found[on]["scale"]
+            state = scorer.merge(_plan(options, Variant(on, "task", "validation"), scale, 1.0, 0).static)
+            accuracy, entropy = mean(scorer.state(state)), mean(_entropy(inputs, state, "validation"))
+            rows.append({"on": on, "scale": scale, "accuracy": 100 * accuracy, "entropy": entropy})
+    return rows
+
+
+class _OtherLabels(StudyInputs):
+    """The same images with every label moved to another image."""
+
+    def images(self, split: str) -> dict[str, LabelledImages]:
+        return {task: replace(found, labels=found.labels.roll(1)) for task, found in super().images(split).items()}
+
+
+def permute_labels(inputs: StudyInputs, options: Options, found: Row) -> Row:
+    """Return whether other labels give the same coefficients, bit for bit, and how far they lower the accuracy."""
+    others = _OtherLabels(inputs.io).first(len(inputs.tasks))
+    plan = replace(_plan(options, Variant("cart", "layer", "test"), found["cart"]["scale"], 0.1, 0), steps=3)
+    true, moved = (adapt(each, lazy_experts(each, found["seed"]), plan) for each in (inputs, others))
+    scores = [100 * mean(each.accuracy(true.state, "test")) for each in (inputs, others)]
+    return {"same": true.learned == moved.learned, "accuracy": scores[0], "accuracy of other labels": scores[1]}
+
+
+def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequence[Row]) -> None:
+    """Write `recipes/<variant>/recipe.yaml` with its coefficients, for `mergeflow merge` in the project folder."""
+    for row in rows:
+        variant = Variant(row["on"], row["granularity"], row["images"])
+        plan = _plan(options, variant, row["init"], row["lr"], row["seed"])
+        recipe = make_recipe(
+            {
+                "method": "adamerging",
+                "args": {name: value for name, value in plan.call.args.items() if name != "scale"},
+                "base": inputs.io.path(BASE),
+                "experts": expert_paths(inputs, row["seed"]),
+            }
+        )
+        place = f"recipes/{variant.folder}"
+        called = f"outputs/studies/{STUDY}/{place}"
+        write_learned(Learned(row["coefficients"]), recipe, folder / place, variant.images, called)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write every learned coefficient: directions, granularity, images, seed, task, tensor, λ."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["directions", "granularity", "images", "seed", "task", "tensor", "coefficient"])
+        for row in rows:
+            for task, tensors in row["coefficients"].items():
+                for tensor, value in tensors.items():
+                    table.writerow([row["on"], row["granularity"], row["images"], row["seed"], task, tensor, value])

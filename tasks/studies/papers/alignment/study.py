@@ -1,0 +1,216 @@
+"""Study `alignment` (M3): do task vectors align over the rounds of merge-and-tune while their increments do not?
+
+**Question.** In round i every task tunes from the merge θ̄^(i−1) to θ_t^(i). How do the task vectors
+τ_t^(i) = θ_t^(i) − θ0 and the increments δ_t^(i) = θ_t^(i) − θ̄^(i−1) of different tasks lie to each other?
+
+**Method.** Cosines of all pairs of tasks after every round, in float64 over all weights. With the shared part
+s = θ̄^(N−1) − θ0, τ_t = s + δ_t. If increments were orthogonal to each other and to s, every pair would have
+
+    cos(τ_i, τ_j) = ‖s‖² / (‖s‖² + ‖δ‖²) = 1 / (1 + ρ²),    ρ = ‖δ‖ / ‖s‖,
+
+so alignment is a matter of lengths: of how far one round goes compared with all the way before it. ρ, the cosine of δ
+with s, and this prediction stand beside what was measured. Runs whose learning rate falls to 0 in every round
+(`atm_N`) go as far in the last round as in the first; those with one schedule over the whole budget (`mima_N`) hardly
+move in the last round.
+
+**Source.** MIMA, equations 5 to 8, Figures 5, 10 and 11, Appendix E.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.analysis.geometry import dot, norm
+from tasks.project.parameters import Section
+from tasks.project.runner import StageIO
+from tasks.studies.inputs import StudyInputs, TrainingRun
+from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure
+from tasks.studies.pieces import Row, kept
+from tasks.studies.results import Finding, StudyResult, Table, with_interval
+
+STUDY = "alignment"
+Matrix = list[list[float]]
+
+
+class Options(Section):
+    """The study's choices. `rounds`: the N of `mima_N`. `shown`: those with a panel. `compared`: further runs."""
+
+    rounds: list[int]
+    shown: list[int]
+    compared: list[str]
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/alignment`."""
+    inputs = StudyInputs(io)
+    options = Options.model_validate(inputs.options(STUDY))
+    names = [f"mima_{number}" for number in options.rounds]
+    rows = []
+    for done, name in enumerate([*names, *options.compared]):
+        io.report("runs", done, len(names) + len(options.compared))
+        rows += [kept(io, f"{name}_{seed}", partial(measure, inputs, name, seed)) for seed in inputs.seeds]
+    own = [row for row in rows if row["run"] in names]
+    shown = [f"mima_{number}" for number in options.shown] + options.compared[-1:]
+    result = StudyResult([lengths_table(rows), rounds_table(rows, shown)], findings(own), notes(rows))
+    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows, names, shown, inputs.tasks))
+
+
+def measure(inputs: StudyInputs, name: str, seed: int) -> Row:
+    """Return a run's cosines after every round, and the lengths of the last round's parts."""
+    source = inputs.run(name)
+    rounds = source.rounds(seed)
+    return {
+        "run": name,
+        "seed": seed,
+        "steps": [row["steps"] for row in rounds],
+        "tau": [row["cosine_tau"] for row in rounds],
+        "delta": [row["cosine_delta"] for row in rounds],
+        **_last_round(source, inputs.base, seed, inputs.tasks),
+    }
+
+
+def _last_round(source: TrainingRun, base: dict[str, Tensor], seed: int, tasks: Sequence[str]) -> Row:
+    start = source.start(seed)
+    shared = {name: start[name] - base[name] for name in base}
+    length, increments, towards = norm(shared), [], []
+    for task in tasks:
+        expert = source.expert(seed, task)
+        increment = {name: expert[name] - start[name] for name in start}
+        increments.append(norm(increment))
+        towards.append(dot(increment, shared) / (length * increments[-1]) if length else 0.0)
+    return {"shared": length, "increment": fmean(increments), "towards": fmean(towards)}
+
+
+def pairs(matrix: Matrix) -> list[float]:
+    """Return the entries above the diagonal.
+
+    Example:
+        >>> pairs([[1.0, 0.2, 0.3], [0.2, 1.0, 0.4], [0.3, 0.4, 1.0]])
+        [0.2, 0.3, 0.4]
+    """
+    return [value for index, line in enumerate(matrix) for value in line[index + 1 :]]
+
+
+def lengths_table(rows: Sequence[Row]) -> Table:
+    """Return the last round's cosines beside what the lengths alone predict."""
+
+    def line(name: str) -> dict[str, Any]:
+        own = [row for row in rows if row["run"] == name]
+        predicted = [row["shared"] ** 2 / max(row["shared"] ** 2 + row["increment"] ** 2, 1e-30) for row in own]
+        return {
+            "run": name,
+            "cos τ": with_interval([fmean(pairs(row["tau"][-1])) for row in own], 3),
+            "cos δ": with_interval([fmean(pairs(row["delta"][-1])) for row in own], 3),
+            "‖s‖": with_interval([row["shared"] for row in own], 2),
+            "‖δ‖": with_interval([row["increment"] for row in own], 2),
+            "cos(δ, s)": with_interval([row["towards"] for row in own], 3),
+            "1/(1 + ρ²)": f"{fmean(predicted):.3f}",
+        }
+
+    return Table("The last round: mean pairwise cosines, and the lengths of τ = s + δ", [line(n) for n in _runs(rows)])
+
+
+def rounds_table(rows: Sequence[Row], shown: Sequence[str]) -> Table:
+    """Return mean cosines at up to five rounds of the runs shown."""
+    lines: list[dict[str, Any]] = []
+    for name in shown:
+        own = [row for row in rows if row["run"] == name]
+        count = len(own[0]["steps"])
+        for index in sorted({0, 1, count // 4, count // 2, 3 * count // 4, count - 1}):
+            if index < count:
+                lines.append(
+                    {
+                        "run": name,
+                        "round": index + 1,
+                        "steps": own[0]["steps"][index],
+                        "cos τ": with_interval([fmean(pairs(row["tau"][index])) for row in own], 3),
+                        "cos δ": with_interval([fmean(pairs(row["delta"][index])) for row in own], 3),
+                    }
+                )
+    return Table("Mean pairwise cosines over the rounds", lines)
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """Hold the paper's statements against the rows of `mima_N`."""
+    last = {name: fmean(fmean(pairs(r["tau"][-1])) for r in rows if r["run"] == name) for name in _runs(rows)}
+    highest = {
+        name: max(fmean(pairs(matrix)) for r in rows if r["run"] == name for matrix in r["delta"])
+        for name in _runs(rows)
+    }
+    final = list(last.values())
+    widest = max(rows, key=lambda row: len(row["steps"]))
+    course = [fmean(pairs(matrix)) for matrix in widest["tau"]]
+    return [
+        Finding(
+            "M3",
+            "The mean cosine of final task vectors rises with N, above 0.8 for the largest N.",
+            _listed(last),
+            final == sorted(final) and final[-1] > 0.8,
+        ),
+        Finding(
+            "M3",
+            "The mean cosine of increments stays under 0.3 in every round.",
+            f"highest of all rounds and seeds: {_listed(highest)}",
+            max(highest.values()) < 0.3,
+        ),
+        Finding(
+            "M3",
+            "Task vectors align from round to round.",
+            f"{widest['run']}, seed {widest['seed']}: {', '.join(f'{value:.2f}' for value in course)}",
+            all(later > earlier - 0.02 for earlier, later in pairwise(course)) and course[-1] > course[0] + 0.5,
+        ),
+    ]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return what decides the cosine."""
+    parts = [
+        f"{name}: ρ = {fmean(row['increment'] / row['shared'] for row in rows if row['run'] == name):.2g}"
+        for name in _runs(rows)
+        if all(row["shared"] for row in rows if row["run"] == name)
+    ]
+    return [
+        "Lengths decide: the cosine follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and a little more because δ "
+        f"keeps pointing along s ({'; '.join(parts)}). A schedule that ends at 0 makes the last δ short, so with one "
+        "schedule over the whole budget the last rounds align the task vectors by hardly moving; a schedule per round "
+        "keeps ρ larger."
+    ]
+
+
+def figures(rows: Sequence[Row], names: Sequence[str], shown: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
+    def boxes(name: str, kind: str) -> dict[int, list[float]]:
+        own = [row for row in rows if row["run"] == name]
+        steps = own[0]["steps"]
+        return {step: [v for row in own for v in pairs(row[kind][index])] for index, step in enumerate(steps)}
+
+    def final(kind: str) -> dict[int, list[float]]:
+        return {
+            int(name.rpartition("_")[2]): [v for r in rows if r["run"] == name for v in pairs(r[kind][-1])]
+            for name in names
+        }
+
+    first, last = names[0], shown[0]
+    matrices = {
+        f"{name}: cosine of τ": _mean_matrix([r["tau"][-1] for r in rows if r["run"] == name]) for name in (first, last)
+    }
+    return {
+        "final": final_figure(final("tau"), final("delta")),
+        "rounds": rounds_figure({name: (boxes(name, "tau"), boxes(name, "delta")) for name in shown}),
+        "matrix": matrix_figure(tasks, matrices),
+    }
+
+
+def _mean_matrix(matrices: Sequence[Matrix]) -> Matrix:
+    return [[fmean(cells) for cells in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
+
+
+def _runs(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["run"] for row in rows))
+
+
+def _listed(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{value:.2f} ({name})" for name, value in numbers.items())

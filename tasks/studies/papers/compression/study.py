@@ -1,0 +1,136 @@
+"""Study `compression` (C5): how much of every expert's accuracy does a fraction of their storage keep?
+
+**Question.** One model per task is the most accurate answer, and T times the storage. How good is every task's model
+when all of them are kept in one file of a fraction of that size, and what does each method pay per further task?
+
+**Method.** All T experts go into one file; each task's model is read back out of it and tested on its own task.
+
+- *CART-Indexing*: θ̄ + SVD_k(θ_t − θ̄), k = ⌈ρ · smaller side⌉ of every matrix in attention and MLP, the mean elsewhere
+  (or, `own`, each task's);
+- *TSV-C*: θ0 + SVD_k(τ_t) of every matrix, k = ⌊smaller side / T⌋, the mean elsewhere;
+- *EMR*: θ0 + λ_t · m_t ⊙ τ, an elected vector, a bit mask and a factor per task;
+- *TALL mask + TIES*: θ0 + m_t ⊙ τ with τ from TIES and m_t = [|τ_t| > a · |τ − τ_t|], a from validation.
+
+Storage is the size of the file, header included, as a share of all experts' bytes; what needs θ0 is shown with it too.
+*Relative* is (1/T) Σ_t compressed_t / expert_t. Beside the file stand the paper's formulas for a task's part: 1 bit an
+entry for a mask, 32 (m + n) k bits for an m × n matrix of rank k. The smallest ρ that keeps 99 % is chosen on
+validation.
+
+**Source.** CART, Appendix C.2, Tables 3 and 4; EMR-Merging (Huang et al., NeurIPS 2024); TALL masks (Wang et al., ICML
+2024); TSV-C (Gargiulo et al., CVPR 2025).
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.evaluation.statistics import mean, normalised
+from mergeflow.merging.compression.suite_file import Compressed, compress, configure_compressor, extract_task
+from tasks.project.parameters import Section
+from tasks.project.runner import StageIO
+from tasks.studies.inputs import State, StudyInputs
+from tasks.studies.papers.compression.results import figures, result
+from tasks.studies.pieces import Row, kept
+from tasks.vision import BASE
+
+STUDY = "compression"
+RUN = "experts"
+
+
+class Options(Section):
+    """The study's choices.
+
+    counts: the first so many tasks. repeated: with so many tasks every seed is measured, else the first alone.
+    rank_ratio: of CART-Indexing in the table. ratios: of the curves. thresholds: of TALL masks, tried on validation.
+    keep: of TIES. target: the relative accuracy asked of the smallest rank.
+    """
+
+    counts: list[int] = Field(min_length=1)
+    repeated: list[int]
+    rank_ratio: float = Field(gt=0, le=1)
+    ratios: list[float]
+    thresholds: list[float] = Field(min_length=1)
+    keep: float = Field(gt=0, le=1)
+    target: float = Field(gt=0, le=1)
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/compression`."""
+    everything = StudyInputs(io)
+    options = Options.model_validate(everything.options(STUDY))
+    pieces = [
+        (count, seed)
+        for count in options.counts
+        for seed in (everything.seeds if count in options.repeated else everything.seeds[:1])
+    ]
+    rows: list[Row] = []
+    for done, (count, seed) in enumerate(pieces):
+        io.report("suites", done, len(pieces))
+        inputs = everything.first(count)
+        found = kept(io, f"{count}_{seed}", partial(suite, inputs, options, seed))
+        rows += found["rows"]
+    sizes = {name: list(tensor.shape) for name, tensor in everything.base.items()}
+    folder = io.out(f"outputs/studies/{STUDY}")
+    result(rows, sizes, options.rank_ratio, options.target).write(folder, figures(rows, options.rank_ratio))
+    (folder / "suites.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
+    """Return a row for each way of compressing the experts of one seed."""
+    experts = inputs.run(RUN).experts(seed)
+    individual = {split: inputs.individual(experts, split) for split in ("validation", "test")}
+
+    def row(kind: str, name: str, **args: Any) -> Row:
+        measured = measure(inputs, experts, name, args)
+        relative = {split: normalised(measured[split], individual[split]) for split in individual}
+        told = {"kind": kind, "args": args, "tasks": len(experts), "seed": seed, "experts": individual["test"]}
+        return {**told, **measured, "relative": relative}
+
+    ratios = sorted({options.rank_ratio, *options.ratios})
+    tall = [row("tall", "tall_mask", of="ties", keep=options.keep, threshold=value) for value in options.thresholds]
+    return {
+        "rows": [
+            row("own", "cart_indexing", rank_ratio=options.rank_ratio, non_matrices="own"),
+            row("emr", "emr"),
+            max(tall, key=lambda found: mean(found["validation"])),
+            row("tsv", "tsv_compress"),
+            *(row("cart", "cart_indexing", rank_ratio=ratio) for ratio in ratios),
+            *(row("tsv_curve", "tsv_compress", rank_ratio=ratio) for ratio in options.ratios),
+        ]
+    }
+
+
+def measure(inputs: StudyInputs, experts: dict[str, State], name: str, args: dict[str, Any]) -> Row:
+    """Write one file with all tasks, read each back out of it, and return accuracies and bytes."""
+    small = compress(configure_compressor(name, args), inputs.base, experts)
+    path, base = inputs.io.scratch / "suite.safetensors", inputs.io.dep(inputs.io.path(BASE))
+    small.write(path)
+    found: Row = {"validation": {}, "test": {}}
+    for task in experts:
+        state = extract_task(path, task, base)
+        for split in ("validation", "test"):
+            found[split][task] = inputs.accuracy(state, split, [task])[task]
+    found |= _bytes(path, small, next(iter(experts))) | {"base": sum(t.nbytes for t in inputs.base.values())}
+    path.unlink()
+    return found
+
+
+def _bytes(path: Path, small: Compressed, task: str) -> Row:
+    """Return the file's bytes, those of a task's own part and of the shared part, and what reading one task takes."""
+    with open_checkpoint(path) as state:
+        sizes = {name: info.nbytes for name, info in state.infos.items()}
+    shared = sum(size for name, size in sizes.items() if name.startswith("shared/"))
+    own = sum(size for name, size in sizes.items() if name.startswith(f"task/{task}/"))
+    header = path.stat().st_size - sum(sizes.values())
+    return {
+        "file": path.stat().st_size,
+        "shared": shared,
+        "own": own,
+        "one_task": header + shared + own,
+        "all_experts": small.expert_bits // 8,
+        "needs_base": small.call.method.needs_base,
+    }

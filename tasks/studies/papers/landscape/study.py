@@ -1,0 +1,246 @@
+"""Study `landscape` (M5): do the valleys of two tasks turn towards each other when merging while tuning?
+
+**Question.** Take the plane through the base and the experts of two tasks, and measure each task's error at every point
+of it. With experts of N = 1, 4 and 16 rounds of merge and tune at the same budget: where are the two valleys, and
+does the mean of the two experts lie in both?
+
+**Method.** With τ_t = θ_t − θ0, u = τ_1/‖τ_1‖ and v = (τ_2 − ⟨τ_2, u⟩u)/‖·‖, the points are P(x, y) = θ0 + x u + y v
+on a grid around θ0, θ_1 and θ_2. Error is 1 − accuracy, on the grid that of a subsample of the validation images, at
+named models that of the whole test sets. A task's *valley* is the part of the grid where its error is within 5 points
+of the smallest, its *centre* the mean of these points. *Turn* is the angle between the two centres seen from θ0,
+*distance* that between them as a share of (‖τ_1‖ + ‖τ_2‖)/2, *overlap* |A ∩ B| / |A ∪ B|. The merged model is the mean
+of the experts of all tasks; it lies off the plane, which holds the mean of the two.
+
+**Source.** MIMA, Section 5.3, Figures 7 and 12; the plane is that of Izmailov et al. 2018.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
+from mergeflow.evaluation.statistics import mean
+from mergeflow.merging import configure
+from tasks.project.parameters import Section
+from tasks.project.runner import StageIO
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.landscape.figures import landscape_figure
+from tasks.studies.pieces import Row, kept
+from tasks.studies.results import Finding, StudyResult, Table, with_interval
+
+STUDY = "landscape"
+
+
+class Options(Section):
+    """The study's choices.
+
+    rounds: the N whose runs `mima_N` are read. pairs: which two tasks. size: points along each side of the grid.
+    margin: room around the three models, as a share of their box. images: validation images per task and point.
+    height: what belongs to a valley, error above its smallest.
+    """
+
+    rounds: list[int] = Field(min_length=2)
+    pairs: list[list[str]] = Field(min_length=1)
+    size: int = Field(ge=3)
+    margin: float = Field(ge=0)
+    images: int = Field(ge=1)
+    height: float = Field(gt=0, lt=1)
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/landscape`."""
+    inputs = StudyInputs(io)
+    options = Options.model_validate(inputs.options(STUDY))
+    pieces = [(pair, n, seed) for pair in options.pairs for n in options.rounds for seed in inputs.seeds]
+    rows = []
+    for done, (pair, n, seed) in enumerate(pieces):
+        io.report("planes", done, len(pieces))
+        name = f"{'_'.join(pair)}_{n}_{seed}"
+        rows.append(kept(io, name, partial(measure, inputs, options, pair, n, seed)))
+    rows = [{**row, **geometry(row, options.height)} for row in rows]
+    result = StudyResult(tables(rows), findings(rows), notes(rows))
+    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
+
+
+def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Row:
+    """Return one plane: its grid and errors, where the models lie, and their errors on test."""
+    experts = inputs.run(f"mima_{rounds}").experts(seed)
+    first, second = (experts[task] for task in pair)
+    plane = plane_through(inputs.base, first, second)
+    places = {"base": (0.0, 0.0), **{t: plane.coordinates(s)[0] for t, s in zip(pair, (first, second), strict=True)}}
+    places["mean"] = tuple(np.mean([places[task] for task in pair], axis=0).tolist())
+    grid = Grid.around(list(places.values()), options.size, options.margin)
+    images = {task: inputs.images("validation")[task].first(options.images) for task in pair}
+    scorer = inputs.scorer({})
+    errors = measure_grid(plane, grid, lambda state: error_of(scorer.state(state, images)))
+    halfway = {name: (first[name] + second[name]) / 2 for name in first}
+    merged = inputs.scorer(experts).merge(configure("average"))
+    models = {"base": inputs.base, pair[0]: first, pair[1]: second, "mean": halfway, "merged": merged}
+    return {
+        "pair": list(pair),
+        "rounds": rounds,
+        "seed": seed,
+        "xs": grid.xs.tolist(),
+        "ys": grid.ys.tolist(),
+        "errors": {task: values.tolist() for task, values in errors.items()},
+        "places": places,
+        "off": plane.coordinates(merged)[1],
+        "test": {name: error_of(inputs.accuracy(state, "test", pair)) for name, state in models.items()},
+    }
+
+
+def geometry(row: Row, height: float) -> dict[str, float]:
+    """Return a plane in numbers.
+
+    Returns:
+        `angle` of the task vectors in degrees, their mean `length`; `turn` in degrees, `distance` and `overlap` of the
+        valleys; `floor`, the smallest mean error of the two tasks on the grid.
+    """
+    grid = Grid(np.array(row["xs"]), np.array(row["ys"]))
+    first, second = (np.array(row["errors"][task]) for task in row["pair"])
+    one, two = valley(first, grid, height), valley(second, grid, height)
+    places = [row["places"][task] for task in row["pair"]]
+    length = float(np.mean([np.hypot(*place) for place in places]))
+    return {
+        "angle": angle_between(*places),
+        "length": length,
+        "turn": angle_between(one.centre, two.centre),
+        "distance": float(np.hypot(*np.subtract(one.centre, two.centre))) / length,
+        "overlap": one.overlap(two),
+        "floor": float(((first + second) / 2).min()),
+    }
+
+
+def error_of(accuracy: Mapping[str, float]) -> dict[str, float]:
+    return {task: 1 - value for task, value in accuracy.items()}
+
+
+def of(rows: Sequence[Row], pair: Sequence[str], rounds: int | None = None) -> list[Row]:
+    """Return the rows of a pair, of one N or of all."""
+    return [row for row in rows if row["pair"] == list(pair) and rounds in (None, row["rounds"])]
+
+
+def series(rows: Sequence[Row], name: str) -> list[float]:
+    """Return one measure per seed: one of the geometry, or a model's mean test error on both tasks in %."""
+    if name in rows[0]["test"]:
+        return [100 * mean(row["test"][name]) for row in rows]
+    return [row[name] for row in rows]
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Return what the planes measure, and the errors of the models on them."""
+    cells = [(pair, n) for pair in _pairs(rows) for n in _rounds(rows)]
+    shapes = [
+        {
+            "tasks": ", ".join(pair),
+            "N": n,
+            "angle of the τ, °": with_interval(series(of(rows, pair, n), "angle")),
+            "turn, °": with_interval(series(of(rows, pair, n), "turn")),
+            "distance of the valleys": with_interval(series(of(rows, pair, n), "distance"), 2),
+            "overlap": with_interval(series(of(rows, pair, n), "overlap"), 2),
+            "mean ‖τ‖": with_interval(series(of(rows, pair, n), "length"), 2),
+            "merged model off the plane": with_interval(series(of(rows, pair, n), "off"), 2),
+        }
+        for pair, n in cells
+    ]
+    errors = [
+        {
+            "tasks": ", ".join(pair),
+            "N": n,
+            "θ0": with_interval(series(of(rows, pair, n), "base")),
+            "merged model": with_interval(series(of(rows, pair, n), "merged")),
+            "mean of both experts": with_interval(series(of(rows, pair, n), "mean")),
+            "best point of the grid (validation)": with_interval(
+                [100 * value for value in series(of(rows, pair, n), "floor")]
+            ),
+            "each expert on its own task": with_interval(
+                [50 * sum(row["test"][task][task] for task in pair) for row in of(rows, pair, n)]
+            ),
+            "each expert on the other's": with_interval(
+                [50 * (row["test"][pair[0]][pair[1]] + row["test"][pair[1]][pair[0]]) for row in of(rows, pair, n)]
+            ),
+        }
+        for pair, n in cells
+    ]
+    return [Table("The plane of two task vectors", shapes), Table("Test error, mean of the two tasks, %", errors)]  # type: ignore[arg-type]
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """Hold the paper's statements against the planes of all seeds."""
+    return [
+        _falls(rows, "The angle between the task vectors shrinks as N grows.", "angle", "°", 1),
+        _falls(
+            rows,
+            "The valleys turn towards each other: the angle between them, seen from θ0, shrinks.",
+            "turn",
+            "°",
+            1,
+        ),
+        _falls(rows, "The minima move together: the distance of the valleys shrinks.", "distance", "", 2),
+        _falls(rows, "The valleys become one shared basin: their overlap grows.", "overlap", "", 2, sign=-1),
+        _falls(rows, "The error of the merged model falls on these tasks.", "merged", " %", 1),
+        _falls(rows, "The error of the mean of the two experts falls.", "mean", " %", 1),
+    ]
+
+
+def _falls(rows: Sequence[Row], claim: str, name: str, unit: str, digits: int, sign: int = 1) -> Finding:
+    """Return a finding that holds where the mean over seeds falls (rises, for sign −1) from N to N for every pair."""
+    told, holds = [], True
+    for pair in _pairs(rows):
+        values = {n: series(of(rows, pair, n), name) for n in _rounds(rows)}
+        means = [sign * float(np.mean(one)) for one in values.values()]
+        holds &= all(later < earlier for earlier, later in pairwise(means))
+        numbers = ", ".join(f"{with_interval(one, digits)}{unit} (N = {n})" for n, one in values.items())
+        told.append(f"{' and '.join(pair)}: {numbers}")
+    return Finding("M5", claim, "; ".join(told) + ".", holds)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return what decides what was seen, and what the pictures do not show."""
+    numbers = _rounds(rows)
+    few, many = ([row for row in rows if row["rounds"] == n] for n in (numbers[0], numbers[-1]))
+    apart = [np.hypot(*np.subtract(*(r["places"][t] for t in r["pair"]))) / r["length"] for r in many]
+    own = {
+        n: 50 * np.mean([sum(r["test"][t][t] for t in r["pair"]) for r in rows if r["rounds"] == n]) for n in numbers
+    }
+    return [
+        f"At N = {numbers[0]} the mean of two experts is a merge of these two tasks alone; its error is "
+        f"{_mean(few, 'mean'):.1f} %, that of the merge of all tasks {_mean(few, 'merged'):.1f} %, which lies "
+        f"{_mean(few, 'off'):.2f} off the plane and is not in the picture. With more rounds each expert holds the mean "
+        f"of all tasks and the two errors become one: {_mean(many, 'mean'):.1f} and {_mean(many, 'merged'):.1f} % at "
+        f"N = {numbers[-1]}.",
+        f"What turns the valleys is what the experts share. At N = {numbers[-1]} they differ by only "
+        f"{float(np.mean(apart)):.3f} ‖τ‖, because the schedule over the whole budget leaves the last rounds almost no "
+        "learning rate; v is then the direction of a last small step and shows little of the two tasks. The study "
+        f"`alignment` has the angles with a schedule per round. The price is in the experts: their own error is "
+        f"{_listed(own)}.",
+    ]
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return float(np.mean(series(rows, name)))
+
+
+def _listed(values: Mapping[int, float]) -> str:
+    return ", ".join(f"{value:.1f} % (N = {n})" for n, value in values.items())
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Draw the planes of the first seed, one figure per pair."""
+    seed = rows[0]["seed"]
+    return {
+        "_".join(pair): landscape_figure([row for row in of(rows, pair) if row["seed"] == seed])
+        for pair in _pairs(rows)
+    }
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row["pair"][0], row["pair"][1]) for row in rows))
+
+
+def _rounds(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["rounds"] for row in rows})

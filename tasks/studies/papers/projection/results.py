@@ -1,0 +1,260 @@
+"""What the study `projection` says: tables, findings and figures of its rows, one row per seed."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mergeflow.analysis.projection import cosines_from, distances, principal_coordinates
+from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
+from tasks.studies.pieces import Row
+from tasks.studies.results import Finding, Table, with_interval
+
+PAIR = ("ties", "breadcrumbs")
+PAPER = ("average", "task_arithmetic", "ties", "breadcrumbs", "dare")  # what Figure 4 may show
+PLANES = ("all models", "the paper's methods", "the same without DARE")
+
+
+class Space:
+    """One seed's models in the whole space, by name."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self._gram = np.array(row["gram"])
+        self._index = {name: place for place, name in enumerate(row["names"])}
+        self._distances, self._cosines = distances(self._gram), cosines_from(self._gram, self._index["base"])
+        self.calm = [name for name in row["merges"] if name not in row["random"]]
+        self.ends = {run: names[-1] for run, names in row["paths"].items()}
+
+    def distance(self, one: str, other: str) -> float:
+        return float(self._distances[self._index[one], self._index[other]])
+
+    def cosine(self, one: str, other: str) -> float:
+        """Return the cosine of two models' moves from the base."""
+        return float(self._cosines[self._index[one], self._index[other]])
+
+    def length(self, name: str) -> float:
+        return self.distance("base", name)
+
+    def nearest(self, name: str, among: Sequence[str]) -> str:
+        return min((other for other in among if other != name), key=lambda other: self.distance(name, other))
+
+    def gap(self, name: str, among: Sequence[str]) -> float:
+        """Return the distance to the nearest of some models."""
+        return self.distance(name, self.nearest(name, among))
+
+    def pairs(self, names: Sequence[str], measure: Callable[[str, str], float]) -> np.ndarray:
+        """Return a measure of every pair."""
+        return np.array([measure(a, b) for i, a in enumerate(names) for b in names[i + 1 :]])
+
+    def plane(self, title: str) -> Plane:
+        """Return one of `PLANES`."""
+        hidden = set() if title == PLANES[0] else set(self.row["merges"]) - set(PAPER)
+        names = [name for name in self.row["names"] if name not in hidden]
+        fitted = [name for name in names if title != PLANES[2] or name not in self.row["random"]]
+        found = principal_coordinates(self._gram, [self._index[name] for name in fitted])
+        at = {name: self._index[name] for name in names}
+        return Plane(
+            title,
+            {name: (float(found.places[i, 0]), float(found.places[i, 1])) for name, i in at.items()},
+            {name: float(found.off[i]) for name, i in at.items() if name not in fitted},
+            found.explained.tolist(),
+        )
+
+    def planar(self, title: str, one: str, other: str) -> float:
+        """Return the distance of two models on a plane."""
+        places = self.plane(title).places
+        return math.dist(places[one], places[other])
+
+
+Rows = Sequence[Row]
+
+
+def each(rows: Rows, measure: Callable[[Space], float]) -> list[float]:
+    """Return a measure of every seed."""
+    return [measure(Space(row)) for row in rows]
+
+
+def tables(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[Table]:
+    """Return where the merges lie, the distances that the claims are about, and DARE's over its drop."""
+    return [_merges(rows), _distances(rows), _across(across), _drops(rows)]
+
+
+def _merges(rows: Rows) -> Table:
+    first = Space(rows[0])
+    ends, joint = list(first.ends), rows[0]["joint"]
+    cells = []
+    for label in (*rows[0]["merges"], *ends, joint):
+        name = first.ends.get(label, label)
+        near = first.nearest(name, rows[0]["merges"])
+        cells.append(
+            {
+                "model": f"{label}, last round" if label in ends else label,
+                "scale": f"{rows[0]['scales'][label]:g}" if label in rows[0]["scales"] else None,
+                "‖θ − θ0‖": with_interval(each(rows, lambda s, n=name: s.length(n)), 2),  # type: ignore[misc]
+                "cosine with task arithmetic": with_interval(
+                    each(rows, lambda s, n=name: s.cosine(n, "task_arithmetic")),  # type: ignore[misc]
+                    2,
+                ),
+                "nearest merge": near,
+                "distance to it": with_interval(each(rows, lambda s, n=name, m=near: s.distance(n, m)), 2),  # type: ignore[misc]
+                "test accuracy, %": with_interval([row["accuracy"][label] for row in rows]),
+            }
+        )
+    return Table("Models made with one budget; `nearest` is that of the first seed", cells)
+
+
+def _distances(rows: Rows) -> Table:
+    first = Space(rows[0])
+    main = next(iter(first.ends.values()))
+    pairs = [PAIR, ("ties", "task_arithmetic"), ("breadcrumbs", "task_arithmetic"), ("dare", "task_arithmetic")]
+    pairs += [("dare", "ties"), (main, "task_arithmetic"), (main, "ties"), (main, rows[0]["joint"])]
+    pairs += [(main, end) for end in list(first.ends.values())[1:]]
+    cells = []
+    for one, other in pairs:
+        cell: dict[str, Any] = {"models": f"{one} – {other}"}
+        cell["‖θ − θ′‖"] = with_interval(each(rows, lambda s, a=one, b=other: s.distance(a, b)), 2)  # type: ignore[misc]
+        for plane in PLANES[:2]:
+            planar = each(rows, lambda s, a=one, b=other, p=plane: s.planar(p, a, b))  # type: ignore[misc]
+            cell[f"on the plane of {plane}"] = with_interval(planar, 2)
+        cell["cosine from θ0"] = with_interval(each(rows, lambda s, a=one, b=other: s.cosine(a, b)), 2)  # type: ignore[misc]
+        cells.append(cell)
+    return Table("Distances in the whole space and on the planes", cells)
+
+
+def _across(across: Mapping[str, Sequence[float]]) -> Table:
+    return Table(
+        "Distance between the same model of two seeds: what another order of the data does",
+        [{"model": name, "mean distance": round(float(np.mean(values)), 2)} for name, values in across.items()],
+    )
+
+
+def _drops(rows: Rows) -> Table:
+    cells = []
+    for index, drop in enumerate(rows[0]["drops"]):
+        own = [row["drops"][index] for row in rows]
+        cells.append(
+            {
+                "drop p": drop["drop"],
+                "‖θ_DARE − θ_TA‖": with_interval([one["distance"] for one in own], 3),
+                "λ √(p/(1 − p) Σ‖τ‖²)": with_interval([one["expected"] for one in own], 3),
+                "validation accuracy, %": with_interval([one["accuracy"] for one in own]),
+            }
+        )
+    return Table(f"DARE beside task arithmetic at the same λ = {rows[0]['scales']['task_arithmetic']:g}", cells)
+
+
+def findings(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[Finding]:
+    """Hold the paper's three statements about Figure 4 against the whole space."""
+    return [_close(rows), _apart(rows), _law(rows), _elsewhere(rows, across), _better(rows)]
+
+
+def _close(rows: Rows) -> Finding:
+    close = each(rows, lambda s: s.distance(*PAIR))
+    usual = each(rows, lambda s: float(np.median(s.pairs(s.row["merges"], s.distance))))
+    share = each(rows, lambda s: float((s.pairs(s.row["merges"], s.distance) < s.distance(*PAIR)).mean()))
+    turned = each(rows, lambda s: float((s.pairs(s.row["merges"], s.cosine) > s.cosine(*PAIR)).mean()))
+    closer, straighter = 100 * float(np.mean(share)), 100 * float(np.mean(turned))
+    flat = with_interval(each(rows, lambda s: s.planar(PLANES[0], *PAIR)), 2)
+    measured = (
+        f"‖θ_TIES − θ_Breadcrumbs‖ = {with_interval(close, 2)} (on the plane of all models {flat}), the median pair of "
+        f"merges {with_interval(usual, 2)}; {closer:.0f} % of the pairs lie closer and {straighter:.0f} % at a smaller "
+        f"angle from θ0; their cosine is {with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}."
+    )
+    holds = all(a < b for a, b in zip(close, usual, strict=True))
+    return Finding("G8", "TIES and Breadcrumbs land close to each other: closer than the median pair.", measured, holds)
+
+
+def _apart(rows: Rows) -> Finding:
+    dare = each(rows, lambda s: s.gap("dare", s.calm))
+    middle = each(rows, lambda s: float(np.median([s.gap(name, s.calm) for name in s.calm])))
+    first = Space(rows[0])
+    lonely = max(first.calm, key=lambda name: first.gap(name, first.calm))
+    other = with_interval(each(rows, lambda s: s.gap(lonely, s.calm)), 2)
+    measured = (
+        f"From DARE to the nearest merge without a random mask {with_interval(dare, 2)}; such a merge lies "
+        f"{with_interval(middle, 2)} from its nearest in the median, {lonely} with {other} farthest."
+    )
+    holds = all(a > 2 * b for a, b in zip(dare, middle, strict=True))
+    return Finding(
+        "G8", "DARE lands apart: twice as far from its nearest merge as others from theirs.", measured, holds
+    )
+
+
+def _law(rows: Rows) -> Finding:
+    off = [abs(one["distance"] / one["expected"] - 1) for row in rows for one in row["drops"]]
+    return Finding(
+        "G8",
+        "How far DARE lands is the size of its random mask: λ √(p/(1 − p) Σ_t ‖τ_t‖²), whatever the tasks.",
+        f"Measured and expected differ by at most {100 * max(off):.1f} % over {len(off)} runs.",
+        max(off) < 0.05,
+    )
+
+
+def _elsewhere(rows: Rows, across: Mapping[str, Sequence[float]]) -> Finding:
+    told, holds = [], True
+    for run in rows[0]["paths"]:
+        gaps = each(rows, lambda s, r=run: s.gap(s.ends[r], s.row["merges"]))  # type: ignore[misc]
+        seeds = float(np.mean(across[run]))
+        turned = each(rows, lambda s, r=run: max(s.cosine(s.ends[r], name) for name in s.row["merges"]))  # type: ignore[misc]
+        told.append(
+            f"{run}: {with_interval(gaps, 2)} from its nearest merge (cosine from θ0 with any at most "
+            f"{with_interval(turned, 2)}), {seeds:.2f} between seeds"
+        )
+        holds &= min(gaps) > seeds
+    middle = each(rows, lambda s: float(np.median([s.gap(name, s.calm) for name in s.calm])))
+    return Finding(
+        "G8",
+        "The iterative trajectory ends elsewhere: farther from every one-shot merge than from another seed's end.",
+        "; ".join(told) + f". A one-shot merge lies {with_interval(middle, 2)} from its nearest in the median.",
+        holds,
+    )
+
+
+def _better(rows: Rows) -> Finding:
+    best = [max(row["accuracy"][name] for name in row["merges"]) for row in rows]
+    ends = {run: [row["accuracy"][run] for row in rows] for run in rows[0]["paths"]}
+    told = ", ".join(f"{run} {with_interval(values)} %" for run, values in ends.items())
+    toward = {run: each(rows, lambda s, r=run: s.cosine(s.ends[r], s.row["joint"])) for run in ends}  # type: ignore[misc]
+    merges = each(rows, lambda s: max(s.cosine(name, s.row["joint"]) for name in s.row["merges"]))
+    aims = ", ".join(f"{run} {with_interval(values, 2)}" for run, values in toward.items())
+    return Finding(
+        "G8",
+        "The trajectory ends at a lower loss than every one-shot merge.",
+        f"Test accuracy: {told}; the best one-shot merge {with_interval(best)} %. Cosine with joint training, from θ0: "
+        f"{aims}; a one-shot merge at most {with_interval(merges, 2)}.",
+        all(min(np.subtract(values, best)) > 0 for values in ends.values()),
+    )
+
+
+def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return how far the planes can be trusted, and what decides DARE's place."""
+    shares = [[100 * sum(Space(row).plane(title).explained) for row in rows] for title in PLANES]
+    told = ", ".join(f"{with_interval(share)} % ({title})" for title, share in zip(PLANES, shares, strict=True))
+    off = with_interval(each(rows, lambda s: s.plane(PLANES[2]).off["dare"]), 1)
+    flat = with_interval(each(rows, lambda s: s.planar(PLANES[2], "dare", "task_arithmetic")), 1)
+    far = with_interval(each(rows, lambda s: s.distance("dare", "task_arithmetic")), 1)
+    least = min(rows[0]["drops"], key=lambda one: one["drop"])
+    return [
+        f"The planes show of the variance: {told}. A random mask moves a model at right angles to all others, "
+        "so one component of a plane that DARE is fitted to is its mask. On the plane without it DARE seems to lie "
+        f"{flat} from task arithmetic; it is {far} away, {off} of it off the plane. Read the whole space.",
+        f"Scale and drop decide where DARE lies, not the tasks: with drop {least['drop']:g} it is "
+        f"{least['distance']:.2f} from task arithmetic. Another order of the data moves a merge by TIES by "
+        f"{np.mean(across['ties']):.2f}, and by task arithmetic by {np.mean(across['task_arithmetic']):.2f}.",
+    ]
+
+
+def figures(rows: Rows) -> dict[str, Figure]:
+    """Draw both planes of the first seed, and the cosines of the whole space, mean over seeds."""
+    row, spaces = rows[0], [Space(one) for one in rows]
+    ends = spaces[0].ends
+    names = {name: name for name in row["merges"]} | {end: f"{run}, end" for run, end in ends.items()}
+    names |= {row["joint"]: "joint training"}
+    cosines = np.mean([[[s.cosine(a, b) for b in names] for a in names] for s in spaces], axis=0)
+    return {
+        "planes": plane_figure(row, [spaces[0].plane(title) for title in PLANES]),
+        "cosines": cosine_figure(cosines, list(names.values())),
+    }

@@ -1,0 +1,165 @@
+"""Study `projection` (G8): where do the merges of every method and the iterative trajectory lie?
+
+**Question.** Seen on a plane, the paper finds merges by TIES and by Breadcrumbs close to each other, one by DARE apart,
+and the trajectory of iterative merging ends elsewhere, at a lower loss. Is it so, and is it so off the plane?
+
+**Method.** For each seed: the base, experts tuned once, the merge of these experts by every method of the catalog that
+needs no data (its own default arguments; its scale from validation, first seed, ¼ to 2 times the default), the merged
+model after each round of the iterative runs, and a jointly trained model. All training has the same budget. With
+G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
+whole space. Planes are fitted to all models, to those with the paper's methods only, and to these without DARE. The
+size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
+Test accuracy is that of the first 100 images of every task.
+
+**Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import sqrt
+
+import numpy as np
+from pydantic import Field
+
+from mergeflow.analysis.projection import centred_gram, distances
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.evaluation.statistics import mean
+from mergeflow.merging import configure, methods
+from mergeflow.search.line import best_along
+from tasks.project.parameters import Section
+from tasks.project.runner import StageIO
+from tasks.studies.inputs import State, StudyInputs, mean_accuracy
+from tasks.studies.papers.projection.results import figures, findings, notes, tables
+from tasks.studies.pieces import Row, kept
+from tasks.studies.results import StudyResult
+
+STUDY = "projection"
+AGAINST = "task_arithmetic"  # what DARE is, but for its mask
+
+
+class Options(Section):
+    """The study's choices.
+
+    one_shot: the run whose experts are merged. paths: the iterative runs. joint: the joint run. factors: of a method's
+    default scale, tried on validation. images: per task, of validation for that choice and of test for the accuracies.
+    drops: of DARE, compared with what is expected.
+    """
+
+    one_shot: str
+    paths: list[str] = Field(min_length=1)
+    joint: str
+    factors: list[float] = Field(min_length=1)
+    images: int = Field(ge=1)
+    drops: list[float]
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/projection`."""
+    inputs = StudyInputs(io)
+    options = Options.model_validate(inputs.options(STUDY))
+    scales = kept(io, "scales", lambda: choose_scales(inputs, options))
+    rows = []
+    for done, seed in enumerate(inputs.seeds):
+        io.report("seeds", done, len(inputs.seeds))
+        rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
+    across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
+    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across))
+    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
+
+
+def mergeable(experts: int) -> list[str]:
+    """Return the methods that merge this many experts and take no data."""
+    return [
+        name
+        for name, method in methods().items()
+        if not method.given and method.experts[0] <= experts <= (method.experts[1] or experts)
+    ]
+
+
+def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
+    """Return each method's best scale on a subsample of the validation images, with the first seed's experts."""
+    scorer = inputs.scorer(inputs.run(options.one_shot).experts(inputs.seeds[0]))
+    images = {task: data.first(options.images) for task, data in inputs.images("validation").items()}
+    chosen = {}
+    for name in mergeable(len(inputs.tasks)):
+        default = configure(name).scale
+        scales = sorted(default * factor for factor in options.factors)
+
+        def score(scale: float, name: str = name) -> float:
+            return mean(scorer.state(scorer.merge(configure(name, {"scale": scale})), images))
+
+        chosen[name], _ = best_along(scales, default, score)
+    return chosen
+
+
+def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], seed: int) -> Row:
+    """Return one seed's models: Gram matrix, test accuracies, and DARE's distance over its drop."""
+    experts = inputs.run(options.one_shot).experts(seed)
+    scorer = inputs.scorer(experts)
+    merges = {name: scorer.merge(configure(name, {"scale": scale})) for name, scale in scales.items()}
+    paths = {run: _path(inputs, run, seed) for run in options.paths}
+    ends = {run: list(states.values())[-1] for run, states in paths.items()}
+    joint = {options.joint: inputs.run(options.joint).model(seed)}
+    steps = {name: state for states in paths.values() for name, state in states.items()}
+    points = {"base": inputs.base, **experts, **merges, **steps, **joint}
+    scored = {"base": inputs.base, **merges, **joint, **ends}
+    images = {task: data.first(options.images) for task, data in inputs.images("test").items()}
+    return {
+        "seed": seed,
+        "scales": scales,
+        "experts": list(experts),
+        "merges": list(merges),
+        "random": [name for name in merges if "seed" in methods()[name].args.model_fields],
+        "paths": {run: list(states) for run, states in paths.items()},
+        "joint": options.joint,
+        "names": list(points),
+        "gram": centred_gram(points).tolist(),
+        "accuracy": {name: mean_accuracy(scorer.state(state, images)) for name, state in scored.items()},
+        "drops": _drops(scorer, options.drops, scales[AGAINST]),
+    }
+
+
+def across_seeds(inputs: StudyInputs, options: Options, scales: dict[str, float]) -> Row:
+    """Return how far models of different seeds lie from each other: a merge of each kind, and the paths' ends."""
+    found = {}
+    for name in (AGAINST, "ties"):
+        states = {}
+        for seed in inputs.seeds:
+            scorer = inputs.scorer(inputs.run(options.one_shot).experts(seed))
+            states[str(seed)] = scorer.merge(configure(name, {"scale": scales[name]}))
+        found[name] = _pairs(states)
+    for run in options.paths:
+        found[run] = _pairs({str(seed): list(_path(inputs, run, seed).values())[-1] for seed in inputs.seeds})
+    return found
+
+
+def _pairs(states: dict[str, State]) -> list[float]:
+    """Return the distance of every pair."""
+    found: list[float] = distances(centred_gram(states))[np.triu_indices(len(states), 1)].tolist()
+    return found
+
+
+def _path(inputs: StudyInputs, run: str, seed: int) -> dict[str, State]:
+    trained = inputs.run(run)
+    rounds = [row["round"] for row in trained.rounds(seed)]
+    return {f"{run} round {number}": trained.merged(seed, number) for number in rounds}
+
+
+def _drops(scorer: CandidateScorer, drops: Sequence[float], scale: float) -> list[Row]:
+    """Return DARE's distance from task arithmetic at the same scale, and what is expected of it."""
+    plain = scorer.merge(configure(AGAINST, {"scale": scale}))
+    squares = sum(
+        distances(centred_gram({"base": scorer.base, "expert": e}))[0, 1] ** 2 for e in scorer.experts.values()
+    )
+    rows = []
+    for drop in drops:
+        masked = scorer.merge(configure("dare", {"drop": drop, "scale": scale}))
+        rows.append(
+            {
+                "drop": drop,
+                "distance": float(distances(centred_gram({"plain": plain, "masked": masked}))[0, 1]),
+                "expected": scale * sqrt(drop / (1 - drop) * squares),
+                "accuracy": mean_accuracy(scorer.state(masked)),
+            }
+        )
+    return rows
