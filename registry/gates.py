@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mergeflow.schema import Frozen
 
 
-class GateSettings(BaseModel):
+class GateSettings(Frozen):
     """What a candidate must show to become champion.
 
     Args:
@@ -21,8 +23,6 @@ class GateSettings(BaseModel):
         seed: of the bootstrap.
         require_reproducible: the recipe must have been replayed to the same bytes.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     margin: float = Field(default=0.0, ge=0.0, le=1.0)
     tolerance: float = Field(default=0.02, ge=0.0, le=1.0)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, Field
+
+from mergeflow.schema import Frozen
 
 Scalar = str | int | float | bool | None
 
@@ -27,8 +29,8 @@ def flat(values: Mapping[str, Any]) -> dict[str, Scalar]:
 Params = Annotated[dict[str, Scalar], BeforeValidator(flat)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Record(Frozen, allow_inf_nan=True):
+    """A record of what was measured: half an interval of one repetition is infinite."""
 
 
 class DatasetRecord(_Record):
@@ -46,7 +48,7 @@ class DatasetRecord(_Record):
     split: str
     digest: str
     path: str
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = Field({})
 
 
 class ChildRecord(_Record):
@@ -64,11 +66,11 @@ class ChildRecord(_Record):
 
     kind: Literal["expert", "method", "trial"]
     name: str
-    params: Params = {}
-    metrics: dict[str, float] = {}
+    params: Params = Field({})
+    metrics: dict[str, float] = Field({})
     steps: tuple[tuple[str, int, float], ...] = ()
-    tags: dict[str, str] = {}
-    artifacts: dict[str, tuple[str, ...]] = {}
+    tags: dict[str, str] = Field({})
+    artifacts: dict[str, tuple[str, ...]] = Field({})
 
 
 class PipelineRecord(_Record):
@@ -87,9 +89,9 @@ class PipelineRecord(_Record):
 
     name: str
     fingerprint: str
-    params: Params = {}
-    metrics: dict[str, float] = {}
-    tags: dict[str, str] = {}
-    dvc: dict[str, str] = {}
+    params: Params = Field({})
+    metrics: dict[str, float] = Field({})
+    tags: dict[str, str] = Field({})
+    dvc: dict[str, str] = Field({})
     datasets: tuple[DatasetRecord, ...] = ()
-    artifacts: dict[str, tuple[str, ...]] = {}
+    artifacts: dict[str, tuple[str, ...]] = Field({})

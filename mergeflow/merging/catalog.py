@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import methods as families
 from mergeflow.merging.method import Args, Method
+from mergeflow.schema import faults_of
 
 
 @cache
@@ -100,26 +101,7 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
     try:
         typed = kind(**{key: value for key, value in given.items() if key in kind.model_fields})
     except ValidationError as error:
-        faults.append(explain(error))
+        faults += faults_of(error, kind)
     if faults:
         raise MergeflowError(f"method '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")
     return MethodCall(name, typed)
-
-
-def explain(error: ValidationError) -> str:
-    """Return all faults of a validation error in one line."""
-    return "; ".join(faults_of(error)) + "."
-
-
-def faults_of(error: ValidationError) -> list[str]:
-    """Return the faults of a validation error: where, what was expected, what was found."""
-    faults = []
-    for fault in error.errors():
-        place = ".".join(str(part) for part in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ")
-        message = message.replace("Input should", "must").replace("Field required", "is missing")
-        # Our own messages say themselves what was found.
-        told = not place or fault["type"] in ("missing", "value_error")
-        found = "" if told else f", found {fault['input']!r:.80}"
-        faults += [f"{place}: " * bool(place) + line.removesuffix(".") + found for line in message.splitlines()]
-    return faults

@@ -12,18 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
+from mergeflow.schema import Frozen
 
 
-class Args(BaseModel):
+class Args(Frozen):
     """Arguments of a method; `scale` multiplies the direction, any real number (negative unlearns)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     scale: float = Field(1.0, description="factor of the direction; any real number")
 

@@ -4,20 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.recipe import Paths
+from mergeflow.schema import Frozen, validated
 from mergeflow.search.sweep_space import Space, check_space, grid_of
 from mergeflow.yaml_text import read_yaml
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ModelPart(_Part):
+class ModelPart(Frozen):
     """The image encoder.
 
     Attributes:
@@ -31,7 +28,7 @@ class ModelPart(_Part):
     image_size: int | None = Field(default=None, ge=1)
 
 
-class TaskPart(_Part):
+class TaskPart(Frozen):
     """A task that candidates are scored on.
 
     Attributes:
@@ -53,7 +50,7 @@ class TaskPart(_Part):
         return self
 
 
-class StudyPart(_Part):
+class StudyPart(Frozen):
     """An Optuna study in place of a grid.
 
     Attributes:
@@ -73,7 +70,7 @@ def _validation_only(value: Any) -> Any:
     return value
 
 
-class Sweep(_Part):
+class Sweep(Frozen):
     """A sweep, as a frozen record.
 
     Attributes:
@@ -102,7 +99,7 @@ class Sweep(_Part):
     seed: int = Field(0, ge=0)
     batch_size: int = Field(256, ge=1)
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    data: dict[str, Paths] = {}
+    data: dict[str, Paths] = Field({})
 
     @field_validator("experts", mode="before")
     @classmethod
@@ -187,29 +184,4 @@ def make_sweep(values: Mapping[str, Any], origin: str = "sweep") -> Sweep:
     Raises:
         MergeflowError: As `load_sweep`; unknown keys get the nearest right one, and all faults stand in one message.
     """
-    try:
-        return Sweep.model_validate(dict(values))
-    except ValidationError as error:
-        faults = [_told(fault) for fault in error.errors()]
-        raise MergeflowError(
-            f"{origin}: {faults[0]}" if len(faults) == 1 else "\n  ".join([f"{origin} has faults:", *faults])
-        ) from None
-
-
-def _told(fault: Any) -> str:
-    place = [str(part) for part in fault["loc"]]
-    if fault["type"] == "extra_forbidden":
-        where = f" of {'.'.join(place[:-1])}" if place[:-1] else ""
-        return str(unknown_name(f"key{where}", place[-1], _fields_at(place[:-1])))
-    message = fault["msg"].removeprefix("Value error, ").replace("Input should", "must").removesuffix(".")
-    message = message.replace("String should", "must")
-    if fault["type"] == "missing":
-        return f"{'.'.join(place)} is missing."
-    shown = "" if fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
-    return f"{'.'.join(place)}: " * bool(place) + f"{message}{shown}."
-
-
-def _fields_at(place: list[str]) -> list[str]:
-    """Return the keys that a part of the file may hold."""
-    parts: dict[str, type[BaseModel]] = {"model": ModelPart, "tasks": TaskPart, "study": StudyPart}
-    return list((parts[place[0]] if place else Sweep).model_fields)
+    return validated(Sweep, dict(values), origin)

@@ -2,19 +2,18 @@
 
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.schema import Frozen
 
 TOGETHER = ("joint", "iterative")  # regimes that train all tasks in one run
 
 Regime = Literal["one_epoch", "steps", "epochs", "full_batch_gd", "joint", "iterative", "lora", "linearised"]
 
 
-class Settings(BaseModel):
+class Settings(Frozen, strict=True):
     """A frozen group of settings; unknown names and wrong types are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class IterativeSettings(Settings):

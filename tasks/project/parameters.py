@@ -2,22 +2,18 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from mergeflow.errors import MergeflowError, check_model_name, unknown_name
+from mergeflow.errors import MergeflowError, check_model_name
+from mergeflow.schema import Frozen, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.graph import read_yaml
 
 
-class Section(BaseModel):
+class Section(Frozen, strict=True):
     """A frozen part of params.yaml."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-Whole = TypeVar("Whole", bound=Section)
 
 
 class DataSection(Section):
@@ -156,7 +152,7 @@ def load_study_params(root: Path, params: Params) -> StudyParams:
     common = params.finetune.model_dump(mode="json")
     runs = {name: {**common, **changes} for name, changes in raw.get("runs", {}).items()}
     many = _many(raw.get("many", {}), common)
-    return _validated(StudyParams, {**raw, "runs": runs, "many": many}, "studies/params.yaml")
+    return validated(StudyParams, {**raw, "runs": runs, "many": many}, "studies/params.yaml")
 
 
 def _many(raw: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +179,7 @@ def load_params(path: Path) -> Params:
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
-    params = _validated(Params, raw, path.name)
+    params = validated(Params, raw, path.name)
     _check_sweep(params.sweep)
     return params
 
@@ -215,27 +211,3 @@ def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:
                 configure(method, arguments)
             except MergeflowError as error:
                 raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None
-
-
-def _validated(model: type[Whole], raw: Any, name: str) -> Whole:
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        lines = [f"  {_explain(model, issue)}" for issue in error.errors()]
-        raise MergeflowError("\n".join([f"{name} has {len(lines)} error(s):", *lines])) from None
-
-
-def _explain(model: type[Section], issue: Any) -> str:
-    where = ".".join(map(str, issue["loc"]))
-    if issue["type"] == "extra_forbidden":
-        return f"{where}: {unknown_name('key', str(issue['loc'][-1]), _keys_at(model, issue['loc'][:-1]))}"
-    if isinstance(issue.get("ctx", {}).get("error"), MergeflowError):  # it says all there is to say
-        return f"{where}: {issue['ctx']['error']}"
-    found = "" if issue["type"] == "missing" else f" (found {issue['input']!r})"
-    return f"{where}: {issue['msg']}{found}"
-
-
-def _keys_at(model: Any, location: tuple[Any, ...]) -> list[str]:
-    for part in location:
-        model = model.model_fields[part].annotation if hasattr(model, "model_fields") else get_args(model)[1]
-    return list(model.model_fields)

@@ -58,7 +58,7 @@ def test_values_out_of_range_are_named():
 
 
 def test_all_faults_stand_in_one_message():
-    with pytest.raises(MergeflowError, match=r"faults:\n(.|\n)*batch_size(.|\n)*unknown key 'metods'"):
+    with pytest.raises(MergeflowError, match=r"2 faults:\n(.|\n)*batch_size(.|\n)*unknown key 'metods'"):
         make_sweep(sweep_values(NOWHERE, batch_size=-1, metods={}))
 
 

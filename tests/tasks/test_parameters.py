@@ -41,7 +41,7 @@ def test_all_mistakes_are_listed_at_once(values: dict[str, Any], tmp_path: Path)
     with pytest.raises(MergeflowError) as caught:
         load(values, tmp_path)
     message = str(caught.value)
-    assert "4 error(s)" in message
+    assert "params.yaml has 4 faults" in message
     assert "did you mean 'learning_rate'" in message
     assert "finetune.steps" in message
     assert "'many'" in message

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from mergeflow.merging.method import Model, Stack, Statistic
+from mergeflow.schema import Frozen
 
 
-class CompressArgs(BaseModel):
+class CompressArgs(Frozen):
     """Arguments of a compressor."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Named = dict[str, Tensor]

@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
@@ -21,13 +20,13 @@ from mergeflow.checkpoints.header import CODES, DTYPES
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.catalog import explain
 from mergeflow.merging.compression import compressors as families
 from mergeflow.merging.compression.compressor import CompressArgs, Compressor, Payload, Stored
 from mergeflow.merging.engine import Engine, Unit
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
+from mergeflow.schema import validated
 
 _WHOLE = "@whole"
 
@@ -78,10 +77,7 @@ def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> Co
     for key in args or {}:
         if key not in kind.model_fields:
             raise unknown_name(f"argument of {name}", str(key), kind.model_fields)
-    try:
-        return CompressorCall(name, kind(**dict(args or {})))
-    except ValidationError as error:
-        raise MergeflowError(f"compressor '{name}': {explain(error)}") from None
+    return CompressorCall(name, validated(kind, dict(args or {}), f"compressor '{name}'"))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -20,8 +18,9 @@ from pydantic import (
 
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError, together, unknown_name
-from mergeflow.merging.catalog import MethodCall, configure, faults_of, methods
+from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -129,7 +128,7 @@ Weights = Annotated[
 ]
 
 
-class Recipe(BaseModel):
+class Recipe(Frozen):
     """A merge, as a frozen record.
 
     Attributes:
@@ -147,8 +146,6 @@ class Recipe(BaseModel):
         out: A `.safetensors` file or a folder to make.
         shard_size: Largest shard of a folder, in bytes or as 5GB.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: str
     args: Arguments = ()
@@ -283,14 +280,12 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         if not faults:
             return found
     except ValidationError as error:
-        faults += faults_of(error)
+        faults += faults_of(error, Recipe)
         if all(fault["loc"] for fault in error.errors()):  # then the arguments were not looked at yet
             faults += _argument_faults(values)
     except RecursionError:
         raise MergeflowError(f"{origin}: a value holds itself, or lists are nested too deeply.") from None
-    if len(faults) == 1:
-        raise MergeflowError(f"{origin}: {faults[0]}.")
-    raise MergeflowError("\n  - ".join([f"{origin} has {len(faults)} faults:", *faults]))
+    raise refusal(origin, faults)
 
 
 def _argument_faults(values: Mapping[str, Any]) -> list[str]:

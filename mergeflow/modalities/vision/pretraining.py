@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
+from mergeflow.schema import Frozen
 from mergeflow.suites import TEMPLATES, Suite, get_suite
 from mergeflow.suites.core import generator
 from mergeflow.suites.stream import draw_chunk
@@ -44,7 +45,7 @@ _WEIGHTS |= {"land": 0.7, "aerial": 1.0, "scenes": 0.8, "vehicles": 1.5}
 Progress = Callable[[str, int, int], None]
 
 
-class PretrainSettings(BaseModel):
+class PretrainSettings(Frozen):
     """The recipe of a base.
 
     Args:
@@ -62,8 +63,6 @@ class PretrainSettings(BaseModel):
         confusion: probability that an image of such a class carries the next class's caption.
         weights: per task, its share of the drawings relative to 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     suite: str = "pocket8"
     start: str | None = None

@@ -1,0 +1,106 @@
+"""Records that people write: one frozen base model, and one voice for what is wrong with what they wrote."""
+
+import re
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mergeflow.errors import MergeflowError, unknown_name
+
+
+class Frozen(BaseModel):
+    """A frozen record: unknown keys, NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def validated(model: type[Record], values: Any, origin: str) -> Record:
+    """Return the values as a record.
+
+    Args:
+        model: What they are validated as.
+        values: A mapping, as a file gives it.
+        origin: Where they come from, for the message.
+
+    Raises:
+        MergeflowError: All faults in one message: where, what was found, what was expected; the nearest right key.
+
+    Example:
+        >>> class Point(Frozen):
+        ...     across: float
+        >>> validated(Point, {"acros": 1.0}, "point.yaml")
+        Traceback (most recent call last):
+        mergeflow.errors.MergeflowError: point.yaml has 2 faults:
+          - across is missing
+          - unknown key 'acros': did you mean 'across'? Known: across
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise refusal(origin, faults_of(error, model)) from None
+
+
+def refusal(origin: str, faults: Iterable[str]) -> MergeflowError:
+    """Return the error for all faults of one thing."""
+    lines = [fault.removesuffix(".") for fault in faults]
+    if len(lines) == 1:
+        return MergeflowError(f"{origin}: {lines[0]}.")
+    return MergeflowError("\n  - ".join([f"{origin} has {len(lines)} faults:", *lines]))
+
+
+def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Return the faults of a validation error, a line each.
+
+    Args:
+        error: What pydantic found.
+        model: What was validated; it knows the keys that are right.
+    """
+    return [line for fault in error.errors() for line in _lines(fault, model)]
+
+
+def _lines(fault: Any, model: type[BaseModel]) -> list[str]:
+    *above, last = fault["loc"] or [""]
+    place = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        where = f" of {'.'.join(map(str, above))}" if above else ""
+        return [str(unknown_name(f"key{where}", str(last), _keys_at(model, above))).removesuffix(".")]
+    if fault["type"] == "missing":
+        return [f"{place} is missing"]
+    message = re.sub(r"^[A-Z]\w+ should", "must", fault["msg"].removeprefix("Value error, "))
+    # Messages of our own say themselves what was found.
+    found = "" if not place or fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
+    return [f"{place}: " * bool(place) + line.removesuffix(".") + found for line in message.splitlines()]
+
+
+def _keys_at(model: type[BaseModel], place: Iterable[Any]) -> list[str]:
+    """Return the keys that may stand at a place of a record; none where that is not a record."""
+    kinds: list[Any] = [model]
+    for part in place:
+        kinds = [inner for kind in kinds for inner in _inside(kind, part)]
+    return [key for kind in kinds if _is_record(kind) for key in kind.model_fields]
+
+
+def _inside(kind: Any, part: Any) -> list[Any]:
+    """Return the types that may stand under a key or index of a type."""
+    if _is_record(kind):
+        return _plain(kind.model_fields[part].annotation) if part in kind.model_fields else []
+    inner = get_args(kind)
+    return _plain(inner[-1] if issubclass(get_origin(kind) or object, Mapping) else inner[0]) if inner else []
+
+
+def _plain(kind: Any) -> list[Any]:
+    """Return a type without its annotations, a union as its members."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [one for member in get_args(kind) for one in _plain(member)]
+    return [kind]
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,63 @@
+"""One voice for what is wrong in a file: place, what was found, what was expected, the nearest right key."""
+
+from contextlib import suppress
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from mergeflow.errors import MergeflowError
+from mergeflow.schema import Frozen, validated
+
+
+class Task(Frozen):
+    folder: str
+    share: float = Field(1.0, gt=0)
+
+
+class Plan(Frozen):
+    tasks: dict[str, Task] = Field({})
+    steps: list[Annotated[Task, Field()]] = Field([])
+    one: Task | None = None
+    mixed: list[bool | int] | Task = Field([])
+
+
+def told(values: Any) -> str:
+    with pytest.raises(MergeflowError) as caught:
+        validated(Plan, values, "plan.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"tasks": {"a": {"folder": "x", "shaer": 1}}}, "key of tasks.a"),
+        ({"steps": [{"folder": "x", "shaer": 1}]}, "key of steps.0"),
+        ({"one": {"folder": "x", "shaer": 1}}, "key of one"),
+    ],
+)
+def test_a_wrong_key_gets_the_nearest_right_one_wherever_it_stands(values: Any, place: str):
+    assert told(values) == f"plan.yaml: unknown {place} 'shaer': did you mean 'share'? Known: folder, share."
+
+
+def test_all_faults_are_told_at_once():
+    values = {"task": {}, "tasks": {"a": {"share": -1}, "b": {"folder": "x", "share": float("nan")}}}
+    assert told(values).splitlines() == [
+        "plan.yaml has 4 faults:",
+        "  - tasks.a.folder is missing",
+        "  - tasks.a.share: must be greater than 0, found -1",
+        "  - tasks.b.share: must be a finite number, found nan",
+        "  - unknown key 'task': did you mean 'tasks'? Known: mixed, one, steps, tasks",
+    ]
+
+
+json = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=4), lambda x: st.lists(x, max_size=2))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from([*Plan.model_fields, "x"]), json | st.dictionaries(st.text(max_size=4), json)))
+def test_whatever_stands_in_a_file_the_error_is_for_people(values: dict[str, Any]):
+    with suppress(MergeflowError):  # any other kind of error is the failure
+        validated(Plan, values, "plan.yaml")
