@@ -57,9 +57,12 @@ def run_studies(root: Path, stages: list["Stage"], document: bool, console: Cons
     from flows.local import bring_up_to_date
     from registry.store import connect
     from registry.study_log import log_study
+    from tasks.project.parameters import load_params, load_study_params
+    from tasks.project.study_options import check_study_options
     from tasks.studies.page import study_text, write_index, write_page
     from tasks.studies.results import StudyResult
 
+    check_study_options(root, load_study_params(root, load_params(root / "params.yaml")))
     if not bring_up_to_date(root, console, targets=[stage.address for stage in stages]):
         console.print("[bold]Nothing changed:[/] the studies are up to date.")
     for stage in stages:

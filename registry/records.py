@@ -48,7 +48,7 @@ class DatasetRecord(_Record):
     split: str
     digest: str
     path: str
-    counts: dict[str, int] = Field({})
+    counts: dict[str, int] = Field(default={})
 
 
 class ChildRecord(_Record):
@@ -66,11 +66,11 @@ class ChildRecord(_Record):
 
     kind: Literal["expert", "method", "trial"]
     name: str
-    params: Params = Field({})
-    metrics: dict[str, float] = Field({})
+    params: Params = Field(default={})
+    metrics: dict[str, float] = Field(default={})
     steps: tuple[tuple[str, int, float], ...] = ()
-    tags: dict[str, str] = Field({})
-    artifacts: dict[str, tuple[str, ...]] = Field({})
+    tags: dict[str, str] = Field(default={})
+    artifacts: dict[str, tuple[str, ...]] = Field(default={})
 
 
 class PipelineRecord(_Record):
@@ -89,9 +89,9 @@ class PipelineRecord(_Record):
 
     name: str
     fingerprint: str
-    params: Params = Field({})
-    metrics: dict[str, float] = Field({})
-    tags: dict[str, str] = Field({})
-    dvc: dict[str, str] = Field({})
+    params: Params = Field(default={})
+    metrics: dict[str, float] = Field(default={})
+    tags: dict[str, str] = Field(default={})
+    dvc: dict[str, str] = Field(default={})
     datasets: tuple[DatasetRecord, ...] = ()
-    artifacts: dict[str, tuple[str, ...]] = Field({})
+    artifacts: dict[str, tuple[str, ...]] = Field(default={})

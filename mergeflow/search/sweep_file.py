@@ -99,7 +99,7 @@ class Sweep(Frozen):
     seed: int = Field(0, ge=0)
     batch_size: int = Field(256, ge=1)
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    data: dict[str, Paths] = Field({})
+    data: dict[str, Paths] = Field(default={})
 
     @field_validator("experts", mode="before")
     @classmethod

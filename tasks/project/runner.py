@@ -26,6 +26,7 @@ from mergeflow.errors import MergeflowError
 from tasks.project.graph import MAIN, Stage, covers, file_name
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
+from tasks.project.study_options import check_study_options
 
 STATE = ".mergeflow"
 PROGRESS_SECONDS = 0.2
@@ -110,6 +111,8 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         if not force and is_up_to_date(root, stage, fingerprint):
             manifest.touch()  # so that whoever shows the progress counts it
             return False
+        if io.studies is not None:  # a wrong choice of a study is told before the training runs that it needs
+            check_study_options(root, io.studies)
         scratch = io.scratch
         _forget_other_runs(scratch)
         done = scratch / "complete"

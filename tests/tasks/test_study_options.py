@@ -1,0 +1,64 @@
+"""The choices of all studies are checked before any training run starts, whoever drives."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from flows.study_commands import run_studies, study_stages
+from mergeflow.errors import MergeflowError
+from tasks.project.graph import load_graph
+from tasks.project.parameters import load_params, load_study_params
+from tasks.project.runner import run_stage
+from tasks.project.study_options import check_study_options
+
+ROOT = Path(__file__).parents[2]
+
+
+def project(folder: Path, **studies: Any) -> Path:
+    """A project with the repository's graph and some changed choices, without any data."""
+    (folder / "studies").mkdir()
+    for name in ("params.yaml", "dvc.yaml", "studies/dvc.yaml"):
+        shutil.copy(ROOT / name, folder / name)
+    whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text())
+    whole["studies"] |= studies
+    (folder / "studies/params.yaml").write_text(yaml.safe_dump(whole))
+    return folder
+
+
+def test_the_projects_own_choices_are_valid() -> None:
+    check_study_options(ROOT, load_study_params(ROOT, load_params(ROOT / "params.yaml")))
+
+
+def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
+    root = project(tmp_path, mima={"rounds": [1], "kep": 0.2}, one_epoch={"epochs": "all"}, one_epok={})
+    with pytest.raises(MergeflowError) as caught:
+        check_study_options(root, load_study_params(root, load_params(root / "params.yaml")))
+    assert str(caught.value).splitlines() == [
+        "studies/params.yaml has 4 faults:",
+        *str(caught.value).splitlines()[1:2],
+        "  - studies.mima: keep is missing",
+        "  - studies.mima: unknown key 'kep': did you mean 'keep'? Known: keep, rounds",
+        "  - studies.one_epoch: epochs: must be a valid list, found 'all'",
+    ]
+    assert "unknown study 'one_epok': did you mean 'one_epoch'?" in str(caught.value)
+
+
+def test_the_command_refuses_before_anything_runs(tmp_path: Path) -> None:
+    root = project(tmp_path, mima={"rounds": [1], "kep": 0.2})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MergeflowError, match="did you mean 'keep'"):
+        run_studies(root, [study_stages(root)["one_epoch"]], False, Console(quiet=True))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_training_run_that_dvc_starts_refuses_too(tmp_path: Path) -> None:
+    root = project(tmp_path, mima={"rounds": [1], "kep": 0.2})
+    training = next(stage for stage in load_graph(root, studies=True).values() if stage.name == "train")
+    with pytest.raises(MergeflowError, match="did you mean 'keep'"):
+        run_stage(root, replace(training, deps=()))
+    assert not (root / "outputs").exists()
