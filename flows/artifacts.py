@@ -8,6 +8,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.plan import registration_lost
+from mergeflow import layout
 
 if TYPE_CHECKING:
     from registry.gates import Decision
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 def publish_results(root: Path) -> None:
     """Publish result table, gates' decision, links to the report and to MLflow's run, as far as there are any."""
-    test, registration = root / "outputs/results/test.json", root / "outputs/registration.json"
+    test, registration = root / layout.TEST, root / layout.REGISTRATION
     if test.exists():
         create_markdown_artifact(results_table(json.loads(test.read_text())), "results", "Test accuracy in %")
-    report = root / "outputs/report.html"
+    report = root / layout.REPORT
     if report.exists():
         create_link_artifact(report.resolve().as_uri(), "report.html", "report", f"On the worker, {report.resolve()}")
     if registration.exists() and not registration_lost(root):

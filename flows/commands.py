@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from flows import finetune_command, registry_commands, study_commands
+from mergeflow import layout
 from mergeflow.commands import sweep
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
         """Write the HTML report again from the pipeline's results."""
         from tasks.report import write_report
 
-        typer.echo(write_report(root, root / "outputs" / "report.html"))
+        typer.echo(write_report(root, root / layout.REPORT))
 
     @stages.command("run")
     def stage_run(

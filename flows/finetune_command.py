@@ -16,13 +16,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mergeflow import layout
 from mergeflow.commands.pairs import read_pairs
 from mergeflow.errors import MergeflowError, unknown_name
 
 FINETUNE, MULTITASK = "finetune", "multitask"
 _CODE = ("mergeflow", "tasks", "dvc.yaml")
-_DATA = ("outputs/base", "outputs/base/heads")
-_SPLITS = ("outputs/data/train", "outputs/data/validation")
+_DATA = (layout.BASE, layout.HEADS)
+_SPLITS = ("train", "validation")
 
 
 def add_commands(app: typer.Typer, root: Path) -> None:
@@ -41,7 +42,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
     ) -> None:
         """Train experts in any regime, outside the pipeline; killed, it continues when it is called again."""
         values = changed_params(root, tasks or [], regime, read_pairs(changes or [], "--set"), seed)
-        target = out or root / "outputs" / "finetuned" / values["finetune"]["regime"]
+        target = out or root / layout.FINETUNED / values["finetune"]["regime"]
         console = Console()
         console.print(train_experts(root, values, target, console))
 
@@ -96,7 +97,7 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
             for name in values["tasks"]:
                 try:
                     run_stage(folder, find_stage(stages, FINETUNE, name))
-                    _place(folder / "outputs/experts" / name, target / name)
+                    _place(folder / layout.expert(name), target / name)
                 except MergeflowError as error:
                     failures.append(str(error))
         if failures:
@@ -145,9 +146,9 @@ def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) 
     with progress_bars(root, addresses, console):
         for address in addresses:
             run_stage(root, stages[address])
-    shutil.rmtree(folder / "outputs/base", ignore_errors=True)
-    shutil.rmtree(folder / "outputs/data", ignore_errors=True)
-    for name in (*_DATA, *(f"{split}/{task}" for split in _SPLITS for task in tasks)):
+    shutil.rmtree(folder / layout.BASE, ignore_errors=True)
+    shutil.rmtree(folder / layout.DATA, ignore_errors=True)
+    for name in (*_DATA, *(layout.split(split, task) for split in _SPLITS for task in tasks)):
         for path in (root / name).iterdir():
             if path.is_file():
                 _link(path, folder / name / path.name)
@@ -178,7 +179,7 @@ def _table(folder: Path, tasks: list[str], target: str) -> Table:
     for name in ("task", "regime", "steps", "validation %", "seconds", "images/s"):
         table.add_column(name, justify="left" if name in ("task", "regime") else "right", no_wrap=True)
     for name in tasks:
-        summary = json.loads((folder / f"outputs/experts/{name}/training.json").read_text())
+        summary = json.loads((folder / layout.expert_training(name)).read_text())
         cost = read_record(folder, f"{FINETUNE}@{name}").get("training")
         accuracy = f"{100 * summary['validation_accuracy']:.1f}"
         table.add_row(name, summary["settings"]["regime"], str(summary["steps"]), accuracy, *_cost(cost))

@@ -13,6 +13,7 @@ from flows.report import publish_report
 from flows.staleness import push_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
+from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params
@@ -32,7 +33,7 @@ def run_pipeline(root: Path, console: Console, push: bool = False) -> None:
     if not ran:
         console.print("[bold]Nothing changed:[/] every stage is up to date.")
         # After `dvc checkout` or `dvc repro` the page on disk is of other results.
-        write_report(root, root / "outputs/report.html")
+        write_report(root, root / layout.REPORT)
         if push:
             push_outputs(root)
     print_summary(root, console)

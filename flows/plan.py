@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flows.staleness import stale_stages
+from mergeflow import layout
 from mergeflow.errors import unknown_name
 from tasks.project.graph import Stage, downstream_closure, upstream
 
@@ -43,7 +44,7 @@ def needed_for(targets: Iterable[str], stages: dict[str, Stage]) -> set[str]:
 
 def registration_lost(root: Path) -> bool:
     """Whether the registry that is configured now lacks the version that this project registered."""
-    if not (root / "outputs/registration.json").exists():
+    if not (root / layout.REGISTRATION).exists():
         return False
     from registry.stage import is_registered
 

@@ -4,16 +4,17 @@ import json
 from pathlib import Path
 
 from flows.plan import registration_lost
+from mergeflow import layout
 
 
 def publish_report(root: Path) -> None:
     """Write `outputs/report.html` where there are results, and log it in the version's run where it is registered."""
-    results, registration = root / "outputs/results/test.json", root / "outputs/registration.json"
+    results, registration = root / layout.TEST, root / layout.REGISTRATION
     if not results.exists():
         return
     from tasks.report import write_report
 
-    report = write_report(root, root / "outputs/report.html")
+    report = write_report(root, root / layout.REPORT)
     if not registration.exists() or registration_lost(root):
         return
     from registry.logging import log_file

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params
 
@@ -18,7 +19,7 @@ def print_summary(root: Path, console: Console) -> None:
     Raises:
         MergeflowError: the pipeline has not run yet.
     """
-    path = root / "outputs/results/test.json"
+    path = root / layout.TEST
     if not path.exists():
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
     test = json.loads(path.read_text())
@@ -30,10 +31,10 @@ def print_summary(root: Path, console: Console) -> None:
             "[dim]Embedded suite: images drawn by this project. It shows mechanisms; do not compare these numbers "
             "with tables of papers.[/]"
         )
-    registration = root / "outputs/registration.json"
+    registration = root / layout.REGISTRATION
     if registration.exists():
         _print_registration(json.loads(registration.read_text()), console)
-    report = root / "outputs/report.html"
+    report = root / layout.REPORT
     if report.exists():
         console.print(f"[bold]Report[/]      {report.relative_to(root)}", highlight=False, soft_wrap=True)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mergeflow import layout
 from registry.gates import Evidence
 from registry.pipeline_records import StageFiles, read_json, split_digest
 from registry.provenance import NAME
@@ -33,10 +34,10 @@ def make_candidate(
     winner = selection["methods"][selection["winner"]]
     return Candidate(
         files=ModelFiles(
-            encoder=io.dep(f"outputs/merged/{selection['winner']}.safetensors"),
-            heads={task: io.dep(f"outputs/base/heads/{task}.safetensors") for task in tasks},
+            encoder=io.dep(layout.merge(selection["winner"])),
+            heads={task: io.dep(layout.head(task)) for task in tasks},
             architecture=model.architecture,
-            image_size=read_json(io, f"outputs/data/manifests/{tasks[0]}/manifest.json")["image_size"],
+            image_size=read_json(io, layout.manifest(tasks[0]))["image_size"],
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),
         evidence=_evidence(io, selection, _replays(io, winner)),
@@ -57,7 +58,7 @@ def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
 
 
 def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
-    answers = np.load(io.dep("outputs/results/winner_validation.npz"), allow_pickle=False)
+    answers = np.load(io.dep(layout.WINNER_ANSWERS), allow_pickle=False)
     return Evidence(
         accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
         expert_accuracy=selection["individual"],

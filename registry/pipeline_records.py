@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from mergeflow import layout
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
 
 _CODE = ("mergeflow", "tasks", "registry", "flows", "params.yaml", "dvc.yaml")
@@ -29,12 +30,12 @@ class StageFiles(Protocol):
 
 def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord:
     """Return the pipeline's run: parameters, test figures, data sets, DVC's hashes, figures and results."""
-    test = read_json(io, "outputs/results/test.json")
+    test = read_json(io, layout.TEST)
     metrics = {f"test/{row['name']}/{key}": row[key] for row in test["rows"] for key in ("mean", "normalised")}
     fine_tuning = io.section("finetune").model_dump()
     params = {f"finetune.{key}": value for key, value in fine_tuning.items()}
     params |= {f"model.{key}": value for key, value in io.section("model").model_dump().items()}
-    files = sorted(io.dep("outputs/results/figures").glob("*.svg"))
+    files = sorted(io.dep(layout.FIGURES).glob("*.svg"))
     return PipelineRecord(
         name="pipeline",
         fingerprint=hashlib.sha256(json.dumps([selection, test], sort_keys=True).encode()).hexdigest(),
@@ -45,28 +46,28 @@ def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord
         datasets=tuple(_datasets(io, selection["tasks"])),
         artifacts={
             "figures": tuple(map(str, files)),
-            "series": tuple(str(path) for path in sorted(io.dep("outputs/results/series").glob("*.json"))),
-            "results": tuple(str(io.dep(f"outputs/results/{name}.json")) for name in ("selection", "test", "geometry")),
+            "series": tuple(str(path) for path in sorted(io.dep(layout.SERIES).glob("*.json"))),
+            "results": tuple(str(io.dep(path)) for path in (layout.SELECTION, layout.TEST, layout.GEOMETRY)),
         },
     )
 
 
 def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
     for task in tasks:
-        splits = read_json(io, f"outputs/data/manifests/{task}/manifest.json")["splits"]
+        splits = read_json(io, layout.manifest(task))["splits"]
         for split, facts in splits.items():
             yield DatasetRecord(
                 task=task,
                 split=split,
                 digest=split_digest(io, task, split),
-                path=f"outputs/data/{split}/{task}",
+                path=layout.split(split, task),
                 counts={"images": facts["count"]},
             )
 
 
 def split_digest(io: StageFiles, task: str, split: str) -> str:
     """Return one SHA-256 for the pixels and labels of a split."""
-    return digest_of_split(read_json(io, f"outputs/data/manifests/{task}/manifest.json")["splits"][split])
+    return digest_of_split(read_json(io, layout.manifest(task))["splits"][split])
 
 
 def digest_of_split(facts: Mapping[str, Any]) -> str:
@@ -76,7 +77,7 @@ def digest_of_split(facts: Mapping[str, Any]) -> str:
 
 def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRecord]:
     """Yield the run of each expert and of each method."""
-    test = {row["name"]: row for row in read_json(io, "outputs/results/test.json")["rows"]}
+    test = {row["name"]: row for row in read_json(io, layout.TEST)["rows"]}
     for task in selection["tasks"]:
         yield expert_record(io, task, {"test/accuracy": test["individual"]["accuracy"][task]})
     for method, chosen in selection["methods"].items():
@@ -87,7 +88,7 @@ def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRe
 
 def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> ChildRecord:
     """Return the run of one expert: its settings, its curves and the metrics given."""
-    summary = read_json(io, f"outputs/experts/{task}/training.json")
+    summary = read_json(io, layout.expert_training(task))
     curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
     return ChildRecord(
         kind="expert",
@@ -100,7 +101,7 @@ def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> Ch
 
 def method_record(io: StageFiles, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
     """Return the run of one method's sweep: the choice, every candidate's score and the metrics given."""
-    sweep = read_json(io, f"outputs/sweeps/{method}.json")
+    sweep = read_json(io, layout.sweep(method))
     own = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
     return ChildRecord(
         kind="method",
@@ -111,7 +112,7 @@ def method_record(io: StageFiles, method: str, chosen: Mapping[str, Any], metric
             ("validation/candidate/normalised", number, row["normalised"])
             for number, row in enumerate(sweep["candidates"])
         ),
-        artifacts={"sweep": (str(io.dep(f"outputs/sweeps/{method}.json")),)},
+        artifacts={"sweep": (str(io.dep(layout.sweep(method))),)},
     )
 
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from registry.environment import environment
 from registry.lookup import find_version, read_document
@@ -35,8 +36,8 @@ def describe_origin(io: StageFiles, selection: Mapping[str, Any], runs: Mapping[
     return {
         "kind": "pipeline",
         "base": {
-            "path": "outputs/base",
-            "dvc": hashes.get("outputs/base"),
+            "path": layout.BASE,
+            "dvc": hashes.get(layout.BASE),
             "fingerprint": recipe["base_fingerprint"],
         },
         "experts": {task: describe_expert(io, task, hashes, commit, runs.get(task)) for task in selection["tasks"]},
@@ -50,21 +51,21 @@ def describe_expert(
     io: StageFiles, task: str, hashes: Mapping[str, str], commit: str, run: str | None
 ) -> dict[str, Any]:
     """Return one expert's part of the document: weights, settings, seed, run, and the data it saw."""
-    summary = read_json(io, f"outputs/experts/{task}/training.json")
-    manifest_path = f"outputs/data/manifests/{task}"
+    summary = read_json(io, layout.expert_training(task))
+    manifest_path = layout.manifest_folder(task)
     manifest = read_json(io, f"{manifest_path}/manifest.json")
     splits = {
         split: {
-            "path": f"outputs/data/{split}/{task}",
+            "path": layout.split(split, task),
             "sha256": split_digest(io, task, split),
             "images": facts["count"],
-            "dvc": hashes.get(f"outputs/data/{split}/{task}"),
+            "dvc": hashes.get(layout.split(split, task)),
         }
         for split, facts in manifest["splits"].items()
     }
     return {
-        "path": f"outputs/experts/{task}",
-        "dvc": hashes.get(f"outputs/experts/{task}"),
+        "path": layout.expert(task),
+        "dvc": hashes.get(layout.expert(task)),
         "fingerprint": summary["fingerprint"],
         "validation_accuracy": summary["validation_accuracy"],
         "settings": summary["settings"],

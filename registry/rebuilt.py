@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mergeflow import layout
 from registry.candidates import make_candidate
 from registry.gates import Decision, GateSettings
 from registry.logging import log_pipeline
@@ -57,7 +58,7 @@ def register_rebuilt(
         promote_it: make it champion if the gates let it; else their answer is only logged.
         trained: the task whose expert is new.
     """
-    selection = read_json(io, "outputs/results/selection.json")
+    selection = read_json(io, layout.SELECTION)
     logged = log_pipeline(store, _record(origin, selection), list(_children(io, selection, trained)))
     if trained is not None:
         origin["experts"][trained]["run"] = logged.children["expert", trained]
@@ -65,7 +66,7 @@ def register_rebuilt(
     tags = {REMOVED: json.dumps(removed)} if removed else {}
     candidate = make_candidate(io, selection, origin, logged.run_id, tags)
     version = register(store, name, candidate)
-    splits = {task: io.dep(f"outputs/data/validation/{task}") for task in selection["tasks"]}
+    splits = {task: io.dep(layout.split("validation", task)) for task in selection["tasks"]}
     asked = promote(
         store,
         name,

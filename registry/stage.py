@@ -5,10 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mergeflow import layout
 from registry.gates import GateSettings
 from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json
 
-REGISTRATION = "outputs/registration.json"
 PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
 
 
@@ -24,13 +24,13 @@ def run(io: StageFiles) -> None:
     from registry.store import connect
 
     settings = io.section("registry")
-    selection = read_json(io, "outputs/results/selection.json")
+    selection = read_json(io, layout.SELECTION)
     store = connect(project_root=io.root)
     logged = log_pipeline(store, pipeline_record(io, selection), list(child_records(io, selection)))
     runs = {name: run_id for (kind, name), run_id in logged.children.items() if kind == "expert"}
     candidate = make_candidate(io, selection, describe_origin(io, selection, runs), logged.run_id)
     version = register(store, settings.model, candidate)
-    splits = {task: io.dep(f"outputs/data/validation/{task}") for task in selection["tasks"]}
+    splits = {task: io.dep(layout.split("validation", task)) for task in selection["tasks"]}
     promotion = promote(
         store,
         settings.model,
@@ -49,7 +49,7 @@ def run(io: StageFiles) -> None:
         "lineage": _lasting(lineage(store, settings.model, version.version)),  # for the report, which asks no registry
         "decision": None if promotion.decision is None else _plain(promotion.decision),
     }
-    io.out(REGISTRATION).write_text(json.dumps(found, indent=1, default=str) + "\n")
+    io.out(layout.REGISTRATION).write_text(json.dumps(found, indent=1, default=str) + "\n")
 
 
 def is_registered(root: Path) -> bool:
@@ -57,7 +57,7 @@ def is_registered(root: Path) -> bool:
     from registry.lookup import find_registered
     from registry.store import connect
 
-    found = json.loads((root / REGISTRATION).read_text())
+    found = json.loads((root / layout.REGISTRATION).read_text())
     tasks = [expert["task"] for expert in found["lineage"]["experts"]]
     return find_registered(connect(project_root=root), found["model"], found["fingerprint"], tasks) is not None
 

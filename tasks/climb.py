@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mergeflow import layout
 from tasks.project.runner import StageIO
 from tasks.sweep import Row, open_scorer, write_rows
 
@@ -19,7 +20,7 @@ def sweep_near(io: StageIO, start: Mapping[str, Any]) -> None:
     with io.holds:
         grid = io.section(f"sweep.{io.item}")
         rows = climb(grid, start, open_scorer(io))
-        write_rows(io, io.root / f"outputs/sweeps/{io.item}.json", rows)
+        write_rows(io, io.root / layout.sweep(io.item), rows)
 
 
 def climb(grid: Grid, start: Mapping[str, Any], score: Callable[[Mapping[str, Any]], Row]) -> list[Row]:

@@ -5,20 +5,21 @@ from typing import Any
 
 import torch
 
+from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
 from tasks.project.runner import StageIO
-from tasks.vision import BASE, choose_device, expert_path, load_encoder, load_images
+from tasks.vision import BASE, choose_device, load_encoder, load_images
 
 
 def run(io: StageIO) -> None:
     """Write `outputs/results/test.json` (a row per model) and `outputs/results/metrics.json` (for `dvc metrics`)."""
     device, tasks = choose_device(io), list(io.section("tasks"))
     batch_size = io.section("evaluation").batch_size
-    selection = json.loads(io.dep("outputs/results/selection.json").read_text())
+    selection = json.loads(io.dep(layout.SELECTION).read_text())
     encoder = load_encoder(io, io.path(BASE), device)
     data = {task: load_images(io, "test", task, device) for task in tasks}
-    checkpoints = {method: f"outputs/merged/{method}.safetensors" for method in selection["methods"]}
+    checkpoints = {method: layout.merge(method) for method in selection["methods"]}
     total = len(checkpoints) + 2
 
     def score(checkpoint: str, chosen: list[str]) -> dict[str, float]:
@@ -28,7 +29,7 @@ def run(io: StageIO) -> None:
 
     individual: dict[str, float] = {}
     for task in tasks:
-        individual |= score(expert_path(task), [task])
+        individual |= score(layout.expert_model(task), [task])
     io.report("models", 1, total)
     rows = [
         _row("zero_shot", {}, score(io.path(BASE), tasks), individual),
@@ -41,9 +42,9 @@ def run(io: StageIO) -> None:
         io.report("models", done, total)
     images = {task: len(data[task].labels) for task in tasks}
     test = {"split": "test", "tasks": tasks, "images": images, "winner": selection["winner"], "rows": rows}
-    io.out("outputs/results/test.json").write_text(json.dumps(test, indent=1) + "\n")
+    io.out(layout.TEST).write_text(json.dumps(test, indent=1) + "\n")
     metrics = {row["name"]: {key: row[key] for key in ("mean", "normalised", "accuracy")} for row in rows}
-    io.out("outputs/results/metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    io.out(layout.METRICS).write_text(json.dumps(metrics, indent=1) + "\n")
 
 
 def _row(name: str, args: dict[str, Any], accuracy: dict[str, float], individual: dict[str, float]) -> dict[str, Any]:

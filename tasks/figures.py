@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mergeflow import layout
 from tasks.plotting.curves import argument_curves, scale_curves
 from tasks.plotting.drawing import (
     FULL_WIDTH,
@@ -35,7 +36,6 @@ from tasks.plotting.series import (
 )
 from tasks.project.runner import StageIO
 
-FOLDER, SERIES_FOLDER = "outputs/results/figures", "outputs/results/series"
 Row = Mapping[str, Any]
 _RADAR_METHODS = 5
 _RADAR_NAME = 18  # characters; a name stands on each side
@@ -71,7 +71,7 @@ def run(io: StageIO) -> None:
 
     A figure without data (a radar of two tasks) is left out.
     """
-    folder = io.out(FOLDER)
+    folder = io.out(layout.FIGURES)
     folder.mkdir()
     results = _read(io)
     for done, (name, (title, draw)) in enumerate(FIGURES.items(), start=1):
@@ -79,20 +79,20 @@ def run(io: StageIO) -> None:
         if figure is not None:
             (folder / f"{name}.svg").write_bytes(to_svg(figure, title))
         io.report("figures", done, len(FIGURES))
-    _write_tables(results, io.out(SERIES_FOLDER))
+    _write_tables(results, io.out(layout.SERIES))
 
 
 def _read(io: StageIO) -> Results:
     def load(path: str) -> Any:
         return json.loads(io.dep(path).read_text())
 
-    selection = load("outputs/results/selection.json")
+    selection = load(layout.SELECTION)
     return Results(
-        {method: load(f"outputs/sweeps/{method}.json")["candidates"] for method in selection["methods"]},
+        {method: load(layout.sweep(method))["candidates"] for method in selection["methods"]},
         selection,
-        load("outputs/results/test.json"),
-        load("outputs/results/geometry.json"),
-        {task: load(f"outputs/experts/{task}/training.json")["epochs"] for task in selection["tasks"]},
+        load(layout.TEST),
+        load(layout.GEOMETRY),
+        {task: load(layout.expert_training(task))["epochs"] for task in selection["tasks"]},
     )
 
 

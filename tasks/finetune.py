@@ -2,8 +2,8 @@
 
 import shutil
 
+from mergeflow import layout
 from mergeflow.training import TOGETHER
-from tasks.multitask import FOLDER
 from tasks.project.runner import StageIO
 from tasks.training import Workbench, train
 
@@ -14,9 +14,9 @@ def run(io: StageIO) -> None:
     In a regime that trains the tasks together the expert was made by the stage `multitask`.
     """
     task, settings = io.item, io.section("finetune")
-    folder = io.out(f"outputs/experts/{task}")
+    folder = io.out(layout.expert(task))
     if settings.regime in TOGETHER:
-        shutil.copytree(io.dep(f"{FOLDER}/{task}"), folder)
+        shutil.copytree(io.dep(f"{layout.MULTITASK}/{task}"), folder)
         return
     cost = train(
         Workbench.open(io),

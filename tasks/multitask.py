@@ -11,18 +11,17 @@ from dataclasses import replace
 
 from filelock import FileLock
 
+from mergeflow import layout
 from mergeflow.training import TOGETHER, IterativeRun
 from tasks.project.runner import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
 from tasks.vision import BASE
 
-FOLDER = "outputs/multitask"
-
 
 def run(io: StageIO) -> None:
     """Write `outputs/multitask`: `regime.json`, and every task's expert where the regime trains them together."""
     settings, tasks = io.section("finetune"), list(io.section("tasks"))
-    folder = io.out(FOLDER)
+    folder = io.out(layout.MULTITASK)
     folder.mkdir(parents=True)
     record = {"regime": settings.regime, "trains_here": settings.regime in TOGETHER}
     (folder / "regime.json").write_text(json.dumps(record) + "\n")
@@ -69,4 +68,4 @@ def _joint(io: StageIO, tasks: list[str]) -> None:
     )
     io.costs["training"] = cost.as_json()
     for task in tasks:
-        shutil.copytree(model, io.out(FOLDER) / task)
+        shutil.copytree(model, io.out(layout.MULTITASK) / task)

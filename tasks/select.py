@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.evaluation import at_grid_edge, best_candidate, correct_predictions
 from mergeflow.merging import configure, prepare
@@ -21,11 +22,11 @@ def run(io: StageIO) -> None:
     """
     tasks, grids = list(io.section("tasks")), io.section("sweep")
     base, experts = load_states(io, tasks)
-    folder = io.out("outputs/merged")
+    folder = io.out(layout.MERGED)
     folder.mkdir()
     chosen: dict[str, dict[str, Any]] = {}
     for done, (method, grid) in enumerate(grids.items(), start=1):
-        sweep = json.loads(io.dep(f"outputs/sweeps/{method}.json").read_text())
+        sweep = json.loads(io.dep(layout.sweep(method)).read_text())
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
         merged = prepare(call, base, experts).at(call.scale)
@@ -43,7 +44,7 @@ def run(io: StageIO) -> None:
     winner = max(chosen, key=lambda method: chosen[method]["validation"]["normalised"])
     individual = {task: expert_summary(io, task)["validation_accuracy"] for task in tasks}
     selection = {"tasks": tasks, "winner": winner, "individual": individual, "methods": chosen}
-    io.out("outputs/results/selection.json").write_text(json.dumps(selection, indent=1) + "\n")
+    io.out(layout.SELECTION).write_text(json.dumps(selection, indent=1) + "\n")
     _write_winner_answers(io, folder / f"{winner}.safetensors", tasks)
 
 
@@ -54,7 +55,7 @@ def _recipe(io: StageIO, method: str, args: dict[str, Any], base: Any, experts: 
         "args": args,
         "base": io.path(BASE),
         "base_fingerprint": fingerprint(base),
-        "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in experts},
+        "experts": {task: layout.expert_model(task) for task in experts},
         "fingerprints": {task: fingerprint(state) for task, state in experts.items()},
     }
 
@@ -70,5 +71,5 @@ def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> Non
     answers = {
         task: correct_predictions(encoder, load_images(io, "validation", task, device), batch_size) for task in tasks
     }
-    with io.out("outputs/results/winner_validation.npz").open("wb") as file:
+    with io.out(layout.WINNER_ANSWERS).open("wb") as file:
         np.savez(file, allow_pickle=False, **answers)

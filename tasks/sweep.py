@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.evaluation import CandidateScorer, score_of
 from mergeflow.merging import configure
 from tasks.project.parameters import candidates
@@ -23,7 +24,7 @@ def run(io: StageIO) -> None:
     for done, args in enumerate(grid, start=1):
         rows.append(score(args))
         io.report("candidates", done, len(grid))
-    write_rows(io, io.out(f"outputs/sweeps/{io.item}.json"), rows)
+    write_rows(io, io.out(layout.sweep(io.item)), rows)
 
 
 def open_scorer(io: StageIO) -> Callable[[Mapping[str, Any]], Row]:

@@ -2,6 +2,7 @@
 
 import json
 
+from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import write_checkpoint
 from tasks.project.runner import StageIO
@@ -12,7 +13,7 @@ def run(io: StageIO) -> None:
     """Write `outputs/vectors/<task>.safetensors` (τ_t = θ_t − θ0, float32) and `outputs/results/geometry.json`."""
     tasks = list(io.section("tasks"))
     base, experts = load_states(io, tasks)
-    folder = io.out("outputs/vectors")
+    folder = io.out(layout.VECTORS)
     folder.mkdir()
     vectors = {}
     for done, (task, expert) in enumerate(experts.items(), start=1):
@@ -25,4 +26,4 @@ def run(io: StageIO) -> None:
         "cosine": cosine_matrix(list(vectors.values())),
         "relative_norm": {task: norm(vector) / base_norm for task, vector in vectors.items()},
     }
-    io.out("outputs/results/geometry.json").write_text(json.dumps(geometry, indent=1) + "\n")
+    io.out(layout.GEOMETRY).write_text(json.dumps(geometry, indent=1) + "\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import LabelledImages
@@ -59,14 +60,9 @@ def load_images(io: StageIO, split: str, task: str, device: torch.device) -> Lab
     return LabelledImages(torch.from_numpy(data.images), torch.from_numpy(data.labels.copy()).to(device), head)
 
 
-def expert_path(task: str) -> str:
-    """Return where an expert's image encoder is."""
-    return f"outputs/experts/{task}/image_encoder.safetensors"
-
-
 def expert_summary(io: StageIO, task: str) -> dict[str, Any]:
     """Return what `finetune` recorded of an expert."""
-    summary: dict[str, Any] = json.loads(io.dep(f"outputs/experts/{task}/training.json").read_text())
+    summary: dict[str, Any] = json.loads(io.dep(layout.expert_training(task)).read_text())
     return summary
 
 
@@ -74,7 +70,7 @@ def load_states(
     io: StageIO, tasks: Iterable[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Return the base's and the experts' tensors, by task."""
-    return _tensors(io.dep(io.path(BASE))), {task: _tensors(io.dep(expert_path(task))) for task in tasks}
+    return _tensors(io.dep(io.path(BASE))), {task: _tensors(io.dep(layout.expert_model(task))) for task in tasks}
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:

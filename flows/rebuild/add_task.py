@@ -15,6 +15,7 @@ from flows.rebuild.params_edit import add_task_line, remove_task_line, write_who
 from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view, stage_making
 from flows.rebuild.scratch import scratch_project
 from flows.staleness import record_outputs
+from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.data import load_manifest
@@ -173,7 +174,7 @@ def _is_made(root: Path, stage: Stage) -> bool:
 
 def _stages_of_expert(name: str, stages: dict[str, Stage]) -> list[Stage]:
     """Return what a new expert needs, in running order: its data, the base's heads, itself."""
-    maker = stage_making(f"outputs/experts/{name}", stages)
+    maker = stage_making(layout.expert(name), stages)
     needed = [*upstream(maker, stages), maker.address]
     return [stage for stage in stages.values() if not stage.frozen and stage.address in needed]
 
@@ -192,8 +193,8 @@ def _train(root: Path, name: str, origin: Mapping[str, Any], watch: Watch) -> li
 
 def _check_expert(root: Path, name: str, source: str) -> None:
     """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
-    found = json.loads((root / "outputs/experts" / name / "training.json").read_text())["validation_accuracy"]
-    manifest = load_manifest(root / "outputs/data/validation" / name)
+    found = json.loads((root / layout.expert_training(name)).read_text())["validation_accuracy"]
+    manifest = load_manifest(root / layout.split("validation", name))
     images = manifest["splits"]["validation"]["per_class"]
     count, most = sum(images), max(images)
     if round(found * count) <= most:
@@ -217,8 +218,8 @@ def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
 
 def _join(root: Path, scratch: Path, name: str) -> None:
     """Put the new task's expert, head and validation images beside the champion's."""
-    for folder in (f"outputs/experts/{name}", f"outputs/data/validation/{name}"):
+    for folder in (layout.expert(name), layout.split("validation", name)):
         link_files(root / folder, scratch / folder, {path.name: path.name for path in (root / folder).iterdir()})
-    heads, head = "outputs/base/heads", f"{name}.safetensors"
+    heads, head = layout.HEADS, Path(layout.head(name)).name
     link_files(root / heads, scratch / heads, {head: head})
-    link_manifest(root / "outputs/data/validation" / name, scratch, name)
+    link_manifest(root / layout.split("validation", name), scratch, name)

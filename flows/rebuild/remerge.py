@@ -7,6 +7,7 @@ from typing import Any
 
 from flows.rebuild.ancestors import base_of, expert_of, gather, link_files, split_of
 from flows.rebuild.scratch import write_params
+from mergeflow import layout
 from registry.lookup import download, head_files
 from registry.store import Store
 from tasks.climb import sweep_near
@@ -37,15 +38,15 @@ def lay_out(root: Path, store: Store, name: str, version: str, origin: dict[str,
     gather(root, wanted, scratch)
     heads = head_files(download(store, name, version, scratch / "registered"))
     for task, known in tasks.items():
-        link_files(heads[task].parent, scratch / "outputs/base/heads", {heads[task].name: f"{task}.safetensors"})
-        link_manifest(scratch / "outputs/data/validation" / task, scratch, task)
+        link_files(heads[task].parent, scratch / layout.HEADS, {heads[task].name: f"{task}.safetensors"})
+        link_manifest(scratch / layout.split("validation", task), scratch, task)
         summary = {key: known[key] for key in ("fingerprint", "settings", "validation_accuracy")}
         (scratch / known["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
 
 
 def link_manifest(folder: Path, scratch: Path, task: str) -> None:
     """Put the manifest that lies with a split where the stages look for manifests."""
-    link_files(folder, scratch / "outputs/data/manifests" / task, {"manifest.json": "manifest.json"})
+    link_files(folder, scratch / layout.manifest_folder(task), {"manifest.json": "manifest.json"})
 
 
 def choose(

@@ -10,6 +10,7 @@ import torch
 from flows.rebuild.ancestors import ENCODER, base_of, expert_of, gather, split_of
 from flows.rebuild.remerge import stage_making
 from flows.rebuild.scratch import scratch_project, write_params
+from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from registry.environment import environment, environment_changes
@@ -88,7 +89,7 @@ def reproduce(
             )
         found = gather(root, _wanted(origin, from_data), scratch)
         if from_data:
-            (scratch / "outputs/base/heads").symlink_to(_named_heads(registered, scratch))
+            (scratch / layout.HEADS).symlink_to(_named_heads(registered, scratch))
             _retrain(root, scratch, origin, report)
         report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
         made = replay(recipe, scratch, scratch / "replayed.safetensors")

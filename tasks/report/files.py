@@ -1,17 +1,17 @@
 """What a finished run left on disk, as the report needs it: two files must be there, everything else may."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, read_yaml
 from tasks.project.runner import STATE
 
 Json = Mapping[str, Any]
-RESULTS = "outputs/results"
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ def read_run(root: Path) -> RunFiles:
     Raises:
         MergeflowError: there are no results yet, or a file is not JSON.
     """
-    selection, test = _required(root, f"{RESULTS}/selection.json"), _required(root, f"{RESULTS}/test.json")
+    selection, test = _required(root, layout.SELECTION), _required(root, layout.TEST)
     tasks = selection["tasks"]
-    figures = sorted((root / RESULTS / "figures").glob("*.svg"))
+    figures = sorted((root / layout.FIGURES).glob("*.svg"))
     return RunFiles(
         params=read_yaml(root / "params.yaml"),
         selection=selection,
         test=test,
-        sweeps=_each(root, "outputs/sweeps/{}.json", selection["methods"]),
-        experts=_each(root, "outputs/experts/{}/training.json", tasks),
-        manifests=_each(root, "outputs/data/manifests/{}/manifest.json", tasks),
-        geometry=_optional(root / RESULTS / "geometry.json"),
-        registration=_optional(root / "outputs/registration.json"),
+        sweeps=_each(root, layout.sweep, selection["methods"]),
+        experts=_each(root, layout.expert_training, tasks),
+        manifests=_each(root, layout.manifest, tasks),
+        geometry=_optional(root / layout.GEOMETRY),
+        registration=_optional(root / layout.REGISTRATION),
         costs=_costs(root),
         figures={path.stem: path.read_text(encoding="utf-8") for path in figures},
     )
@@ -69,8 +69,8 @@ def _costs(root: Path) -> list[Json]:
     return sorted((record for path in paths if (record := _optional(path))), key=lambda record: record["started"])
 
 
-def _each(root: Path, pattern: str, names: Any) -> dict[str, Json]:
-    found = {name: _optional(root / pattern.format(name)) for name in names}
+def _each(root: Path, place: Callable[[str], str], names: Any) -> dict[str, Json]:
+    found = {name: _optional(root / place(name)) for name in names}
     return {name: record for name, record in found.items() if record is not None}
 
 

@@ -56,11 +56,12 @@ def place_figures() -> Callable[[Path, dict[str, bytes]], Path]:
 
 
 def draw(root: Path, scratch: Path) -> dict[str, bytes]:
-    from tasks.figures import FOLDER, run
+    from mergeflow import layout
+    from tasks.figures import run
 
     stage = load_graph(PROJECT)["figures"]
     run(StageIO(stage, root, scratch, params=None))  # type: ignore[arg-type]  # the stage reads none
-    return {path.name: path.read_bytes() for path in sorted((scratch / "building" / FOLDER).iterdir())}
+    return {path.name: path.read_bytes() for path in sorted((scratch / "building" / layout.FIGURES).iterdir())}
 
 
 def place(root: Path, figures: dict[str, bytes]) -> Path:

@@ -1,0 +1,97 @@
+"""Where a project keeps what its stages make: every path below `outputs`, spelled here alone.
+
+Paths are relative to the project folder, with `/` between names, as dvc.yaml has them. The stages, the registry and
+the flows ask here; that they read the same files is why they agree.
+
+Example:
+    >>> expert_model("digits"), split("train", "digits")
+    ('outputs/experts/digits/image_encoder.safetensors', 'outputs/data/train/digits')
+"""
+
+OUTPUTS = "outputs"
+MODEL_FILE, TRAINING_FILE, MANIFEST_FILE = "image_encoder.safetensors", "training.json", "manifest.json"
+
+DATA = f"{OUTPUTS}/data"
+MANIFESTS = f"{DATA}/manifests"
+BASE = f"{OUTPUTS}/base"
+BASE_MODEL = f"{BASE}/{MODEL_FILE}"
+HEADS = f"{BASE}/heads"
+MULTITASK = f"{OUTPUTS}/multitask"
+EXPERTS = f"{OUTPUTS}/experts"
+VECTORS = f"{OUTPUTS}/vectors"
+SWEEPS = f"{OUTPUTS}/sweeps"
+MERGED = f"{OUTPUTS}/merged"
+
+RESULTS = f"{OUTPUTS}/results"
+GEOMETRY = f"{RESULTS}/geometry.json"
+SELECTION = f"{RESULTS}/selection.json"
+WINNER_ANSWERS = f"{RESULTS}/winner_validation.npz"
+TEST = f"{RESULTS}/test.json"
+METRICS = f"{RESULTS}/metrics.json"
+FIGURES = f"{RESULTS}/figures"
+SERIES = f"{RESULTS}/series"
+REGISTRATION = f"{OUTPUTS}/registration.json"
+REPORT = f"{OUTPUTS}/report.html"
+
+STUDIES = f"{OUTPUTS}/studies"
+FINETUNED = f"{OUTPUTS}/finetuned"
+
+
+def split(name: str, task: str) -> str:
+    """Return the folder of one prepared split (train, validation or test) of one task."""
+    return f"{DATA}/{name}/{task}"
+
+
+def manifest_folder(task: str) -> str:
+    """Return the folder that holds a task's manifest alone, for the stages that read no images."""
+    return f"{MANIFESTS}/{task}"
+
+
+def manifest(task: str) -> str:
+    """Return a task's manifest: its classes, splits and digests."""
+    return f"{manifest_folder(task)}/{MANIFEST_FILE}"
+
+
+def head(task: str) -> str:
+    """Return the file of a task's frozen head."""
+    return f"{HEADS}/{task}.safetensors"
+
+
+def expert(task: str) -> str:
+    """Return the folder of a task's expert."""
+    return f"{EXPERTS}/{task}"
+
+
+def expert_model(task: str) -> str:
+    """Return the file of an expert's weights, the part that is merged."""
+    return f"{expert(task)}/{MODEL_FILE}"
+
+
+def expert_training(task: str) -> str:
+    """Return the record of an expert's training: settings, seed and trajectory."""
+    return f"{expert(task)}/{TRAINING_FILE}"
+
+
+def vector(task: str) -> str:
+    """Return the file of a task vector."""
+    return f"{VECTORS}/{task}.safetensors"
+
+
+def sweep(method: str) -> str:
+    """Return the scored candidates of a method."""
+    return f"{SWEEPS}/{method}.json"
+
+
+def merge(method: str) -> str:
+    """Return the chosen merge of a method."""
+    return f"{MERGED}/{method}.safetensors"
+
+
+def study(name: str) -> str:
+    """Return the folder of a study's result."""
+    return f"{STUDIES}/{name}"
+
+
+def study_run(name: str) -> str:
+    """Return the folder of a training run that studies share."""
+    return f"{STUDIES}/runs/{name}"
