@@ -5,7 +5,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.hub import from_hub
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, open_adapter
+from mergeflow.checkpoints.mistaken import mistaken
 from mergeflow.checkpoints.pickles import PICKLES, open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
@@ -23,7 +25,8 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     Args:
         path: A safetensors file; an index of shards, or a folder with one; a `.pt`, `.pth`, `.bin` or `.ckpt` state
             dict (loaded without running code; `state_dict` and `module.` unwrapped); a Hugging Face model folder; a
-            PEFT LoRA adapter folder, which opens as a task vector.
+            PEFT LoRA adapter folder, which opens as a task vector. What is no path here may be a Hugging Face id,
+            `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
 
     Returns:
         A lazy mapping from names to tensors.
@@ -31,14 +34,14 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     Raises:
         MergeflowError: Nothing readable is there, it is not valid, or it holds code.
     """
-    place = Path(path)
+    place = Path(path).expanduser()
     try:
         if place.is_dir():
             state = _open_folder(place)
             state.path = str(place)
             return state
         if not place.exists():
-            raise MergeflowError(f"no checkpoint at '{place}'. Check the path.")
+            return open_checkpoint(from_hub(str(path)))
     except OSError as error:  # no permission to look, or a name that is too long
         raise MergeflowError(f"cannot read checkpoint '{place}': {error.strerror}. Check the path.") from None
     if place.name.endswith(_INDEX_SUFFIX):
@@ -122,10 +125,15 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_INDEX_BYTES:
             raise MergeflowError(f"'{path}' is too large for a JSON file of this kind.")
-        parsed = json.loads(path.read_bytes())
-    except MergeflowError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise MergeflowError(f"cannot read '{path}': {error.strerror}. Check the path.") from None
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        other = mistaken(content[:256], "JSON")
+        if other is not None:
+            raise MergeflowError(f"'{path}' {other}.") from None
         raise MergeflowError(f"'{path}' is not a readable JSON file ({type(error).__name__}). Copy it again.") from None
     if not isinstance(parsed, dict):
         raise MergeflowError(f"'{path}' holds a {type(parsed).__name__}, not an object.")

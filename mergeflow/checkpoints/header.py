@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from mergeflow.checkpoints.mistaken import mistaken
 from mergeflow.errors import MergeflowError
 
 # The reference implementation's limit: a larger header is an attack or a mistake.
@@ -83,6 +84,9 @@ def read_header(file: BinaryIO, path: str) -> Header:
         raise _bad(path, f"has {size} bytes, shorter than the 8 bytes of a header length")
     length = int.from_bytes(prefix, "little")
     if length > min(MAX_HEADER_BYTES, size - 8):
+        other = mistaken(prefix + file.read(248), "safetensors")
+        if other is not None:
+            raise MergeflowError(f"'{path}' {other}.")
         raise _bad(path, f"announces a header of {length} bytes, but the file has {size} bytes")
     return _validate(_parse(file.read(length), path), 8 + length, size, path)
 

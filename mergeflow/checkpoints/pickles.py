@@ -1,5 +1,6 @@
 """Pickled state dicts, loaded by torch's weights-only reader: a file that holds code is refused."""
 
+import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.mistaken import cut_short, first_bytes, mistaken
 from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry, tied_names
 from mergeflow.errors import MergeflowError
 
@@ -31,18 +33,31 @@ def open_pickle(path: Path) -> LazyStateDict:
 
 def _load(path: Path) -> Any:
     try:
+        start = first_bytes(path)
         # Only files in the zip format can be mapped; older ones are read whole.
-        with path.open("rb") as file:
-            zipped = file.read(4) == b"PK\x03\x04"
+        zipped = start.startswith(b"PK\x03\x04")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except OSError as error:
-        raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
+        raise _unreadable(path, error) from None
     except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
-        raise _refused(path, str(error) or type(error).__name__) from None
+        raise _refused(path, start, str(error) or type(error).__name__) from None
 
 
-def _refused(path: Path, reason: str) -> MergeflowError:
+def _unreadable(path: Path, error: OSError) -> MergeflowError:
+    """Return the error for a file that cannot be read; mapping a cut one is an "invalid argument" to the system."""
+    if error.errno == errno.EINVAL:
+        return _refused(path, b"", "EOF")
+    return MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.")
+
+
+def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
     """Return our own error; torch's ends in the advice to run the file's code."""
+    other = mistaken(start, "pickle")
+    if other is not None:
+        return MergeflowError(f"'{path}' {other}.")
+    if cut_short(path, start, reason):
+        size = path.stat().st_size
+        return MergeflowError(f"'{path}' is cut short: it ends after {size} bytes. Copy or download it again.")
     wanted = re.search(r"GLOBAL ([\w.]+)", reason)
     if wanted:
         what = f"it wants to load '{wanted.group(1)}', so it holds code, which is never run"

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import methods as families
+from mergeflow.merging.foreign import METHODS, argument_hint
 from mergeflow.merging.method import Args, Method
 from mergeflow.schema import faults_of
 
@@ -38,6 +39,8 @@ def get(name: str) -> Method:
         MergeflowError: There is none of this name; the message names the nearest.
     """
     if not isinstance(name, str) or name not in methods():
+        if isinstance(name, str) and name in METHODS:
+            raise MergeflowError(f"unknown method '{name}': mergekit's '{name}' is '{METHODS[name]}' here.")
         raise unknown_name("method", str(name), methods())
     return methods()[name]
 
@@ -92,12 +95,13 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
         raise MergeflowError(f"method '{name}': arguments are a mapping of names to values, found {args!r:.60}.")
     given = dict(args or {})
     faults = [
-        str(unknown_name(f"argument of {name}", str(key), kind.model_fields))
+        str(unknown_name(f"argument of {name}", str(key), kind.model_fields)).removesuffix(".")
+        + argument_hint(str(key), kind.model_fields)
         for key in given
         if key not in kind.model_fields
     ]
     if len(faults) == len(given) == 1:
-        raise MergeflowError(faults[0])
+        raise MergeflowError(f"{faults[0]}.")
     try:
         typed = kind(**{key: value for key, value in given.items() if key in kind.model_fields})
     except ValidationError as error:

@@ -272,7 +272,7 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     """
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
-    target = Path(out)
+    target = Path(out).expanduser()
     single = target.suffix == ".safetensors"
     if single and shard_size is not None:
         raise MergeflowError(f"`shard_size` makes a folder, but out is the file '{out}': name a folder, or remove it.")

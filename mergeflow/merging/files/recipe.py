@@ -19,6 +19,7 @@ from pydantic import (
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
+from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
@@ -270,6 +271,11 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         raise MergeflowError(
             f"{origin}: expected a mapping with keys such as method and base, found {_shown(values)}. "
             "`load_recipe` reads a file."
+        )
+    if is_configuration(values):
+        raise MergeflowError(
+            f"{origin}: this is a configuration of mergekit, not a recipe; docs/from-mergekit.md says what each of its "
+            "keys is here."
         )
     known = (*Recipe.model_fields, *LIFTED)
     faults = [

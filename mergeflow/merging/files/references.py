@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from mergeflow.checkpoints.hub import fixed_id
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import Recipe
 
@@ -25,8 +26,11 @@ def local_path(path: str, resolve: Resolve | None) -> str:
 
 
 def fixed_path(path: str, resolve: Resolve | None) -> str:
-    """Return a path that means the same for ever: a version of a registered model in place of its alias."""
-    if resolve is None or not (path.startswith("models:/") and "@" in path):
+    """Return a path that means the same for ever: a version of a registered model in place of its alias, a commit of a
+    Hugging Face model in place of its newest state."""
+    if not path.startswith("models:/"):
+        return fixed_id(path)
+    if resolve is None or "@" not in path:
         return path
     found = resolve(path)
     return found if found.startswith("models:/") else path

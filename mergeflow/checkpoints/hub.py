@@ -1,0 +1,76 @@
+"""Models by their Hugging Face id: from the local cache, or downloaded where the network is there."""
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+
+_ID = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?")
+_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".yaml", ".yml", ".gguf")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py", "LICENSE*", "README.md")
+
+
+def from_hub(name: str) -> Path:
+    """Return the local folder of a model that is named by its Hugging Face id.
+
+    Args:
+        name: `owner/name`, or `owner/name@revision` (a branch, tag or commit). A model in the local cache is taken from
+            there without asking the network, so `owner/name` is then the commit that was downloaded last.
+
+    Raises:
+        MergeflowError: It is not an id, or the model is neither in the cache nor can it be downloaded.
+    """
+    found = _ID.fullmatch(name)
+    # `models/base` with a folder `models` here is a mistyped path: nobody wants it asked of a server.
+    if not found or name.endswith(_FILES) or Path(name).parent.is_dir():
+        raise MergeflowError(f"no checkpoint at '{name}'. Check the path.")
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise MergeflowError(
+            f"no checkpoint at '{name}'; to read it as a Hugging Face id, install huggingface_hub."
+        ) from None
+    repo, revision = found.group("repo"), found.group("revision")
+    return _cached(hub, repo, revision) or _downloaded(hub, repo, revision)
+
+
+def fixed_id(name: str) -> str:
+    """Return `owner/name@commit` for a model of the cache, so that a recorded recipe reads the same files for ever.
+
+    Anything else, a path of this machine above all, comes back as it is.
+    """
+    found = _ID.fullmatch(name)
+    if not found or Path(name).expanduser().exists():
+        return name
+    try:
+        folder = from_hub(name)
+    except MergeflowError:
+        return name
+    return f"{found.group('repo')}@{folder.name}"
+
+
+def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:
+    try:
+        folder = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
+    except Exception:  # every version of the client has another class for "not in the cache"
+        return None
+    # A tokenizer alone may have been downloaded, by whatever needed no more.
+    return folder if any(path for pattern in _WEIGHTS for path in folder.glob(pattern)) else None
+
+
+def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
+    try:
+        found = hub.model_info(repo, revision=revision, timeout=10)
+        files = [file.rfilename for file in found.siblings if "/" not in file.rfilename]
+        weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
+        wanted = [file for file in files if any(fnmatchcase(file, one) for one in (weights, *_COMPANIONS))]
+        return Path(hub.snapshot_download(repo, revision=found.sha, allow_patterns=wanted))
+    except Exception as error:  # no network, no such model, no licence accepted: the client's own words say which
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
+        raise MergeflowError(
+            f"no checkpoint at '{repo}': there is no such path, and as a Hugging Face id it is neither in the local "
+            f"cache nor can it be downloaded ({reason}). Check the path, or run `hf download {repo}` with a network."
+        ) from None

@@ -1,0 +1,55 @@
+"""Files that are not checkpoints, whatever their name says: those that people meet, told by their first bytes."""
+
+import os
+from pathlib import Path
+
+_PICKLED, _DIRECTORY = b"PK\x03\x04", b"PK\x05\x06"
+# The end of an archive's directory has 22 bytes and a comment of 65,535 at most.
+_TAIL = 22 + 65_535
+
+
+def mistaken(start: bytes, wanted: str) -> str | None:
+    """Return what a file is instead of a checkpoint, with the way out; None where its first bytes say nothing.
+
+    Args:
+        start: The first bytes of the file, 256 or more where it has as many.
+        wanted: The format it was opened as: "safetensors" or "pickle".
+
+    Example:
+        >>> mistaken(b"version https://git-lfs.github.com/spec/v1", "safetensors")
+        'is a Git LFS pointer, not the weights: run `git lfs pull` in its folder, or download the file itself'
+    """
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer, not the weights: run `git lfs pull` in its folder, or download the file itself"
+    if text[:64].lower().startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return (
+            "is a web page, not weights (a download that needed a login or another address): "
+            "download the file itself, after logging in"
+        )
+    if start.startswith(b"GGUF"):
+        return (
+            "is a GGUF file, whose quantised weights cannot be merged: merge the original safetensors model, "
+            "and convert the result to GGUF"
+        )
+    if wanted == "safetensors" and start.startswith(_PICKLED):
+        return "is a zip archive, as torch.save writes it, not safetensors: rename it so that it ends in .pt"
+    if wanted == "pickle" and start[8:10] in (b'{"', b"{ ", b"{}") and start[4:8] == bytes(4):
+        return "is a safetensors file: rename it so that it ends in .safetensors"
+    return None
+
+
+def cut_short(path: Path, start: bytes, reason: str) -> bool:
+    """Whether a pickled file ends too early: an archive without its directory, or data that stop in the middle."""
+    if start.startswith(_PICKLED):
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            tail = file.read()
+        return not 22 <= len(tail) - tail.rfind(_DIRECTORY) <= _TAIL
+    return len(start) < 4 or "EOF" in reason
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first 256 bytes of a file, fewer where it is shorter."""
+    with path.open("rb") as file:
+        return file.read(256)
