@@ -45,7 +45,8 @@ def cut_short(path: Path, start: bytes, reason: str) -> bool:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             tail = file.read()
-        return not 22 <= len(tail) - tail.rfind(_DIRECTORY) <= _TAIL
+        at = tail.rfind(_DIRECTORY)
+        return at < 0 or len(tail) - at < 22
     return len(start) < 4 or "EOF" in reason
 
 
