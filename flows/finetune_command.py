@@ -113,7 +113,7 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
     """Give the project folder of this run: the project's code and its own params.yaml, one holder at a time."""
     from tasks.project.parameters import load_params
-    from tasks.project.runner import STATE
+    from tasks.project.stage import STATE
 
     known = {key: values[key] for key in ("seed", "tasks", "data", "model", "finetune", "evaluation")}
     key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
@@ -173,7 +173,7 @@ def _place(made: Path, target: Path) -> None:
 
 
 def _table(folder: Path, tasks: list[str], target: str) -> Table:
-    from tasks.project.runner import read_record
+    from tasks.project.stage import read_record
 
     table = Table(title=f"Experts in {target}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for name in ("task", "regime", "steps", "validation %", "seconds", "images/s"):

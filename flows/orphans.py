@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.project.graph import read_yaml, removed_items
+from tasks.project.files import read_yaml
+from tasks.project.graph import removed_items
 from tasks.project.runner import has_run, remove_outputs
 
 

@@ -19,9 +19,10 @@ from flows.runners import task_runner
 from flows.slots import gpu_slot
 from flows.staleness import push_outputs, record_outputs
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import STUDIES, Stage, load_graph, upstream
+from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import load_params
 from tasks.project.runner import run_stage
+from tasks.project.stage import STUDIES, Stage
 
 REGISTER = "register"
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET}

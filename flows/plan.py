@@ -6,7 +6,8 @@ from pathlib import Path
 from flows.staleness import stale_stages
 from mergeflow import layout
 from mergeflow.errors import unknown_name
-from tasks.project.graph import Stage, downstream_closure, upstream
+from tasks.project.graph import downstream_closure, upstream
+from tasks.project.stage import Stage
 
 
 def stages_to_run(

@@ -10,8 +10,9 @@ from prefect.task_runners import TaskRunner
 
 from flows.slots import gpu_slot
 from tasks.multitask import open_rounds, tune
-from tasks.project.graph import Stage, load_graph
-from tasks.project.runner import STATE, is_up_to_date, open_stage, progress_file
+from tasks.project.graph import load_graph
+from tasks.project.runner import is_up_to_date, open_stage, progress_file
+from tasks.project.stage import STATE, Stage
 
 MULTITASK = "multitask"
 

@@ -12,8 +12,8 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import Stage
 from tasks.project.parameters import load_params
+from tasks.project.stage import Stage
 
 LIMIT = "gpu"
 LEASE_SECONDS = 60  # the slot of a holder that was killed is free again after this long

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import MAIN, Stage, covers, read_yaml
+from tasks.project.files import read_yaml
+from tasks.project.stage import MAIN, Stage, covers
 
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:

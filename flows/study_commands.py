@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
-    from tasks.project.graph import Stage
+    from tasks.project.stage import Stage
     from tasks.studies.results import StudyResult, Table
 
 

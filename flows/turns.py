@@ -12,7 +12,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from tasks.project.runner import STATE
+from tasks.project.stage import STATE
 
 
 @contextmanager

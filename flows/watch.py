@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tasks.project.graph import file_name
-from tasks.project.runner import STATE, read_record
+from tasks.project.stage import STATE, file_name, read_record
 
 SECONDS = 0.3
 

@@ -5,7 +5,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.data import load_manifest
 from mergeflow.modalities.vision.heads import build_head, save_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 
 
 def run(io: StageIO) -> None:

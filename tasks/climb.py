@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mergeflow import layout
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.sweep import Row, open_scorer, write_rows
 
 Grid = Mapping[str, list[Any]]

@@ -8,7 +8,7 @@ import torch
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.vision import BASE, choose_device, load_encoder, load_images
 
 

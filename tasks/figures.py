@@ -34,7 +34,7 @@ from tasks.plotting.series import (
     training_series,
     write_series,
 )
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 
 Row = Mapping[str, Any]
 _RADAR_METHODS = 5

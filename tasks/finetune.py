@@ -4,7 +4,7 @@ import shutil
 
 from mergeflow import layout
 from mergeflow.training import TOGETHER
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.training import Workbench, train
 
 

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from mergeflow import layout
 from mergeflow.training import TOGETHER, IterativeRun
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
 from tasks.vision import BASE
 

@@ -4,7 +4,7 @@ import shutil
 
 from mergeflow.modalities.vision.data import SPLITS, Progress, open_source, prepare_task
 from mergeflow.modalities.vision.data.store import MANIFEST
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 
 
 def run(io: StageIO) -> None:

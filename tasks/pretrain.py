@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mergeflow.modalities.vision.pretraining import RECIPES, pretrain
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 
 
 def run(io: StageIO) -> None:

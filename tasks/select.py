@@ -10,7 +10,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.evaluation import at_grid_edge, best_candidate, correct_predictions
 from mergeflow.merging import configure, prepare
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
 
 

@@ -10,7 +10,7 @@ from mergeflow import layout
 from mergeflow.evaluation import CandidateScorer, score_of
 from mergeflow.merging import configure
 from tasks.project.parameters import candidates
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
 
 Row = dict[str, Any]

@@ -22,7 +22,7 @@ from mergeflow.training import (
     TrainingSet,
     fine_tune,
 )
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.vision import BASE, choose_device, load_encoder, load_images
 
 Report = Callable[[int, int], None]

@@ -5,7 +5,7 @@ import json
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import write_checkpoint
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.vision import load_states
 
 

@@ -15,7 +15,7 @@ from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.heads import Head, load_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from tasks.project.devices import device_names, device_slot
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 
 BASE = "base/image_encoder.safetensors"  # in the folder of the stage's world
 

@@ -26,9 +26,10 @@ from registry.pipeline_records import dvc_hashes, git_commit
 from registry.provenance import describe_expert, read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
-from tasks.project.graph import Stage, load_graph, upstream
+from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import Params, load_params
-from tasks.project.runner import STATE, is_up_to_date, open_stage, remove_outputs, run_stage
+from tasks.project.runner import is_up_to_date, open_stage, remove_outputs, run_stage
+from tasks.project.stage import STATE, Stage
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]

@@ -11,9 +11,11 @@ from mergeflow import layout
 from registry.lookup import download, head_files
 from registry.store import Store
 from tasks.climb import sweep_near
-from tasks.project.graph import Stage, covers, find_stage, load_graph, read_yaml
+from tasks.project.files import read_yaml
+from tasks.project.graph import find_stage, load_graph
 from tasks.project.parameters import load_params
-from tasks.project.runner import STATE, StageIO, open_stage, run_stage
+from tasks.project.runner import open_stage, run_stage
+from tasks.project.stage import STATE, Stage, StageIO, covers
 
 Grids = Mapping[str, Mapping[str, list[Any]]]
 

@@ -18,7 +18,8 @@ from registry.lookup import download, find_version, head_files
 from registry.provenance import read_documents
 from registry.replay import replay
 from registry.store import Store
-from tasks.project.graph import load_graph, read_yaml
+from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 
-from tasks.project.runner import STATE
+from tasks.project.stage import STATE
 
 _SHARED = ("mergeflow", "tasks", "registry", "flows", "inputs", "dvc.yaml")
 

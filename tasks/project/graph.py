@@ -2,72 +2,13 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.yaml_text import parse_yaml
-from tasks.project.worlds import WORLDS, World
-
-MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage of dvc.yaml, or one item of a stage that dvc.yaml repeats with `foreach`.
-
-    Attributes:
-        name: the stage's name, for example `finetune`.
-        item: the item's key, for example `digits`; None for a stage that is not repeated.
-        module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
-        params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
-        deps: paths the stage may read, relative to the project folder.
-        outs: paths the stage makes.
-        frozen: run by name only, never by the pipeline.
-        file: the dvc.yaml that has the stage.
-        systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
-        world: base and tasks that the stage works on, from dvc.yaml's `meta.world`.
-    """
-
-    name: str
-    item: str | None
-    module: str
-    params: tuple[str, ...]
-    deps: tuple[str, ...]
-    outs: tuple[str, ...]
-    frozen: bool = False
-    file: str = MAIN
-    systems: tuple[str, ...] = ()
-    world: World = WORLDS["project"]
-
-    @property
-    def address(self) -> str:
-        """DVC's address of the stage: `finetune@digits`, `select`, or `studies/dvc.yaml:mima`."""
-        name = self.name if self.item is None else f"{self.name}@{self.item}"
-        return name if self.file == MAIN else f"{self.file}:{name}"
-
-    @property
-    def folder_name(self) -> str:
-        """The address as one path component."""
-        return file_name(self.address)
-
-
-def file_name(address: str) -> str:
-    """Return an address as one path component."""
-    return re.sub(r"[^\w.@-]", "_", address)
-
-
-def read_yaml(path: Path) -> Any:
-    """Read one YAML file.
-
-    Raises:
-        MergeflowError: the file is missing, is not YAML, or has a key twice; the message has the line.
-    """
-    try:
-        return parse_yaml(path.read_text(encoding="utf-8"), path.name)
-    except FileNotFoundError:
-        raise MergeflowError(f"{path.name} is missing in {path.parent}: run inside a project folder.") from None
+from tasks.project.files import read_yaml
+from tasks.project.stage import MAIN, STUDIES, Stage, covers
+from tasks.project.worlds import WORLDS
 
 
 def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
@@ -137,11 +78,6 @@ def downstream_closure(stale: set[str], stages: dict[str, Stage]) -> list[str]:
         if not stage.frozen and (address in stale or any(up in chosen for up in upstream(stage, stages))):
             chosen.append(address)
     return chosen
-
-
-def covers(folder: str, path: str) -> bool:
-    """Whether `path` is `folder` or lies below it; both relative to the project, with `/` between names."""
-    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _items(name: str, body: dict[str, Any], values: dict[str, Any]) -> list[str | None]:

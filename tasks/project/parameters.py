@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from mergeflow.errors import MergeflowError, check_model_name
 from mergeflow.schema import Frozen, validated
 from mergeflow.training.settings import FineTuneSettings
-from tasks.project.graph import read_yaml
+from tasks.project.files import read_yaml
 
 
 class Section(Frozen, strict=True):

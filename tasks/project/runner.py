@@ -14,8 +14,8 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,73 +23,12 @@ from filelock import FileLock
 
 from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import MAIN, Stage, covers, file_name
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
+from tasks.project.stage import MAIN, STATE, Progress, Stage, StageIO
 from tasks.project.study_options import check_study_options
 
-STATE = ".mergeflow"
 PROGRESS_SECONDS = 0.2
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class StageIO:
-    """What a stage may touch. A path or parameter that dvc.yaml does not declare is an error in the project.
-
-    Attributes:
-        stage: the stage that runs.
-        root: the project folder.
-        scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
-        params: the validated parameters.
-        studies: the validated studies/params.yaml, for the stages of studies/dvc.yaml.
-        report: called as `report(what, done, total)` while the stage works.
-        costs: what a stage adds to its cost record.
-        holds: what is held until the stage ends, such as a device.
-    """
-
-    stage: Stage
-    root: Path
-    scratch: Path
-    params: Params
-    studies: StudyParams | None = None
-    report: Progress = field(default=lambda what, done, total: None)
-    costs: dict[str, Any] = field(default_factory=dict)
-    holds: ExitStack = field(default_factory=ExitStack)
-
-    @property
-    def item(self) -> str:
-        assert self.stage.item is not None, f"stage {self.stage.name} has no items"
-        return self.stage.item
-
-    def dep(self, path: str) -> Path:
-        """Return the path of an input."""
-        assert any(covers(dep, path) for dep in self.stage.deps), f"{self.stage.address} does not declare {path}"
-        return self.root / path
-
-    def out(self, path: str) -> Path:
-        """Return where to build an output; it is moved to its place when the stage is complete."""
-        assert path in self.stage.outs, f"{self.stage.address} does not declare the output {path}"
-        target = _building(self.scratch) / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target
-
-    def cost(self, address: str) -> dict[str, Any]:
-        """Return the cost record of another stage; empty if it has none."""
-        return read_record(self.root, address)
-
-    def path(self, name: str) -> str:
-        """Return the path of a file or folder of the stage's world, for example `data/train/digits`."""
-        return f"{self.stage.world.folder}/{name}"
-
-    def choice(self, key: str) -> Any:
-        """Return one section of the parameters of the stage's world, for example `tasks`."""
-        return self.section(self.stage.world.prefix + key)
-
-    def section(self, key: str) -> Any:
-        """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
-        assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
-        return _lookup(self.params, self.studies, key)
 
 
 def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
@@ -119,7 +58,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         if force or not done.exists():
             with progress_file(state, stage.folder_name) as report, io.holds:
                 _build(replace(io, report=report), done)
-        _publish(root, stage, scratch)
+        _publish(io)
         _write_json(manifest, {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}})
         shutil.rmtree(scratch.parent)
     return True
@@ -192,18 +131,6 @@ def has_run(root: Path) -> set[str]:
     return {path.stem for path in (root / STATE / "manifests").glob("*.json")}
 
 
-def read_record(root: Path, address: str) -> dict[str, Any]:
-    """Return the cost record of the last time a stage really ran; empty if there is none."""
-    path = root / STATE / "records" / f"{file_name(address)}.json"
-    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return record
-
-
-def _lookup(params: Params, studies: StudyParams | None, key: str) -> Any:
-    file, _, name = key.rpartition(":")
-    return studies.lookup(name) if file and studies else params.lookup(key)
-
-
 def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
     file, _, name = key.rpartition(":")
     return studies.lookup_json(name) if file and studies else params.lookup_json(key)
@@ -242,13 +169,13 @@ def _manifest(root: Path, stage: Stage) -> Path:
 
 
 def _build(io: StageIO, done: Path) -> None:
-    shutil.rmtree(_building(io.scratch), ignore_errors=True)
+    shutil.rmtree(io.building, ignore_errors=True)
     io.scratch.mkdir(parents=True, exist_ok=True)
     started = time.time()
     try:
         importlib.import_module(io.stage.module).run(io)
         for out in io.stage.outs:
-            built = _building(io.scratch) / out
+            built = io.building / out
             assert built.exists(), f"stage {io.stage.address} did not make {out}"
             _sync(built)
         _write_record(io, started)
@@ -263,11 +190,11 @@ def _build(io: StageIO, done: Path) -> None:
         raise
 
 
-def _publish(root: Path, stage: Stage, scratch: Path) -> None:
+def _publish(io: StageIO) -> None:
     """Move finished outputs to their places. After a kill in here, `complete` makes the next run finish the move."""
-    replaced = scratch / "replaced"
-    for out in stage.outs:
-        built, target = _building(scratch) / out, root / out
+    replaced = io.scratch / "replaced"
+    for out in io.stage.outs:
+        built, target = io.building / out, io.root / out
         if not built.exists():  # moved before the kill
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -288,10 +215,6 @@ def _write_record(io: StageIO, started: float) -> None:
         **io.costs,
     }
     _write_json(_ready(io.root / STATE / "records" / f"{io.stage.folder_name}.json"), record)
-
-
-def _building(scratch: Path) -> Path:
-    return scratch / "building"
 
 
 def _forget_other_runs(scratch: Path) -> None:

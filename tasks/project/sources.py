@@ -6,7 +6,7 @@ from posixpath import normpath
 from typing import Any
 
 from mergeflow.modalities.vision.data.torchvision_source import DEFAULT_ROOT
-from tasks.project.graph import covers
+from tasks.project.stage import covers
 
 INPUTS = "inputs"
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import load_graph, read_yaml
-from tasks.project.runner import STATE
+from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph
+from tasks.project.stage import STATE
 
 Json = Mapping[str, Any]
 

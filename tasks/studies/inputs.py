@@ -16,7 +16,7 @@ from mergeflow.evaluation.scoring import CandidateScorer, score_of
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.project.parameters import candidates
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.runs import PARAMS
 from tasks.vision import BASE, choose_device, load_encoder, load_images
 

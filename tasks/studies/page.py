@@ -8,8 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.project.graph import Stage
-from tasks.project.runner import read_record
+from tasks.project.stage import Stage, read_record
 from tasks.studies.results import StudyResult, markdown_table
 
 _INDEX = (

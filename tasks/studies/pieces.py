@@ -9,7 +9,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from mergeflow.search.line import best_along
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, StudyInputs
 
 Row = dict[str, Any]

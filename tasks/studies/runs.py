@@ -13,7 +13,7 @@ from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
 from tasks.project.parameters import ManyRun
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
 from tasks.vision import BASE
 

@@ -9,7 +9,8 @@ from flows import plan
 from flows.faults import keep_traceback, own_traceback
 from flows.pipeline import is_passing_fault, stage
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import Stage, load_graph
+from tasks.project.graph import load_graph
+from tasks.project.stage import Stage
 from tests.flows.small_project import ROOT
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tasks.project.graph import load_graph
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 
 PROJECT = Path(__file__).parents[2]
 TASKS = ("digits", "street", "signs", "textures", "land", "aerial", "scenes", "vehicles")

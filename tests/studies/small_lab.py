@@ -14,9 +14,9 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.vision.data import SPLITS, load_split
 from mergeflow.modalities.vision.heads import build_head, save_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
-from tasks.project.graph import Stage, load_graph
+from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.runner import StageIO
+from tasks.project.stage import Stage, StageIO
 from tasks.studies import runs
 from tests.evaluation.small import TASKS, prepare
 

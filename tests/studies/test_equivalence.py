@@ -6,7 +6,7 @@ import pytest
 
 from mergeflow.analysis.equivalence.problems import feed_forward_problem
 from tasks.plotting.drawing import to_svg
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.papers.equivalence import study as equivalence
 from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure
 from tasks.studies.results import StudyResult

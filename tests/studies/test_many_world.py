@@ -8,7 +8,7 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tests.studies.small_lab import ROOT, _graph, _open
 

@@ -37,7 +37,7 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on, unlabelled
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adaptation.results import Variant, figures, result

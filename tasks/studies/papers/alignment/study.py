@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mergeflow.analysis.geometry import dot, norm
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs, TrainingRun
 from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure
 from tasks.studies.pieces import Row, kept

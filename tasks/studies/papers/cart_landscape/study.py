@@ -35,7 +35,7 @@ from mergeflow.evaluation import CandidateScorer, LabelledImages
 from mergeflow.evaluation.losses import cross_entropies
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables
 from tasks.studies.papers.cart_landscape.seed import SHOWN

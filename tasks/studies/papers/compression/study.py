@@ -31,7 +31,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.statistics import mean, normalised
 from mergeflow.merging.compression.suite_file import Compressed, compress, configure_compressor, extract_task
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.compression.results import figures, result
 from tasks.studies.pieces import Row, kept

@@ -24,7 +24,7 @@ from typing import Any
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure
 from tasks.studies.pieces import Row, choose_scale, grid, kept

@@ -45,7 +45,7 @@ from mergeflow.analysis.equivalence.theorem_one import (
 )
 from mergeflow.analysis.equivalence.theorem_two import factor_rows, network_row
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.papers.equivalence.figures import bounds_figure, coefficient_figure, gap_figure
 from tasks.studies.papers.equivalence.results import first_seed, study_result
 from tasks.studies.pieces import kept

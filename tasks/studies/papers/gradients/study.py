@@ -26,7 +26,7 @@ from mergeflow.analysis.geometry import norm
 from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
 from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients.figures import gradient_figure
 from tasks.studies.pieces import Row, kept

@@ -26,7 +26,7 @@ from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plan
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape.figures import landscape_figure
 from tasks.studies.pieces import Row, kept

@@ -25,7 +25,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.project.parameters import Section, candidates
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, adapt
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.many_tasks.results import figures, findings, notes, tables

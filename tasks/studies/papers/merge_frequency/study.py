@@ -21,7 +21,7 @@ from statistics import fmean
 
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.merge_frequency.figures import frequency_figure
 from tasks.studies.pieces import Row, kept

@@ -24,7 +24,7 @@ from typing import Any
 from mergeflow.evaluation.statistics import normalised
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs, mean_accuracy
 from tasks.studies.papers.mima.figures import accuracy_figure, gap_figure, task_figure
 from tasks.studies.pieces import Row, choose_scale, grid, kept

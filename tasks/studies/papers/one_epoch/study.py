@@ -19,7 +19,7 @@ from typing import Any
 
 from mergeflow.analysis.geometry import norm
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.one_epoch.figures import curve_figure, task_figure
 from tasks.studies.pieces import Row, choose_scale, grid, kept

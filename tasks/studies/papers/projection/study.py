@@ -27,7 +27,7 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure, methods
 from mergeflow.search.line import best_along
 from tasks.project.parameters import Section
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.projection.results import figures, findings, notes, tables
 from tasks.studies.pieces import Row, kept

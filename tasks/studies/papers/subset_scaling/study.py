@@ -34,7 +34,7 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
 from mergeflow.merging import configure
 from tasks.project.parameters import Section, candidates
-from tasks.project.runner import StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.subset_scaling.results import WIDER, figures, findings, notes, tables
 from tasks.studies.pieces import Row, kept

@@ -1,0 +1,142 @@
+"""A stage: what dvc.yaml says of it, and what it may touch while it runs."""
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.project.parameters import Params, StudyParams
+from tasks.project.worlds import WORLDS, World
+
+MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
+STATE = ".mergeflow"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of dvc.yaml, or one item of a stage that dvc.yaml repeats with `foreach`.
+
+    Attributes:
+        name: the stage's name, for example `finetune`.
+        item: the item's key, for example `digits`; None for a stage that is not repeated.
+        module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
+        params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
+        deps: paths the stage may read, relative to the project folder.
+        outs: paths the stage makes.
+        frozen: run by name only, never by the pipeline.
+        file: the dvc.yaml that has the stage.
+        systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
+        world: base and tasks that the stage works on, from dvc.yaml's `meta.world`.
+    """
+
+    name: str
+    item: str | None
+    module: str
+    params: tuple[str, ...]
+    deps: tuple[str, ...]
+    outs: tuple[str, ...]
+    frozen: bool = False
+    file: str = MAIN
+    systems: tuple[str, ...] = ()
+    world: World = WORLDS["project"]
+
+    @property
+    def address(self) -> str:
+        """DVC's address of the stage: `finetune@digits`, `select`, or `studies/dvc.yaml:mima`."""
+        name = self.name if self.item is None else f"{self.name}@{self.item}"
+        return name if self.file == MAIN else f"{self.file}:{name}"
+
+    @property
+    def folder_name(self) -> str:
+        """The address as one path component."""
+        return file_name(self.address)
+
+
+def file_name(address: str) -> str:
+    """Return an address as one path component."""
+    return re.sub(r"[^\w.@-]", "_", address)
+
+
+@dataclass(frozen=True)
+class StageIO:
+    """What a stage may touch. A path or parameter that dvc.yaml does not declare is an error in the project.
+
+    Attributes:
+        stage: the stage that runs.
+        root: the project folder.
+        scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
+        params: the validated parameters.
+        studies: the validated studies/params.yaml, for the stages of studies/dvc.yaml.
+        report: called as `report(what, done, total)` while the stage works.
+        costs: what a stage adds to its cost record.
+        holds: what is held until the stage ends, such as a device.
+    """
+
+    stage: Stage
+    root: Path
+    scratch: Path
+    params: Params
+    studies: StudyParams | None = None
+    report: Progress = field(default=lambda what, done, total: None)
+    costs: dict[str, Any] = field(default_factory=dict)
+    holds: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def item(self) -> str:
+        assert self.stage.item is not None, f"stage {self.stage.name} has no items"
+        return self.stage.item
+
+    def dep(self, path: str) -> Path:
+        """Return the path of an input."""
+        assert any(covers(dep, path) for dep in self.stage.deps), f"{self.stage.address} does not declare {path}"
+        return self.root / path
+
+    @property
+    def building(self) -> Path:
+        """Where the outputs are built, each at its path relative to the project."""
+        return self.scratch / "building"
+
+    def out(self, path: str) -> Path:
+        """Return where to build an output; it is moved to its place when the stage is complete."""
+        assert path in self.stage.outs, f"{self.stage.address} does not declare the output {path}"
+        target = self.building / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def cost(self, address: str) -> dict[str, Any]:
+        """Return the cost record of another stage; empty if it has none."""
+        return read_record(self.root, address)
+
+    def path(self, name: str) -> str:
+        """Return the path of a file or folder of the stage's world, for example `data/train/digits`."""
+        return f"{self.stage.world.folder}/{name}"
+
+    def choice(self, key: str) -> Any:
+        """Return one section of the parameters of the stage's world, for example `tasks`."""
+        return self.section(self.stage.world.prefix + key)
+
+    def section(self, key: str) -> Any:
+        """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
+        assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
+        return _lookup(self.params, self.studies, key)
+
+
+def covers(folder: str, path: str) -> bool:
+    """Whether `path` is `folder` or lies below it; both relative to the project, with `/` between names."""
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def read_record(root: Path, address: str) -> dict[str, Any]:
+    """Return the cost record of the last time a stage really ran; empty if there is none."""
+    path = root / STATE / "records" / f"{file_name(address)}.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return record
+
+
+def _lookup(params: Params, studies: StudyParams | None, key: str) -> Any:
+    file, _, name = key.rpartition(":")
+    return studies.lookup(name) if file and studies else params.lookup(key)
