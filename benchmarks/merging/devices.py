@@ -61,18 +61,14 @@ def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
     from mergeflow.merging.method import Args, Method
 
     real = recipe.call()
-    alone = real.method.elementwise(real.typed)
+    alone = real.method.elementwise(real.arguments)
     mover = Method(
         "moving", lambda stack, args: (stack.base, stack.base), Args, lambda args: alone, lambda args, dtype: (), "θ0",
         True, (0, None), (),
     )  # fmt: skip
-
-    class Moving(MethodCall):
-        method = mover
-
     opened = {name: open_checkpoint(path) for name, path in experts.items()}
     with open_checkpoint(base) as start:
-        engine = Engine(Moving("moving", Args()), start, opened, device=recipe.device)
+        engine = Engine(MethodCall(mover, Args()), start, opened, device=recipe.device)
         began = time.perf_counter()
         engine.run(lambda unit, stack, result: None if stack is None else result[1].cpu())
         return time.perf_counter() - began

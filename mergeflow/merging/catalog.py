@@ -1,75 +1,97 @@
-"""The catalog: every method by name, found in the family files; and a configured method as a frozen record."""
+"""The catalog: every method by name; and a configured method (or compressor) as a frozen record."""
 
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import methods as families
-from mergeflow.merging.foreign import METHODS, argument_hint
+from mergeflow.merging.foreign import METHODS as FOREIGN
+from mergeflow.merging.foreign import argument_hint
 from mergeflow.merging.method import Args, Method
 from mergeflow.schema import faults_of
+from mergeflow.shelf import Shelf
+
+# The package of methods is imported here, before `mergeflow.merging` gives its name to the function below.
+METHODS = Shelf("method", Method, families.__name__, "methods", "`@method(…)` of mergeflow.merging.method")
 
 
-@cache
 def methods() -> dict[str, Method]:
-    """Return every method by name, in alphabetical order.
+    """Return every method by name, in alphabetical order: ours, those of installed packages and of the project.
+
+    Raises:
+        MergeflowError: Two methods have one name, or a file of methods cannot be loaded or declares none.
 
     Example:
         >>> "ties" in methods()
         True
     """
-    found: dict[str, Method] = {}
-    for module in pkgutil.iter_modules(families.__path__):
-        for value in vars(import_module(f"{families.__name__}.{module.name}")).values():
-            if isinstance(value, Method):
-                assert found.setdefault(value.name, value) is value, f"two methods named {value.name}"
-    return dict(sorted(found.items()))
+    return METHODS.all()
 
 
 def get(name: str) -> Method:
     """Return one method.
 
     Raises:
-        MergeflowError: There is none of this name; the message names the nearest.
+        MergeflowError: There is none of this name (the message names the nearest one), or as `methods`.
     """
-    if not isinstance(name, str) or name not in methods():
-        if isinstance(name, str) and name in METHODS:
-            raise MergeflowError(f"unknown method '{name}': mergekit's '{name}' is '{METHODS[name]}' here.")
-        raise unknown_name("method", str(name), methods())
-    return methods()[name]
+    if isinstance(name, str) and name in FOREIGN and name not in methods():
+        raise MergeflowError(f"unknown method '{name}': mergekit's '{name}' is '{FOREIGN[name]}' here.")
+    return METHODS.get(name)
+
+
+class Configurable(Protocol):
+    """A method or a compressor, as far as a call needs to know it."""
+
+    @property
+    def name(self) -> str:
+        """What a recipe or command calls it."""
+        ...
+
+
+M = TypeVar("M", bound=Configurable)
 
 
 @dataclass(frozen=True)
-class MethodCall:
-    """A method with all its arguments: frozen, hashable, replayable with `configure(call.name, call.args)`."""
+class Call(Generic[M]):
+    """A method or compressor with all its arguments: frozen, hashable, replayable from its name and `args`.
 
-    name: str
-    typed: Args
+    Attributes:
+        method: What is called with (stack, arguments).
+        arguments: All its arguments.
+    """
+
+    method: M
+    arguments: Any
+
+    @property
+    def name(self) -> str:
+        """What the method or compressor is called."""
+        return self.method.name
 
     @property
     def args(self) -> dict[str, Any]:
         """All arguments with their defaults, as plain values."""
-        return self.typed.model_dump(mode="json")
+        found: dict[str, Any] = self.arguments.model_dump(mode="json")
+        return found
+
+
+@dataclass(frozen=True)
+class MethodCall(Call[Method]):
+    """A method with all its arguments; `configure(call.name, call.args)` makes the same call."""
+
+    arguments: Args
 
     @property
     def scale(self) -> float:
         """The factor of the direction."""
-        return self.typed.scale
-
-    @property
-    def method(self) -> Method:
-        """The method itself."""
-        return get(self.name)
+        return self.arguments.scale
 
     def with_scale(self, scale: float) -> "MethodCall":
         """Return the same call with another scale."""
-        return MethodCall(self.name, self.typed.model_copy(update={"scale": float(scale)}))
+        return MethodCall(self.method, self.arguments.model_copy(update={"scale": float(scale)}))
 
     def without_scale(self) -> "MethodCall":
         """Return the call with scale 1: equal for all calls that share a direction."""
@@ -90,22 +112,40 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
         >>> configure("ties", {"keep": 0.1}).args["scale"]
         1.0
     """
-    kind = get(name).args
+    found = get(name)
+    return MethodCall(found, arguments_of("method", name, found.args, args))
+
+
+A = TypeVar("A", bound=BaseModel)
+
+
+def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] | None) -> A:
+    """Return the arguments of a method or compressor, validated.
+
+    Args:
+        kind: "method" or "compressor", for the message.
+        name: Its name.
+        model: The type of its arguments.
+        args: Those that are given.
+
+    Raises:
+        MergeflowError: As `configure`.
+    """
     if args is not None and not isinstance(args, Mapping):
-        raise MergeflowError(f"method '{name}': arguments are a mapping of names to values, found {args!r:.60}.")
+        raise MergeflowError(f"{kind} '{name}': arguments are a mapping of names to values, found {args!r:.60}.")
     given = dict(args or {})
     faults = [
-        str(unknown_name(f"argument of {name}", str(key), kind.model_fields)).removesuffix(".")
-        + argument_hint(str(key), kind.model_fields)
+        str(unknown_name(f"argument of {name}", str(key), model.model_fields)).removesuffix(".")
+        + argument_hint(str(key), model.model_fields)
         for key in given
-        if key not in kind.model_fields
+        if key not in model.model_fields
     ]
     if len(faults) == len(given) == 1:
         raise MergeflowError(f"{faults[0]}.")
     try:
-        typed = kind(**{key: value for key, value in given.items() if key in kind.model_fields})
+        found = model(**{key: value for key, value in given.items() if key in model.model_fields})
+        if not faults:
+            return found
     except ValidationError as error:
-        faults += faults_of(error, kind)
-    if faults:
-        raise MergeflowError(f"method '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")
-    return MethodCall(name, typed)
+        faults += faults_of(error, model)
+    raise MergeflowError(f"{kind} '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")

@@ -111,7 +111,7 @@ def prepare(
     check_compatible(base, experts)
     engine = Engine(call, base, experts, weights_by_name(weights, experts, call), cache, data, workers, device=device)
     infos = infos_of(base)
-    count_matrices(f"method '{call.name}'", call.typed.selection, infos, engine.model.tied)
+    count_matrices(f"method '{call.name}'", call.arguments.selection, infos, engine.model.tied)
     anchors = {name: base[name].detach() for name in infos}
     directions = {
         name: torch.empty(info.shape, dtype=engine.dtype)
@@ -184,7 +184,7 @@ def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str
     if not least <= len(experts) <= (most or len(experts)):
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
         raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
-    call.typed.check_experts(len(experts))
+    call.arguments.check_experts(len(experts))
     known = {datum.name for method in methods().values() for datum in method.given}
     for kind, by_expert in (data or {}).items():
         if kind not in known:

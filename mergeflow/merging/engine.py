@@ -53,13 +53,13 @@ class Call(Protocol):
         ...
 
     @property
-    def typed(self) -> Any:
+    def arguments(self) -> Any:
         """Its arguments."""
         ...
 
     @property
     def method(self) -> Any:
-        """What is called with (stack, typed); has `elementwise` and `statistics`."""
+        """What is called with (stack, arguments); has `elementwise` and `statistics`."""
         ...
 
 
@@ -117,12 +117,12 @@ class Engine:
 
     def first_passes(self) -> None:
         """Find the statistics of the whole model that the method needs."""
-        for statistic in self.call.method.statistics(self.call.typed, self.dtype):
+        for statistic in self.call.method.statistics(self.call.arguments, self.dtype):
             self.first_pass(statistic)
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
-        method, args = self.call.method, self.call.typed
+        method, args = self.call.method, self.call.arguments
 
         def work(unit: Unit) -> None:
             if not self.infos[unit.name].dtype.is_floating_point:
@@ -134,7 +134,7 @@ class Engine:
 
     def units(self, names: Iterable[str]) -> Iterator[Unit]:
         """Yield the pieces of work for the named tensors, in order of name."""
-        alone = self.call.method.elementwise(self.call.typed)
+        alone = self.call.method.elementwise(self.call.arguments)
         for name in sorted(names):
             info = self.infos[name]
             if not alone and info.dtype.is_floating_point:
@@ -146,7 +146,7 @@ class Engine:
 
     def first_pass(self, statistic: Statistic) -> None:
         """Run one pass; each worker folds into an accumulator of its own."""
-        args = self.call.typed
+        args = self.call.arguments
         mine = local()
         totals: list[list[Any]] = []
 
@@ -249,7 +249,7 @@ class Engine:
         budget = (len(self.names) + 3) * largest * self.dtype.itemsize + self.buffer
         flying: dict[Future[None], int] = {}
         start_linear_algebra(self.device)
-        whole = not self.call.method.elementwise(self.call.typed)
+        whole = not self.call.method.elementwise(self.call.arguments)
         with one_thread() if whole else nullcontext(), single_threaded(workers) as pool:
             try:
                 for unit in units:

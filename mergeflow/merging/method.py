@@ -207,6 +207,11 @@ class Method:
         return self.function(stack, args)
 
     @property
+    def home(self) -> str:
+        """The module that declares it."""
+        return self.function.__module__
+
+    @property
     def doc(self) -> str:
         """Its docstring: line, formula, arguments, source."""
         return inspect.getdoc(self.function) or ""

@@ -73,6 +73,11 @@ class Compressor:
         return self.encode(stack, args)
 
     @property
+    def home(self) -> str:
+        """The module that declares it."""
+        return self.encode.__module__
+
+    @property
     def doc(self) -> str:
         """Its docstring: line, formula, property, source."""
         return inspect.getdoc(self.encode) or ""

@@ -1,11 +1,8 @@
 """Compress the experts of a suite into one file, and read one task back out of it."""
 
 import json
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,64 +17,49 @@ from mergeflow.checkpoints.header import CODES, DTYPES
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.compression import compressors as families
-from mergeflow.merging.compression.compressor import CompressArgs, Compressor, Payload, Stored
+from mergeflow.merging.catalog import Call, arguments_of
+from mergeflow.merging.compression.compressor import Compressor, Payload, Stored
 from mergeflow.merging.engine import Engine, Unit
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
-from mergeflow.schema import validated
+from mergeflow.shelf import Shelf
 
 _WHOLE = "@whole"
 
 
-@cache
+COMPRESSORS = Shelf(
+    "compressor",
+    Compressor,
+    "mergeflow.merging.compression.compressors",
+    "compressors",
+    "`@compressor(…)` of mergeflow.merging.compression.compressor",
+)
+CompressorCall = Call[Compressor]
+
+
 def compressors() -> dict[str, Compressor]:
-    """Return every compressor by name.
+    """Return every compressor by name, in alphabetical order: ours, those of installed packages and of the project.
+
+    Raises:
+        MergeflowError: Two compressors have one name, or a file of compressors cannot be loaded or declares none.
 
     Example:
         >>> list(compressors())
         ['cart_indexing', 'emr', 'tall_mask', 'tsv_compress']
     """
-    found = {}
-    for module in pkgutil.iter_modules(families.__path__):
-        for value in vars(import_module(f"{families.__name__}.{module.name}")).values():
-            if isinstance(value, Compressor):
-                found[value.name] = value
-    return dict(sorted(found.items()))
-
-
-@dataclass(frozen=True)
-class CompressorCall:
-    """A compressor with all its arguments: frozen, hashable, replayable."""
-
-    name: str
-    typed: CompressArgs
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """All arguments with their defaults, as plain values."""
-        return self.typed.model_dump(mode="json")
-
-    @property
-    def method(self) -> Compressor:
-        """The compressor itself."""
-        return compressors()[self.name]
+    return COMPRESSORS.all()
 
 
 def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> CompressorCall:
-    """Validate a compressor's arguments.
+    """Validate a compressor's arguments and return the frozen call.
 
     Raises:
-        MergeflowError: Unknown compressor or argument, with the nearest right one, or a value out of range.
+        MergeflowError: Unknown compressor or argument (with the nearest right one), or a value out of range; all at
+            once.
     """
-    if name not in compressors():
-        raise unknown_name("compressor", name, compressors())
-    kind = compressors()[name].args
-    for key in args or {}:
-        if key not in kind.model_fields:
-            raise unknown_name(f"argument of {name}", str(key), kind.model_fields)
-    return CompressorCall(name, validated(kind, dict(args or {}), f"compressor '{name}'"))
+    found = COMPRESSORS.get(name)
+    return Call(found, arguments_of("compressor", name, found.args, args))
 
 
 @dataclass(frozen=True)
@@ -148,7 +130,7 @@ def compress(
     check_origin(base, experts)
     infos = infos_of(base)
     engine = Engine(call, base, experts, workers=workers, device=device)
-    count_matrices(f"compressor '{call.name}'", getattr(call.typed, "matrices", None), infos, engine.model.tied)
+    count_matrices(f"compressor '{call.name}'", getattr(call.arguments, "matrices", None), infos, engine.model.tied)
     stored: dict[str, Tensor] = {}
     lock = Lock()
 
@@ -259,4 +241,4 @@ def _decode(
     origin = base[name].to(torch.promote_types(dtype, torch.float32)) if base is not None else None
     shared = {key.removeprefix("shared/"): value for key, value in values.items() if key.startswith("shared/")}
     own = {key: value for key, value in values.items() if not key.startswith("shared/")}
-    return call.method.decode(Stored(origin, shared, own, whole), call.typed).to(dtype)
+    return call.method.decode(Stored(origin, shared, own, whole), call.arguments).to(dtype)

@@ -73,7 +73,7 @@ class Plan:
         args = ", ".join(f"{key} {value}" for key, value in self.call.args.items())
         count = len(self.shards)
         where = f"to {self.out}" if self.out else "no `out` yet: give it with `merge --out`"
-        treated = "" if self.call.typed.selection is None else f", {self.matrices} of them treated as matrices"
+        treated = "" if self.call.arguments.selection is None else f", {self.matrices} of them treated as matrices"
         return [
             f"method        {self.call.name} ({args})",
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
@@ -208,7 +208,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         for info in state.infos.values()
     )
     arithmetic = torch.float64 if wide else torch.float32
-    passes = 1 + len(call.method.statistics(call.typed, arithmetic))
+    passes = 1 + len(call.method.statistics(call.arguments, arithmetic))
     read = sum(info.nbytes for state in (inputs.base, *inputs.experts.values()) for info in state.infos.values())
     largest = max((info.numel for info in infos.values()), default=0) * arithmetic.itemsize
     total = sum(info.numel for info in infos.values()) * arithmetic.itemsize
@@ -217,7 +217,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         call=call,
         experts=tuple(inputs.experts),
         tensors=len(infos),
-        matrices=count_matrices(f"method '{call.name}'", call.typed.selection, infos, ties),
+        matrices=count_matrices(f"method '{call.name}'", call.arguments.selection, infos, ties),
         parameters=sum(info.numel for info in infos.values() if info.dtype.is_floating_point),
         bytes_read=read * passes,
         bytes_written=sum(info.nbytes for info in out_infos.values()),

@@ -70,7 +70,7 @@ def learn(
     Raises:
         MergeflowError: Another method, experts or task vectors that do not fit, or a loss that is not finite.
     """
-    args = call.typed
+    args = call.arguments
     if not isinstance(args, AdamergingArgs):
         raise MergeflowError(f"only 'adamerging' learns coefficients, not '{call.name}'.")
     check_compatible(base, experts)

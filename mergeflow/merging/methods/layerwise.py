@@ -62,7 +62,7 @@ class LinesArgs(Args):
         from mergeflow.merging.catalog import configure
 
         call = configure(self.of, thawed(self.of_args))
-        return call.method, call.typed
+        return call.method, call.arguments
 
 
 def depth(name: str, shapes: Mapping[str, Any]) -> float:
