@@ -1,51 +1,69 @@
 """Stage `sweep`: every candidate of one method, scored on validation."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
-from mergeflow.evaluation import CandidateScorer, score_of
-from mergeflow.merging import configure
-from tasks.project.parameters import candidates
+from mergeflow.evaluation import CandidateScorer, normalised, score_of
+from mergeflow.search.candidates import Strategy, remembered, score_all
+from mergeflow.search.climb import climb
+from mergeflow.search.grid import grid, grid_of
+from mergeflow.search.journal import Journal
 from tasks.project.stage import StageIO
 from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
 
+JOURNAL = "candidates.jsonl"
 Row = dict[str, Any]
 
 
 def run(io: StageIO) -> None:
     """Write `outputs/sweeps/<method>.json`: each candidate's arguments, accuracy per task, mean and normalised mean."""
-    score = open_scorer(io)
-    rows: list[Row] = []
-    grid = candidates(io.item, io.section(f"sweep.{io.item}"))
-    for done, args in enumerate(grid, start=1):
-        rows.append(score(args))
-        io.report("candidates", done, len(grid))
+    values = io.section(f"sweep.{io.item}")
+    rows, total = list[Row](), len(grid_of(io.item, values))
+    for row in score_candidates(io, grid(io.item, values)):
+        rows.append(row)
+        io.report("candidates", len(rows), total)
     write_rows(io, io.out(layout.sweep(io.item)), rows)
 
 
-def open_scorer(io: StageIO) -> Callable[[Mapping[str, Any]], Row]:
-    """Return what scores one candidate of the stage's method on validation.
+def sweep_near(io: StageIO, start: Mapping[str, Any]) -> None:
+    """Write `outputs/sweeps/<method>.json` with the candidates that a climb from `start` has scored.
 
+    Args:
+        io: the sweep stage's view of a scratch project; its grid bounds the climb.
+        start: the arguments to start from; arguments that the grid does not name play no part.
+    """
+    with io.holds:
+        rows = list(score_candidates(io, climb(io.section(f"sweep.{io.item}"), start)))
+        write_rows(io, io.root / layout.sweep(io.item), rows)
+
+
+def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Row]:
+    """Yield the candidates of the stage's method that a strategy asks for, scored on validation.
+
+    Each score is in the journal before the next candidate is merged, so a killed stage goes on after the last one.
     Candidates that differ in `scale` alone share one direction when they follow each other, and candidates of any
     arguments share factorisations.
     """
+    known = individual(io)
+    with Journal(io.scratch / JOURNAL) as journal:
+        journal.begin({"individual": known})  # the scratch folder belongs to one state of all other inputs
+        score = remembered(open_scorer(io).candidate, journal)
+        for found in score_all(io.item, strategy, score, lambda accuracy: normalised(accuracy, known)):
+            yield {"args": found.varied, **asdict(score_of(found.scores, known))}
+
+
+def open_scorer(io: StageIO) -> CandidateScorer:
+    """Return the scorer of merges of all experts on validation."""
     device = choose_device(io)
     tasks = list(io.section("tasks"))
     base, experts = load_states(io, tasks)
     encoder = load_encoder(io, io.path(BASE), device)
     data = {task: load_images(io, "validation", task, device) for task in tasks}
-    known = individual(io)
-    scorer = CandidateScorer(encoder, data, base, experts, batch_size=io.section("evaluation").batch_size)
-
-    def score(args: Mapping[str, Any]) -> Row:
-        accuracy = scorer.candidate(configure(io.item, args))
-        return {"args": dict(args), **asdict(score_of(accuracy, known))}
-
-    return score
+    return CandidateScorer(encoder, data, base, experts, batch_size=io.section("evaluation").batch_size)
 
 
 def individual(io: StageIO) -> dict[str, float]:

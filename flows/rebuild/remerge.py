@@ -10,12 +10,12 @@ from flows.rebuild.scratch import write_params
 from mergeflow import layout
 from registry.lookup import download, head_files
 from registry.store import Store
-from tasks.climb import sweep_near
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
 from tasks.project.parameters import load_params
 from tasks.project.runner import open_stage, run_stage
 from tasks.project.stage import STATE, Stage, StageIO, covers
+from tasks.sweep import sweep_near
 
 Grids = Mapping[str, Mapping[str, list[Any]]]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -68,6 +69,12 @@ class Journal:
         if not lines:
             self._write(known)
         return entries
+
+    def known(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the value of an entry, computed and written now where it is not known yet."""
+        if key not in self.entries:
+            self.append(key, compute())
+        return self.entries[key]
 
     def append(self, key: str, value: Any) -> None:
         """Add an entry; on return it is on the disk."""

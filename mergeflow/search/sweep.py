@@ -1,10 +1,8 @@
 """Run a sweep: every candidate merged in memory and scored on validation, resumable at every trial."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,14 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import LabelledImages
 from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
 from mergeflow.merging import MethodCall, Recipe, configure
+from mergeflow.search.candidates import Strategy, candidate_key, score_all
+from mergeflow.search.grid import grid
 from mergeflow.search.journal import Journal
+from mergeflow.search.optuna import optuna_search, trial_count
+from mergeflow.search.space import Space, at_edge, values_of
 from mergeflow.search.sweep_file import Sweep
 from mergeflow.search.sweep_inputs import SweepInputs, open_sweep
 from mergeflow.search.sweep_results import write_parquet, write_winner
-from mergeflow.search.sweep_space import Space, at_edge
-from mergeflow.search.sweep_study import MethodStudy
 
 JOURNAL, TABLE, WINNER = "trials.jsonl", "trials.parquet", "winner.yaml"
 
@@ -172,9 +172,8 @@ class _Scoreboard:
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         """Return a candidate's accuracy per task."""
-        key = json.dumps(["candidate", call.name, call.args], sort_keys=True)
         try:
-            return self._known(key, lambda: self._scorer.candidate(call))
+            return self._known(candidate_key(call), lambda: self._scorer.candidate(call))
         except MergeflowError as error:
             raise MergeflowError(f"candidate {call.name} {call.args}: {error}") from None
 
@@ -188,37 +187,31 @@ class _Scoreboard:
 
 
 def _trials(sweep: Sweep, board: _Scoreboard, individual: dict[str, float] | None) -> Iterator[Trial]:
+    def objective(accuracy: Mapping[str, float]) -> float:
+        score = score_of(accuracy, individual)
+        value = score.mean if sweep.objective == "mean" else score.normalised
+        assert value is not None
+        return value
+
     number = 0
     for method, space in sweep.methods.items():
         board.start(method, space)
-        for varied, tell in _proposals(sweep, method, space):
-            call = configure(method, varied)
-            score = score_of(board.candidate(call), individual)
-            objective = score.mean if sweep.objective == "mean" else score.normalised
-            assert objective is not None
-            tell(objective)
-            edges = tuple(at_edge(space, varied))
-            yield Trial(number, method, call.args, varied, score, objective, edges)
+        for found in score_all(method, _strategy(sweep, method, space), board.candidate, objective):
+            score, edges = score_of(found.scores, individual), tuple(at_edge(space, found.varied))
+            yield Trial(number, method, found.call.args, found.varied, score, found.value, edges)
             number += 1
 
 
-def _proposals(sweep: Sweep, method: str, space: Space) -> Iterator[tuple[dict[str, Any], Callable[[float], None]]]:
-    """Yield what to try, each with the function that takes its objective."""
+def _strategy(sweep: Sweep, method: str, space: Space) -> Strategy:
     if sweep.study is None:
-        for name, args in sweep.grid():
-            if name == method:
-                yield args, lambda _: None
-        return
-    study = MethodStudy(method, space, sweep.study, sweep.seed)
-    for _ in range(study.trials):
-        trial, args = study.ask()
-        yield args, partial(study.tell, trial)
+        return grid(method, values_of(space))
+    return optuna_search(method, space, sweep.study, sweep.seed)
 
 
 def _trial_count(sweep: Sweep) -> int:
     if sweep.study is None:
         return len(sweep.grid())
-    return sum(MethodStudy(method, space, sweep.study, 0).trials for method, space in sweep.methods.items())
+    return sum(trial_count(space, sweep.study) for space in sweep.methods.values())
 
 
 def _largest_rank_ratio(method: str, space: Space) -> float:

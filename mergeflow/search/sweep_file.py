@@ -10,7 +10,8 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.recipe import Paths
 from mergeflow.schema import Frozen, validated
-from mergeflow.search.sweep_space import Space, check_space, grid_of
+from mergeflow.search.grid import grid_of
+from mergeflow.search.space import Space, check_space, values_of
 from mergeflow.yaml_text import read_yaml
 
 
@@ -141,7 +142,7 @@ class Sweep(Frozen):
     def grid(self) -> list[tuple[str, dict[str, Any]]]:
         """Return every candidate of the grid, those that share a direction after each other, each once."""
         assert self.study is None
-        return [(method, args) for method, space in self.methods.items() for args in grid_of(method, space)]
+        return [(method, args) for method, space in self.methods.items() for args in grid_of(method, values_of(space))]
 
     def expert_of(self, task: str) -> str | None:
         """Return the expert that learned a task, if there is one."""

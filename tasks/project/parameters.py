@@ -184,30 +184,14 @@ def load_params(path: Path) -> Params:
     return params
 
 
-def candidates(method: str, grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of a method's values in the sweep: as in params.yaml, with `scale` changing fastest.
-
-    So candidates that share a direction follow each other.
-
-    Example:
-        >>> candidates("ties", {"keep": [0.1, 0.2], "scale": [1.0]})
-        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.2, 'scale': 1.0}]
-    """
-    combinations: list[dict[str, Any]] = [{}]
-    for argument, values in sorted(grid.items(), key=lambda entry: entry[0] == "scale"):
-        combinations = [{**chosen, argument: value} for chosen in combinations for value in values]
-    return combinations
-
-
 def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:
-    from mergeflow.merging import configure  # torch comes with it
+    from mergeflow.search.grid import grid_of  # torch comes with it
 
     for method, grid in sweep.items():
         for argument, values in grid.items():
             if not values:
                 raise MergeflowError(f"params.yaml: sweep.{method}.{argument} is empty: name at least one value.")
-        for arguments in candidates(method, grid):
-            try:
-                configure(method, arguments)
-            except MergeflowError as error:
-                raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None
+        try:
+            grid_of(method, grid)
+        except MergeflowError as error:
+            raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import LabelledImages, best_candidate
-from mergeflow.evaluation.scoring import CandidateScorer, score_of
+from mergeflow.evaluation import LabelledImages
+from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
-from mergeflow.merging import configure
-from tasks.project.parameters import candidates
+from mergeflow.search.candidates import score_all
+from mergeflow.search.grid import grid
 from tasks.project.stage import StageIO
 from tasks.studies.runs import PARAMS
 from tasks.vision import BASE, choose_device, load_encoder, load_images
@@ -161,16 +161,12 @@ class StudyInputs:
         """Return every expert's accuracy on its own task."""
         return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
 
-    def choose(self, experts: Mapping[str, State], method: str, grid: Mapping[str, Sequence[Any]]) -> Chosen:
+    def choose(self, experts: Mapping[str, State], method: str, values: Mapping[str, Sequence[Any]]) -> Chosen:
         """Try every combination of the grid on validation, take the best by mean accuracy, look at test once."""
         scorer = self.scorer(experts)
-        rows = []
-        for args in candidates(method, {name: list(values) for name, values in grid.items()}):
-            accuracy = scorer.candidate(configure(method, args))
-            rows.append({"args": args, "accuracy": accuracy, "normalised": score_of(accuracy, None).mean})
-        best = best_candidate(rows)
-        state = scorer.merge(configure(method, best["args"]))
-        return Chosen(best["args"], best["accuracy"], self.accuracy(state, "test"), state)
+        best = max(score_all(method, grid(method, values), scorer.candidate, mean), key=lambda found: found.value)
+        state = scorer.merge(best.call)
+        return Chosen(best.varied, best.scores, self.accuracy(state, "test"), state)
 
     @cached_property
     def encoder(self) -> Any:

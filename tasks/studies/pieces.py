@@ -7,8 +7,8 @@ from typing import Any
 
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
-from mergeflow.merging import configure
-from mergeflow.search.line import best_along
+from mergeflow.search.candidates import score_all
+from mergeflow.search.line import best_on_line, line
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, StudyInputs
 
@@ -53,17 +53,11 @@ def choose_scale(
     args: Mapping[str, Any] | None = None,
     test: bool = True,
 ) -> ChosenScale:
-    """Choose a method's scale on validation, walking the grid from `start` with `best_along`; look at test once."""
-    seen: dict[float, Accuracy] = {}
-
-    def score(scale: float) -> float:
-        seen[scale] = scorer.candidate(configure(method, {**(args or {}), "scale": scale}))
-        return mean(seen[scale])
-
-    scale, _ = best_along(scales, start, score)
-    chosen = {**(args or {}), "scale": scale}
-    accuracy = inputs.accuracy(scorer.merge(configure(method, chosen)), "test") if test else {}
-    return ChosenScale(chosen, seen[scale], accuracy, len(seen))
+    """Choose a method's scale on validation, walking the grid from `start` both ways; look at test once."""
+    found = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
+    best = best_on_line(found, "scale")
+    accuracy = inputs.accuracy(scorer.merge(best.call), "test") if test else {}
+    return ChosenScale(best.varied, best.scores, accuracy, len(found))
 
 
 def grid(low: float, high: float, step: float) -> list[float]:

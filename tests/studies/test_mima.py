@@ -3,10 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mergeflow.search.line import best_along
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mima import study as mima
 from tasks.studies.pieces import Row, grid, kept
@@ -58,13 +55,6 @@ def test_findings_of_the_paper() -> None:
     held = documented("mima")
     for claim in ("rises with N", "at most 2 points", "methods converge", "fixed at 0.4 degrades"):
         assert held(claim)
-
-
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=21), st.integers(0, 20))
-def test_the_walk_finds_the_best_of_a_hump_from_any_start(values: list[int], start: int) -> None:
-    hump = sorted(values[::2]) + sorted(values[1::2], reverse=True)
-    value, score = best_along(list(range(len(hump))), start, lambda x: hump[int(x)], slack=0)
-    assert (value, score) == (hump.index(max(hump)), max(hump))
 
 
 def test_a_kept_piece_is_measured_once(lab: Path, tmp_path: Path) -> None:

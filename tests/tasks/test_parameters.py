@@ -1,16 +1,13 @@
 """params.yaml is validated whole, and every mistake is explained."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from tasks.project.parameters import candidates, load_params
+from tasks.project.parameters import load_params
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,16 +84,3 @@ def test_no_tasks_and_no_mapping(values: dict[str, Any], tmp_path: Path) -> None
     (tmp_path / "params.yaml").write_text("- a list")
     with pytest.raises(MergeflowError, match="mapping"):
         load_params(tmp_path / "params.yaml")
-
-
-@given(st.dictionaries(st.sampled_from(["scale", "keep", "trim"]), st.lists(st.integers(), min_size=1, max_size=4)))
-def test_candidates_are_every_combination_once_with_scale_innermost(grid: dict[str, list[int]]) -> None:
-    found = candidates("ties", grid)
-    sizes = [len(values) for values in grid.values()]
-    expected = 1
-    for size in sizes:
-        expected *= size
-    assert len(found) == expected
-    directions = [tuple((k, v) for k, v in args.items() if k != "scale") for args in found]
-    changes = sum(a != b for a, b in pairwise(directions))
-    assert changes <= max(0, expected // max(1, len(grid.get("scale", [0]))) - 1)

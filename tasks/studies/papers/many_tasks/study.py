@@ -24,7 +24,8 @@ from pydantic import Field
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
-from tasks.project.parameters import Section, candidates
+from mergeflow.search.grid import grid_of
+from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, adapt
 from tasks.studies.inputs import State, StudyInputs
@@ -118,7 +119,7 @@ def _together(inputs: StudyInputs, name: str, seed: int) -> Row:
 
 def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sweep) -> Row:
     """Choose a method's arguments on validation, look at test once."""
-    found = [_along(inputs, scorer, method, sweep.scale, args) for args in candidates(method, sweep.args)]
+    found = [_along(inputs, scorer, method, sweep.scale, args) for args in grid_of(method, sweep.args)]
     best = max(found, key=lambda one: mean(one.validation))
     test = inputs.accuracy(scorer.merge(configure(method, best.args)), "test")
     edge = sweep.scale is not None and best.args["scale"] in (sweep.scale.low, sweep.scale.high)

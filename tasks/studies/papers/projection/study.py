@@ -25,7 +25,8 @@ from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure, methods
-from mergeflow.search.line import best_along
+from mergeflow.search.candidates import score_all
+from mergeflow.search.line import best_on_line, line
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
@@ -84,11 +85,10 @@ def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
     for name in mergeable(len(inputs.tasks)):
         default = configure(name).scale
         scales = sorted(default * factor for factor in options.factors)
-
-        def score(scale: float, name: str = name) -> float:
-            return mean(scorer.state(scorer.merge(configure(name, {"scale": scale})), images))
-
-        chosen[name], _ = best_along(scales, default, score)
+        found = score_all(
+            name, line("scale", scales, default), lambda call: scorer.state(scorer.merge(call), images), mean
+        )
+        chosen[name] = best_on_line(found, "scale").varied["scale"]
     return chosen
 
 

@@ -33,7 +33,8 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
 from mergeflow.merging import configure
-from tasks.project.parameters import Section, candidates
+from mergeflow.search.grid import grid_of
+from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.subset_scaling.results import WIDER, figures, findings, notes, tables
@@ -138,14 +139,14 @@ def measure(
     validation, test = ({task: images[task] for task in subset} for images in splits)
     found = {}
     for method, grid in options.grids.items():
-        scored = _score(scorer, validation, method, candidates(method, grid))
+        scored = _score(scorer, validation, method, grid_of(method, grid))
         found[method] = _choose(scorer, test, method, scored)
         if method in options.wider:
             further = _score(
                 scorer,
                 validation,
                 method,
-                [{**args, "scale": scale} for args in candidates(method, grid) for scale in options.wider[method]],
+                [{**args, "scale": scale} for args in grid_of(method, grid) for scale in options.wider[method]],
             )
             best = _choose(scorer, test, method, [*scored, *further], found[method])
             found[method + WIDER] = best

@@ -6,7 +6,8 @@ from typing import Any
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation.selection import at_grid_edge
-from mergeflow.merging import MethodCall, configure, get
+from mergeflow.merging import configure, get
+from mergeflow.search.grid import grid_of
 
 Space = dict[str, Any] | None
 """Argument → list of values; or, in a study, a mapping with low and high (log, step) or choices."""
@@ -21,32 +22,6 @@ _CORNERS = 256
 def values_of(space: Space) -> dict[str, list[Any]]:
     """Return the grid as argument → list of values; a value that is no list stands alone."""
     return {name: list(found) if isinstance(found, list) else [found] for name, found in (space or {}).items()}
-
-
-def grid_of(method: str, space: Space) -> list[dict[str, Any]]:
-    """Return every combination of a method's values, with `scale` changing fastest, so that directions are shared.
-
-    Two combinations that mean the same call (1 and 1.0) are one candidate.
-
-    Example:
-        >>> grid_of("ties", {"scale": [1.0, 2.0], "keep": [0.1]})
-        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.1, 'scale': 2.0}]
-    """
-    grid = values_of(space)
-    names = sorted(grid, key=lambda name: name == "scale")
-    combinations = [dict(zip(names, chosen, strict=True)) for chosen in product(*(grid[name] for name in names))]
-    calls = [configure(method, args) for args in combinations]
-    return [args for args, call, seen in zip(combinations, calls, _seen(calls), strict=True) if not seen]
-
-
-def _seen(calls: list[MethodCall]) -> list[bool]:
-    known: set[str] = set()
-    found = []
-    for call in calls:
-        key = repr(call.args)
-        found.append(key in known)
-        known.add(key)
-    return found
 
 
 def check_space(method: str, space: Space, study: bool) -> Iterator[dict[str, Any]]:
@@ -65,7 +40,7 @@ def check_space(method: str, space: Space, study: bool) -> Iterator[dict[str, An
                 raise MergeflowError(f"methods.{method}.{name} is empty: name at least one value.")
             if any(isinstance(value, Mapping) and set(value) & set(_RANGE[:2]) for value in values):
                 raise MergeflowError(f"methods.{method}.{name} is a range: ranges need `study: {{trials: N}}`.")
-        yield from grid_of(method, space)
+        yield from grid_of(method, values_of(space))
         return
     ends = {name: _ends(method, name, found) for name, found in (space or {}).items()}
     for _, chosen in zip(range(_CORNERS), product(*ends.values()), strict=False):

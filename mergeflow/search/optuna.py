@@ -1,0 +1,103 @@
+"""Search with Optuna: deterministic ask and tell, so that a search replays from the scores it has seen."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mergeflow.search.candidates import Strategy
+from mergeflow.search.space import Space, is_whole
+from mergeflow.search.sweep_file import StudyPart
+
+
+def optuna_search(method: str, space: Space, study: StudyPart, seed: int) -> Strategy:
+    """Ask for the arguments that a sampler proposes from the objectives of those before.
+
+    Proposals depend on the space, the sampler, its seed and the objectives told, and on nothing else.
+
+    Args:
+        method: A name of the catalog.
+        space: Argument → range, choices, list of choices, or a fixed value.
+        study: Number of trials and sampler.
+        seed: Of the sampler, where the study gives none.
+    """
+    import optuna
+
+    samplers = optuna.samplers
+    kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "gp": samplers.GPSampler}
+    box = _Box.of(method, space)
+    seed = seed if study.seed is None else study.seed
+    with _quiet():
+        search = optuna.create_study(direction="maximize", sampler=kinds[study.sampler](seed=seed))
+    for _ in range(trial_count(space, study)):
+        with _quiet():
+            trial = search.ask(box.searched)
+        value = yield box.arguments(trial.params)
+        with _quiet():
+            search.tell(trial, value)
+
+
+def trial_count(space: Space, study: StudyPart) -> int:
+    """Return how many candidates a method gets: one where nothing is searched.
+
+    Example:
+        >>> study = StudyPart(trials=9)
+        >>> trial_count({"keep": 0.1}, study), trial_count({"keep": [0.1, 0.2]}, study)
+        (1, 9)
+    """
+    return study.trials if any(isinstance(found, list | Mapping) for found in (space or {}).values()) else 1
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A space as Optuna takes it: what is searched, what is fixed, and choices by position.
+
+    By position, because Optuna takes plain values only, and a choice may be a list of patterns.
+    """
+
+    searched: dict[str, Any]
+    fixed: dict[str, Any]
+    choices: dict[str, list[Any]]
+
+    @classmethod
+    def of(cls, method: str, space: Space) -> "_Box":
+        from optuna.distributions import CategoricalDistribution
+
+        box = cls({}, {}, {})
+        for name, found in (space or {}).items():
+            listed = found["choices"] if isinstance(found, Mapping) and "choices" in found else found
+            if isinstance(listed, list):
+                box.choices[name] = list(listed)
+                box.searched[name] = CategoricalDistribution(range(len(listed)))
+            elif isinstance(found, Mapping):
+                box.searched[name] = _range(found, is_whole(method, name))
+            else:
+                box.fixed[name] = found
+        return box
+
+    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = {name: self.choices[name][v] if name in self.choices else v for name, v in params.items()}
+        return {**self.fixed, **chosen}
+
+
+def _range(found: Mapping[str, Any], whole: bool) -> Any:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    low, high, log = float(found["low"]), float(found["high"]), bool(found.get("log"))
+    step = None if found.get("step") is None else float(found["step"])
+    if whole:
+        return IntDistribution(int(low), int(high), log=log, step=int(step or 1))
+    return FloatDistribution(low, high, log=log, step=step)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna's remarks off the terminal while it works; its level is as before afterwards."""
+    logger = logging.getLogger("optuna")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,128 @@
+"""Grid, line, climb and Optuna ask for candidates; one loop scores them, and a journal makes the loop resumable."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import MethodCall
+from mergeflow.search.candidates import Scored, Strategy, remembered, score_all
+from mergeflow.search.climb import climb
+from mergeflow.search.grid import grid, grid_of
+from mergeflow.search.journal import Journal
+from mergeflow.search.line import best_on_line, line
+from mergeflow.search.optuna import optuna_search
+from mergeflow.search.sweep_file import StudyPart
+
+GRID = {"keep": [0.1, 0.2, 0.4], "scale": [0.5, 1.0, 1.5, 2.0, 3.0]}
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "grid": lambda: grid("ties", GRID),
+    "line": lambda: line("scale", GRID["scale"], 1.4, {"keep": 0.2}),
+    "climb": lambda: climb(GRID, {"keep": 0.4, "scale": 0.5}),
+    "optuna": lambda: optuna_search("ties", {"scale": {"low": 0.5, "high": 3.0}}, StudyPart(trials=12), 0),
+}
+
+
+def score_on(height: Callable[[dict[str, Any]], float], asked: list[Any] | None = None) -> Any:
+    def score(call: MethodCall) -> dict[str, float]:
+        if asked is not None:
+            asked.append((call.args["keep"], call.args["scale"]))
+        return {"task": height(call.args)}
+
+    return score
+
+
+def of_task(scores: Mapping[str, float]) -> float:
+    return scores["task"]
+
+
+def hill(args: Mapping[str, Any]) -> float:
+    return -abs(args["scale"] - 1.6) - args["keep"]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 4), min_size=15, max_size=15), st.sampled_from(GRID["keep"]), st.sampled_from(GRID["scale"])
+)
+def test_a_climb_ends_where_no_neighbour_is_better_and_asks_nothing_twice(
+    heights: list[int], keep: float, scale: float
+) -> None:
+    known = {tuple(args.values()): height for args, height in zip(grid_of("ties", GRID), heights, strict=True)}
+    asked: list[tuple[Any, ...]] = []
+    walk = climb(GRID, {"keep": keep, "scale": scale, "rounding": "ceil"})
+    found = list(score_all("ties", walk, score_on(lambda args: known[args["keep"], args["scale"]], asked), of_task))
+    assert len(asked) == len(set(asked)) == len(found)
+    assert asked[0] == (keep, scale)
+    best = max(found, key=lambda one: one.value).varied
+    for name, values in GRID.items():
+        place = values.index(best[name])
+        for other in values[max(0, place - 1) : place + 2]:
+            neighbour = {**best, name: other}
+            assert known[neighbour["keep"], neighbour["scale"]] <= known[best["keep"], best["scale"]]
+
+
+def test_a_climb_from_outside_the_grid_starts_in_its_middle() -> None:
+    found = list(score_all("ties", climb(GRID, {"keep": 0.3}), score_on(lambda args: 0.0), of_task))
+    assert found[0].varied == {"keep": 0.2, "scale": 1.5}
+    assert len(found) == 5
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=21), st.integers(0, 20))
+def test_a_line_finds_the_best_of_a_hump_from_any_start(values: list[int], start: int) -> None:
+    hump = sorted(values[::2]) + sorted(values[1::2], reverse=True)
+    walk = line("scale", list(range(len(hump))), start, slack=0)
+    best = best_on_line(score_all("ties", walk, score_on(lambda args: hump[int(args["scale"])]), of_task), "scale")
+    assert (best.varied["scale"], best.value) == (hump.index(max(hump)), max(hump))
+
+
+def test_of_equal_scores_a_line_takes_the_smallest_value() -> None:
+    flat = score_all("ties", line("scale", GRID["scale"], 1.5), score_on(lambda args: 0.5), of_task)
+    assert best_on_line(flat, "scale").varied == {"scale": 0.5}
+
+
+@given(st.dictionaries(st.sampled_from(["scale", "keep"]), st.sets(st.floats(0, 1), min_size=1, max_size=4)))
+def test_a_grid_is_every_combination_once_with_scale_innermost(values: dict[str, set[float]]) -> None:
+    found = grid_of("ties", {name: list(some) for name, some in values.items()})
+    expected = 1
+    for some in values.values():
+        expected *= len(some)
+    assert len(found) == expected
+    changes = sum(a.get("keep") != b.get("keep") for a, b in pairwise(found))
+    assert changes == len(values.get("keep", [0])) - 1
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_replays_from_its_journal(name: str, tmp_path: Path) -> None:
+    """Stopped after any candidate, the same search asks the scorer for the others alone and finds the same."""
+
+    def run(path: Path, stop: int | None = None) -> tuple[list[Scored], list[Any]]:
+        asked: list[Any] = []
+        with Journal(path) as journal:
+            journal.begin({})
+            score = remembered(score_on(hill, asked), journal)
+            found = []
+            for one in score_all("ties", STRATEGIES[name](), score, of_task):
+                found.append(one)
+                if len(found) == stop:
+                    break
+        return found, asked
+
+    whole, asked = run(tmp_path / "whole")
+    assert len(whole) == len(asked) == len(set(asked)) >= 3
+    for stop in (1, len(whole) - 1):
+        run(tmp_path / f"{stop}", stop)
+        again, further = run(tmp_path / f"{stop}")
+        assert again == whole
+        assert further == asked[stop:]
+        assert (tmp_path / f"{stop}").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_arguments_that_the_method_does_not_take_are_refused() -> None:
+    with pytest.raises(MergeflowError, match="did you mean 'scale'"):
+        list(score_all("ties", line("scael", [1.0], 1.0), score_on(hill), of_task))

@@ -1,0 +1,96 @@
+"""The stage `sweep` in a small project: killed at any candidate, it goes on after the last one that was scored."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mergeflow import layout
+from mergeflow.evaluation import CandidateScorer
+from mergeflow.merging import MethodCall
+from tasks.project.graph import load_graph
+from tasks.project.runner import open_stage, run_stage
+from tasks.sweep import JOURNAL, sweep_near
+from tests.evaluation.small import TASKS
+
+ROOT = Path(__file__).parents[2]
+GRID = {"rank_ratio": [0.04, 0.1], "scale": [0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5]}
+RUN = """
+import sys
+from pathlib import Path
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
+root = Path(sys.argv[1])
+run_stage(root, load_graph(root)["sweep@cart"])
+"""
+
+
+def project(world: Path, root: Path) -> Path:
+    """A project whose experts are there and whose sweep is not."""
+    for name in ("mergeflow", "tasks"):
+        (root / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "dvc.yaml", root / "dvc.yaml")
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values |= {"tasks": dict.fromkeys(TASKS, "drawn"), "sweep": {"cart": GRID}}
+    (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    place = root / layout.BASE_MODEL
+    place.parent.mkdir(parents=True)
+    shutil.copy(world / "base.safetensors", place)
+    shutil.copytree(world / "heads", root / layout.HEADS)
+    for task in TASKS:
+        shutil.copytree(world / "data" / task, root / layout.split("validation", task))
+        expert = root / layout.expert_model(task)
+        expert.parent.mkdir(parents=True)
+        shutil.copy(world / "experts" / f"{task}.safetensors", expert)
+        (expert.parent / layout.TRAINING_FILE).write_text(json.dumps({"validation_accuracy": 0.9}))
+    return root
+
+
+def journal_lines(root: Path) -> list[bytes]:
+    found = list((root / ".mergeflow/scratch").glob(f"sweep@cart/*/{JOURNAL}"))
+    return found[0].read_bytes().splitlines(keepends=True) if found else []
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = project(world, tmp_path_factory.mktemp("whole"))
+    assert run_stage(root, load_graph(root)["sweep@cart"])
+    return root
+
+
+def test_killed_it_goes_on_after_the_last_scored_candidate(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = project(world, tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(root)], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline and len(journal_lines(root)) < 6:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    known = len([line for line in journal_lines(root) if line.endswith(b"\n")]) - 1
+    assert 5 <= known < 16
+    assert not (root / layout.sweep("cart")).exists()
+    asked: list[MethodCall] = []
+    candidate = CandidateScorer.candidate
+    monkeypatch.setattr(CandidateScorer, "candidate", lambda self, call: asked.append(call) or candidate(self, call))
+    assert run_stage(root, load_graph(root)["sweep@cart"])
+    assert len(asked) == 16 - known
+    assert (root / layout.sweep("cart")).read_bytes() == (whole / layout.sweep("cart")).read_bytes()
+    assert not list((root / ".mergeflow/scratch").iterdir())
+
+
+def test_a_climb_scores_the_same_numbers_in_fewer_candidates(world: Path, whole: Path, tmp_path: Path) -> None:
+    root = project(world, tmp_path)
+    sweep_near(open_stage(root, load_graph(root)["sweep@cart"])[0], {"rank_ratio": 0.04, "scale": 1.0})
+    near, all_of_them = (json.loads((one / layout.sweep("cart")).read_text()) for one in (root, whole))
+    assert near["candidates"][0]["args"] == {"rank_ratio": 0.04, "scale": 1.0}
+    assert all(row in all_of_them["candidates"] for row in near["candidates"])
+    assert len(near["candidates"]) < len(all_of_them["candidates"]) == 16
