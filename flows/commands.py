@@ -11,6 +11,7 @@ from rich.console import Console
 from flows import finetune_command, registry_commands, study_commands
 from mergeflow import layout
 from mergeflow.commands import sweep
+from tasks.project.new import modalities, new_project
 
 if TYPE_CHECKING:
     from mergeflow.search.sweep import SweepResult
@@ -25,20 +26,24 @@ QUIET = {
 }
 
 
-def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
-    """Add the project's commands for the project folder `root`.
-
-    Returns:
-        What turns references in recipes, such as models:/name@alias, into local paths.
-    """
+def add_commands(app: typer.Typer, root: Path) -> None:
+    """Add the project's commands for the project folder `root`."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     registry_commands.add_commands(app, root)
     study_commands.add_commands(app, root)
     finetune_command.add_commands(app, root)
-    sweep.add_commands(app, log=lambda found: _log_sweep(root, found))
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
+
+    @app.command("new")
+    def new(
+        folder: Annotated[Path, typer.Argument(help="The project folder to make; its name is the project's.")],
+        modality: Annotated[str, typer.Option(help=f"What the models are: {', '.join(modalities())}.")] = "vision",
+    ) -> None:
+        """Make a new project: a folder of choices that runs as it is. No code is copied."""
+        made = new_project(Path.cwd() / folder, modality)
+        typer.echo(f"Made {made}. Next: cd {folder}; edit params.yaml; mergeflow run")
 
     @app.command("run")
     def run(
@@ -88,6 +93,15 @@ def add_commands(app: typer.Typer, root: Path) -> Callable[[str], str]:
 
         for address, stage in load_graph(root).items():
             typer.echo(f"{address}{'  (frozen)' if stage.frozen else ''}")
+
+
+def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
+    """Let the library's commands know the project: sweeps are logged in its MLflow, recipes may name its models.
+
+    Returns:
+        A function that turns references in recipes, such as models:/name@alias, into local paths.
+    """
+    sweep.add_commands(app, log=lambda found: _log_sweep(root, found))
 
     def resolve(path: str) -> str:
         from flows.references import resolve_reference

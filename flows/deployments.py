@@ -15,7 +15,7 @@ from flows.pipeline import run_stages
 from flows.plan import registration_lost
 from flows.report import publish_report
 from flows.turns import turn
-from mergeflow.cli import find_project
+from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params
 
@@ -104,7 +104,7 @@ def project_folder(root: str) -> Path:
     found = find_project(start)
     if found is None:
         raise MergeflowError(
-            f"{start} does not lie in a project folder (dvc.yaml, params.yaml, flows/): start the worker with "
+            f"{start} does not lie in a project folder (dvc.yaml and params.yaml): start the worker with "
             "MERGEFLOW_PROJECT set to the project folder, or give the flow's parameter root."
         )
     return found

@@ -3,14 +3,13 @@
 import importlib
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
+from mergeflow.application import HOME
 from mergeflow.errors import MergeflowError
 
-PROJECT = Path(__file__).resolve().parents[1]
 # Ray's default is 30 % of the memory; what crosses a task border here is a path.
 OBJECT_STORE = 100 * 2**20
 
@@ -50,7 +49,7 @@ def _dask(workers: int) -> tuple[str, str, dict[str, Any]]:
 
 def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
     # Ray's workers are fresh processes that know neither the driver's folder nor its import path.
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
     options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}, "log_to_driver": False}
     address = os.environ.get("RAY_ADDRESS")
     if address:

@@ -1,19 +1,23 @@
-"""The command line. Library commands work anywhere; inside a project folder the project adds its own.
+"""The command line. Library commands work anywhere, the project's inside a project folder.
 
 Heavy imports happen inside the commands, so that `mergeflow --help` answers at once.
 """
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
+from mergeflow.application import find_project, make_importable
 from mergeflow.commands import merging, statistics, sweep, vectors
 from mergeflow.errors import MergeflowError
+from mergeflow.extras import not_installed, require
+
+ANYWHERE = {"new"}  # of the project's commands
 
 app = typer.Typer(
     name="mergeflow",
@@ -24,40 +28,52 @@ app = typer.Typer(
 )
 
 
-def find_project(start: Path) -> Path | None:
-    """Return the project folder that holds `start`: the nearest with dvc.yaml, params.yaml and flows/commands.py."""
-    for folder in [start, *start.parents]:
-        if all((folder / name).is_file() for name in ("dvc.yaml", "params.yaml", "flows/commands.py")):
-            return folder
-    return None
-
-
 def add_all_commands(start: Path) -> Callable[[str], str] | None:
-    """Add the library's commands, and the project's when `start` lies in a project folder.
+    """Add the library's commands and the project's; outside a project folder the latter say what they lack.
 
     Returns:
-        What follows references in recipes (models:/name@alias), which only a project can; None outside.
+        A resolver of references in recipes (models:/name@alias), which only a project has; None outside.
     """
     for family in (merging, vectors, sweep, statistics):
         family.add_commands(app)
-    project = find_project(start)
+    library, project = _names(), find_project(start)
+    make_importable()
+    commands = import_module("flows.commands")
+    commands.add_commands(app, project or start)
+
+    @app.callback()
+    def _root(context: typer.Context) -> None:
+        """A model-merging factory: one base, many experts, every merge method, one registry."""
+        asked = context.invoked_subcommand
+        if asked in library | ANYWHERE or "--help" in sys.argv:
+            return
+        if project is None:
+            raise MergeflowError(
+                f"`mergeflow {asked}` works inside a project, and {start} does not lie in a project folder (one with "
+                "dvc.yaml and params.yaml): go into one, or make one with `mergeflow new NAME`."
+            )
+        require("dvc", "mlflow", "prefect")
+
     if project is None:
         return None
-    sys.path.insert(0, str(project))
-    resolve: Callable[[str], str] = importlib.import_module("flows.commands").add_commands(app, project)
+    resolve: Callable[[str], str] = commands.connect_library(app, project)
     return resolve
 
 
-def _run_the_projects_own_library(project: Path | None) -> None:
-    """Start again with the library that lies in the project folder, where another copy of it is running.
+def _names() -> set[str | None]:
+    return {*(command.name for command in app.registered_commands), *(group.name for group in app.registered_groups)}
 
-    DVC runs experiments in copies of the project and records the copy's code as what made the results.
+
+def _run_the_projects_own_library(project: Path | None) -> None:
+    """Start again with the library that lies in the project's repository, where another copy of it is running.
+
+    DVC runs experiments in copies of the repository and records the copy's code as what made the results.
     """
-    if project is None:
-        return
-    own, paths = project / "mergeflow", os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if (own / "cli.py").is_file() and not own.samefile(Path(__file__).parent) and str(project) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), *paths]))
+    above = [project, *project.parents] if project else []
+    root = next((folder for folder in above if (folder / "mergeflow/cli.py").is_file()), None)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root and not (root / "mergeflow").samefile(Path(__file__).parent) and str(root) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), *paths]))
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-m", "mergeflow.cli", *sys.argv[1:]])
 
@@ -68,18 +84,16 @@ def main() -> None:
     resolve = add_all_commands(Path.cwd())
     try:
         app(obj=resolve)
-    except MergeflowError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(error))}")
+    except (MergeflowError, ModuleNotFoundError) as error:
+        told = not_installed(error.name) if isinstance(error, ModuleNotFoundError) else error
+        if told is None:
+            raise
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(told))}")
         sys.exit(2)
 
 
 def _plain(text: str) -> str:
     return text.replace("[", r"\[")
-
-
-@app.callback()
-def _root() -> None:
-    """A model-merging factory: one base, many experts, every merge method, one registry."""
 
 
 if __name__ == "__main__":

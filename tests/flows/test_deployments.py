@@ -104,12 +104,12 @@ def story(server: Server) -> Story:
     server.kill(worker)
     assert not (project / "outputs/experts/red").exists() or not (project / "outputs/experts/blue").exists()
     ran = {name: started(project, name) for name in ("prepare@red", "prepare@blue", "base")}
-    [killed] = server.runs("nightly", "RUNNING")
+    [killed] = server.runs("mergeflow-nightly", "RUNNING")
     server.start_worker()
-    following = wait_for(lambda: server.runs("nightly", "COMPLETED", "FAILED"), 400)[0]
+    following = wait_for(lambda: server.runs("mergeflow-nightly", "COMPLETED", "FAILED"), 400)[0]
     server.ask(f"deployments/{killed['deployment_id']}/pause_deployment", {})  # at once; the command takes seconds
-    wait_for(lambda: not server.runs("nightly", "PENDING", "RUNNING"), 400)
-    [killed] = [run for run in server.runs("nightly", "RUNNING", "CRASHED") if run["id"] == killed["id"]]
+    wait_for(lambda: not server.runs("mergeflow-nightly", "PENDING", "RUNNING"), 400)
+    [killed] = [run for run in server.runs("mergeflow-nightly", "RUNNING", "CRASHED") if run["id"] == killed["id"]]
     return Story(killed, following, ran)
 
 
@@ -169,10 +169,10 @@ def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path
 
 def test_a_new_task_and_the_gate_by_deployment(server: Server, story: Story) -> None:
     draw_task(server.project / "inputs/green", (40, 220, 40), 3)
-    server.run("prefect", "deployment", "run", "add-task/add-task", "--param", "source=inputs/green")
-    server.run("prefect", "deployment", "run", "gate/gate", "--param", "version=1", "--watch")
-    assert server.runs("add-task", "COMPLETED")
-    assert server.runs("gate", "COMPLETED")
+    server.run("prefect", "deployment", "run", "add-task/mergeflow-add-task", "--param", "source=inputs/green")
+    server.run("prefect", "deployment", "run", "gate/mergeflow-gate", "--param", "version=1", "--watch")
+    assert server.runs("mergeflow-add-task", "COMPLETED")
+    assert server.runs("mergeflow-gate", "COMPLETED")
     assert "green" in yaml.safe_load((server.project / "params.yaml").read_text())["tasks"]
 
 

@@ -113,7 +113,11 @@ def test_the_other_commands_are_parsed_by_their_programs(stand: Path) -> None:
                 assert words[0] in ("git", "cd", "make", "source", "export", "mlflow"), words
     assert seen >= set(parsers)
     deployed = {one["name"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
-    assert set(re.findall(r"deployment run [\w-]+/([\w-]+)", PAGE.read_text())) == {"nightly", "add-task"} <= deployed
+    assert (
+        set(re.findall(r"deployment run [\w-]+/([\w-]+)", PAGE.read_text()))
+        == {"mergeflow-nightly", "mergeflow-add-task"}
+        <= deployed
+    )
     with pytest.raises(CycloptsError):
         parsers["prefect"](["worker", "start", "--pol", "mergeflow"])
 

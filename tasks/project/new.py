@@ -1,0 +1,95 @@
+"""A new project: a folder of choices beside the installed code. Its files are those of the repository's root."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import mergeflow
+from mergeflow.application import TEMPLATE
+from mergeflow.errors import MergeflowError, unknown_name
+
+AS_THEY_ARE = (
+    "dvc.yaml",
+    ".gitignore",
+    ".dvcignore",
+    ".dvc/.gitignore",
+    ".dvc/config",
+    ".dvc/plots",
+    "inputs/README.md",
+)
+README = Path(__file__).with_name("new_readme.md")
+_CHOICES = "params.yaml"  # a modality's own, of a project that runs as it is
+
+
+def modalities() -> dict[str, Path]:
+    """Return the file of first choices of every modality that a project can have, by the modality's name."""
+    folder = Path(mergeflow.__file__).parent / "modalities"
+    return {path.parent.name: path for path in sorted(folder.glob(f"*/{_CHOICES}"))}
+
+
+def new_project(folder: Path, modality: str) -> Path:
+    """Make a project folder, whole or not at all: choices, graph, deployments, DVC's settings, a place for inputs.
+
+    Args:
+        folder: the project folder; its last name is the project's and its registered model's.
+        modality: what its models are, one of `modalities()`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        MergeflowError: a name that cannot be used, a folder that holds something, or an unknown modality; all of
+            them at once.
+    """
+    name, known = folder.name, modalities()
+    faults = []
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+        faults.append(f"'{name}' cannot name a project: use lower-case letters, digits, '-' and '_'.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        faults.append(f"{folder} exists and is not an empty folder: nothing in it is replaced. Take another name.")
+    if modality not in known:
+        faults.append(str(unknown_name("modality", modality, known)))
+    if faults:
+        raise MergeflowError("\n".join(faults))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    making = folder.parent / f".{name}.new{os.getpid()}"
+    try:
+        _write(making, name, known[modality].read_text(encoding="utf-8"))
+        making.rename(folder)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return folder
+
+
+def deployments(name: str) -> str:
+    """Return prefect.yaml for the project `name`: its own work pool and deployments, so that projects share a server.
+
+    Example:
+        >>> print(*re.findall("name: .*", deployments("birds")), sep="; ")
+        name: birds; name: birds; name: birds-nightly; name: birds-add-task; name: birds-gate
+    """
+    return re.sub(r"(?m)^([ -]*name: )mergeflow", rf"\g<1>{name}", (TEMPLATE / "prefect.yaml").read_text("utf-8"))
+
+
+def _write(folder: Path, name: str, choices: str) -> None:
+    for path in AS_THEY_ARE:
+        source, target = TEMPLATE / path, folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+    (folder / "prefect.yaml").write_text(deployments(name), encoding="utf-8")
+    (folder / _CHOICES).write_text(choices.replace("$NAME", name), encoding="utf-8")
+    (folder / "README.md").write_text(README.read_text("utf-8").replace("$NAME", name), encoding="utf-8")
+    _put_under_git(folder)
+
+
+def _put_under_git(folder: Path) -> None:
+    """DVC wants a git repository: the one around the folder, a new one, or, without git, the setting that asks none."""
+    if shutil.which("git") is None:
+        with (folder / ".dvc/config").open("a", encoding="utf-8") as config:
+            config.write("[core]\n    no_scm = true\n")
+        return
+    inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], cwd=folder, capture_output=True, check=False)
+    if inside.returncode:
+        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
