@@ -162,7 +162,8 @@ def weights_by_name(
         found = dict(zip(experts, map(float, weights), strict=True))
     if not all(abs(weight) < float("inf") for weight in found.values()):
         raise MergeflowError(f"weights must be finite numbers, found {found}.")
-    if (call.method.anchor == "–" or call.name == "average") and sum(found.values()) == 0:
+    normalised = call.args.get("normalize", call.method.anchor == "–")
+    if normalised and sum(found.values()) == 0:
         raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
     return found
 

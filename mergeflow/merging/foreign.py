@@ -7,7 +7,7 @@ METHODS = {
     "linear": "average",
     "dare_linear": "dare",
     "della_linear": "della",
-    "task_vector": "task_arithmetic",
+    "ramplus_tl": "ram_plus (with over: tensor)",
 }
 
 _DROP = "drop = 1 - density"
@@ -18,6 +18,10 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
     "lambda": {"scale": "scale"},
     "max_iter": {"iterations": "iterations"},
     "tol": {"tolerance": "tolerance"},
+    "select_topk": {"keep": "keep"},
+    "normalize_weights": {"normalize": "normalize"},
+    "nuslerp_flatten": {"vectors": "vectors: tensor"},
+    "nuslerp_row_wise": {"vectors": "vectors: columns"},
 }
 
 CONFIGURATION = ("merge_method", "models", "slices", "base_model", "tokenizer_source", "modules", "output_model")

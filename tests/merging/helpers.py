@@ -7,19 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.merging import Recipe, make_recipe
+from mergeflow.merging import Recipe, make_recipe, methods
 
 State = dict[str, Tensor]
 
 # One row per method: arguments at the edge of their range, beside the defaults every test uses too.
 EDGE: dict[str, list[dict[str, Any]]] = {
     "adamerging": [{"on": "cart", "init": -1.0}],
-    "average": [{"scale": -1.0}],
+    "arcee_fusion": [{"scale": 0.5}],
+    "average": [{"scale": -1.0}, {"normalize": False}],
     "breadcrumbs": [{"beta": 0.0, "gamma": 0.0}, {"beta": 1.0}, {"beta": 0.5, "gamma": 0.5}],
+    "breadcrumbs_ties": [{"beta": 0.0, "gamma": 0.0}, {"reduce": "weighted_mean"}],
     "cart": [{"rank_ratio": 1.0}, {"rank_ratio": 1e-6, "rounding": "floor", "split_qkv": True, "matrices": "all"}],
     "consensus": [{"min_agree": 0}, {"min_agree": 3, "threshold": 0.0}],
     "dare": [{"drop": 0.0}, {"then": "ties", "keep": 0.5}, {"drop": 0.999, "seed": 7}],
+    "dare_ties": [{"drop": 0.0, "keep": 0.5}, {"reduce": "sum"}],
     "della": [{"drop": 0.5, "window": 0.0}, {"then": "ties", "reduce": "sum"}],
+    "della_ties": [{"drop": 0.5, "window": 0.0}, {"keep": 0.3}],
     "fisher": [{"eps": 1.0}],
     "iso_c": [{"matrices": ["embedding"]}, {"split_qkv": True}],
     "iso_cts": [{"common": 0.0}, {"common": 1.0}],
@@ -29,8 +33,14 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "low_rank": [{"rank_ratio": 1.0}, {"rank_ratio": 0.5, "matrices": ["*.attn.*"]}],
     "magmax": [{"scale": 2.0}],
     "model_stock": [{"scale": 0.5}],
+    "multislerp": [{"on": "weights"}, {"normalize": False}],
+    "nearswap": [{"t": 0.0}, {"t": 10.0}],
+    "nuslerp": [{"on": "weights"}, {"vectors": "rows"}, {"vectors": "columns"}],
     "pcb": [{"keep": 1.0}, {"keep": 1e-9}],
+    "ram": [{"epsilon": 0.0}, {"epsilon": 0.1}],
+    "ram_plus": [{"over": "tensor"}, {"epsilon": 0.1, "r": 2.0}],
     "regmean": [{"off_diagonal": 0.0}, {"off_diagonal": 1.0}],
+    "sce": [{"keep": 0.0}, {"keep": 0.3}],
     "slerp": [{"scale": 0.5}],
     "task_arithmetic": [{"scale": 0.0}],
     "ties": [{"keep": 0.0}, {"keep": 1.0, "reduce": "sum"}, {"trim": "tensor"}],
@@ -85,7 +95,7 @@ def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict
 
 def fitting(name: str, experts: dict[str, State]) -> dict[str, State]:
     """As many experts as a method takes."""
-    return dict(list(experts.items())[:2]) if name == "slerp" else experts
+    return dict(list(experts.items())[: methods()[name].experts[1]])
 
 
 def one(taus: Tensor, base: Tensor | None = None, name: str = "blocks.0.attn.weight") -> tuple[State, dict[str, State]]:

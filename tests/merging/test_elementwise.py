@@ -35,6 +35,13 @@ def test_average_and_soup(taus):
     close(direction("average", taus, [1, 2, 3, 4]), (taus * torch.tensor([1.0, 2, 3, 4]).double()[:, None]).sum(0) / 10)
 
 
+def test_a_soup_without_normalised_weights_is_the_sum_of_weighted_experts(taus):
+    base = torch.linspace(-1, 1, N, dtype=torch.float64)
+    start, experts = one(taus, base)
+    (found,) = prepare(configure("average", {"normalize": False}), start, experts, [1, 2, 3, -4]).at(1).values()
+    close(found, sum(weight * (base + tau) for weight, tau in zip([1, 2, 3, -4], taus, strict=True)))
+
+
 def test_task_arithmetic_is_the_sum_and_1_over_t_the_average(taus):
     close(direction("task_arithmetic", taus), taus.sum(0))
     base, experts = one(taus)

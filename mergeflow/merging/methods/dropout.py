@@ -15,7 +15,7 @@ from torch import Tensor
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.merging.linalg.select import threshold_statistics
 from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
-from mergeflow.merging.methods.ties import disjoint_merge, majority_statistic, trim_to
+from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_statistic, trim_to
 
 
 class ThenArgs(Args):
@@ -23,7 +23,7 @@ class ThenArgs(Args):
 
     then: Literal["task_arithmetic", "ties"] = Field("task_arithmetic", description="how the rest is merged")
     keep: float = Field(1.0, ge=0, le=1, description="share TIES keeps of what is left, 0 … 1")
-    reduce: Literal["mean", "sum"] = Field("mean", description="how TIES reduces the agreeing entries")
+    reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
     scale: float = Field(0.3, description="factor of the direction; default .3, or 1 with TIES")
 
     @model_validator(mode="before")
@@ -96,15 +96,18 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
     return torch.where(keep, rows / (1 - drop), 0).reshape(stack.taus.shape) * stack.weight_column
 
 
-def _then(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
+def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
+    """Return the sum or the TIES merge of sparse task vectors."""
     if args.then == "task_arithmetic":
         return stack.base, sparse.sum(0)
     if args.keep < 1:
         sparse = trim_to(sparse, stack.model.known["threshold"])
-    return stack.base, disjoint_merge(sparse, stack.model.known["majority"], args.reduce)
+    return stack.base, disjoint_merge(sparse, stack.model.known["majority"], args.reduce, stack.weight_column)
 
 
-def _statistics(sparsify: Any) -> Any:
+def rest_passes(sparsify: Any) -> Any:
+    """Return the first passes that `merge_rest` needs for what a method's sparsification leaves."""
+
     def trimmed(stack: Stack, args: Any) -> Tensor:
         sparse: Tensor = sparsify(stack, args)
         return trim_to(sparse, stack.model.known["threshold"]) if args.keep < 1 else sparse
@@ -118,7 +121,7 @@ def _statistics(sparsify: Any) -> Any:
     return passes
 
 
-@method("dare", DareArgs, elementwise=True, statistics=_statistics(dare_sparsify))
+@method("dare", DareArgs, elementwise=True, statistics=rest_passes(dare_sparsify))
 def dare(stack: Stack, args: DareArgs) -> Parts:
     """Random entries dropped and the rest rescaled, then summed or merged by TIES.
 
@@ -131,10 +134,10 @@ def dare(stack: Stack, args: DareArgs) -> Parts:
     Source:
         Yu et al., Language models are Super Mario (ICML 2024), section 3.
     """
-    return _then(stack, args, dare_sparsify(stack, args))
+    return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-@method("della", DellaArgs, statistics=_statistics(della_sparsify))
+@method("della", DellaArgs, statistics=rest_passes(della_sparsify))
 def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 
@@ -147,4 +150,4 @@ def della(stack: Stack, args: DellaArgs) -> Parts:
     Source:
         Deep et al., DELLA-Merging (2024), section 3.1.
     """
-    return _then(stack, args, della_sparsify(stack, args))
+    return merge_rest(stack, args, della_sparsify(stack, args))

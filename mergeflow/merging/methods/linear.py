@@ -9,6 +9,8 @@ from mergeflow.merging.method import Args, Parts, Stack, method
 class AverageArgs(Args):
     """Arguments of `average`."""
 
+    normalize: bool = Field(True, description="divide the weights by their sum; else Σ w_t θ_t is taken as it is")
+
 
 class TaskArithmeticArgs(Args):
     """Arguments of `task_arithmetic`."""
@@ -20,7 +22,7 @@ class TaskArithmeticArgs(Args):
 def average(stack: Stack, args: AverageArgs) -> Parts:
     """Mean of the experts; with weights, their soup.
 
-    θ = θ0 + scale · Σ w_t τ_t / Σ w_t
+    θ = θ0 + scale · Σ w_t τ_t / Σ w_t, or θ0 + scale · (Σ w_t θ_t − θ0) without `normalize`
 
     Property:
         With scale 1 the result is the mean of the experts, whatever the base.
@@ -28,6 +30,9 @@ def average(stack: Stack, args: AverageArgs) -> Parts:
     Source:
         Wortsman et al., Model soups (ICML 2022), the uniform soup of section 2.
     """
+    if not args.normalize:
+        # Σ w_t θ_t − θ0, with θ_t = θ0 + τ_t.
+        return stack.base, stack.weighted.sum(0) + stack.base * (sum(stack.model.weights) - 1)
     total = float(torch.tensor(stack.model.weights, dtype=torch.float64).sum())
     return stack.base, stack.weighted.sum(0) / total
 

@@ -64,19 +64,24 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     Source:
         Davari and Belilovsky, Model breadcrumbs (ECCV 2024), section 3.
     """
+    return stack.base, breadcrumbs_sparsify(stack, args).sum(0)
+
+
+def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
+    """Return w_t m_t ⊙ τ_t without the smallest and the largest magnitudes of each task vector."""
     magnitudes = stack.taus.abs().reshape(len(stack.taus), stack.base.numel())
     n = magnitudes.shape[1]
     low, high = floor(args.beta * n + 1e-9), floor(args.gamma * n + 1e-9)
     if n == 0 or low + high == 0:
-        return stack.base, stack.weighted.sum(0)
+        return stack.weighted
     if low + high >= n:
-        return stack.base, torch.zeros_like(stack.base)
+        return torch.zeros_like(stack.taus)
     keep = torch.ones_like(magnitudes, dtype=torch.bool)
     if low:
         keep &= magnitudes >= magnitudes.kthvalue(low + 1, dim=1, keepdim=True).values
     if high:
         keep &= magnitudes <= magnitudes.kthvalue(n - high, dim=1, keepdim=True).values
-    return stack.base, (stack.weighted * keep.reshape(stack.taus.shape)).sum(0)
+    return stack.weighted * keep.reshape(stack.taus.shape)
 
 
 @method("magmax", MagmaxArgs, elementwise=True, weighted=False)

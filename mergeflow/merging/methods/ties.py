@@ -10,6 +10,9 @@ from torch import Tensor
 from mergeflow.merging.linalg.select import threshold_statistics
 from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
 
+Reduce = Literal["mean", "weighted_mean", "sum"]
+REDUCE = "of the agreeing entries w τ̂: their mean, their sum over that of their weights, or their sum"
+
 
 class TiesArgs(Args):
     """Arguments of `ties`."""
@@ -18,7 +21,7 @@ class TiesArgs(Args):
     trim: Literal["global", "tensor"] = Field(
         "global", description="trim over the whole task vector, or per tensor, where each keeps one entry at least"
     )
-    reduce: Literal["mean", "sum"] = Field("mean", description="mean or sum of the agreeing entries")
+    reduce: Reduce = Field("mean", description=REDUCE)
 
 
 def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
@@ -42,13 +45,14 @@ def tensor_thresholds(values: Tensor, keep: float) -> Tensor:
     return flat.kthvalue(flat.shape[1] - k + 1, dim=1).values
 
 
-def disjoint_merge(values: Tensor, majority: float, reduce: Literal["mean", "sum"]) -> Tensor:
+def disjoint_merge(values: Tensor, majority: float, reduce: Reduce, weights: Tensor | None = None) -> Tensor:
     """Elect a sign per entry from the sum, then reduce the entries that agree with it.
 
     Args:
         values: Trimmed task vectors, [T, …].
         majority: The sign that zero sums take, ±1.
-        reduce: `mean` over the agreeing non-zero entries, or their `sum`.
+        reduce: `mean` over the agreeing non-zero entries, or their `sum`; `weighted_mean` divides by their weights.
+        weights: w_t, shaped to multiply the values; needed for `weighted_mean`.
     """
     elected = values.sum(0).sign_()
     elected.masked_fill_(elected == 0, majority)
@@ -57,6 +61,10 @@ def disjoint_merge(values: Tensor, majority: float, reduce: Literal["mean", "sum
     total = agreeing.sum(0)
     if reduce == "mean":
         total /= agreeing.sign_().sum(0).clamp_(min=1)
+    elif reduce == "weighted_mean":
+        assert weights is not None
+        divisor = (agreeing.sign_() * weights).sum(0)
+        total /= divisor.masked_fill_(divisor == 0, 1)
     return total.mul_(elected)
 
 
@@ -102,4 +110,5 @@ def ties(stack: Stack, args: TiesArgs) -> Parts:
     Source:
         Yadav et al., TIES-Merging (NeurIPS 2023), algorithm 1.
     """
-    return stack.base, disjoint_merge(_trimmed(stack, args), stack.model.known["majority"], args.reduce)
+    majority = stack.model.known["majority"]
+    return stack.base, disjoint_merge(_trimmed(stack, args), majority, args.reduce, stack.weight_column)

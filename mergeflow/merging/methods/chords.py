@@ -1,0 +1,113 @@
+"""Spherical methods by weights: NuSLERP between two experts, Multi-SLERP of any number; on weights or task vectors."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+# sin² below which arc and chord differ by less than float64 can tell from the rounding of arccos.
+_PARALLEL = 1e-12
+
+
+class SphereArgs(Args):
+    """Arguments of spherical methods that may work on the weights or on the task vectors."""
+
+    on: Literal["task_vectors", "weights"] = Field(
+        "task_vectors", description="what is interpolated; the result on `weights` does not depend on the base"
+    )
+
+
+class NuslerpArgs(SphereArgs):
+    """Arguments of `nuslerp`."""
+
+    vectors: Literal["tensor", "rows", "columns"] = Field(
+        "tensor", description="what has an angle: the whole tensor, or each of its vectors along the last or first axis"
+    )
+
+
+class MultislerpArgs(SphereArgs):
+    """Arguments of `multislerp`."""
+
+    normalize: bool = Field(True, description="divide the weights by their sum; else it scales the length")
+
+
+def _points(stack: Stack, args: SphereArgs) -> Tensor:
+    return stack.taus if args.on == "task_vectors" else stack.base + stack.taus
+
+
+def _direction(stack: Stack, args: SphereArgs, merged: Tensor) -> Tensor:
+    merged = merged.to(stack.base.dtype).reshape(stack.base.shape)
+    return merged if args.on == "task_vectors" else merged - stack.base
+
+
+def _as_vectors(tensor: Tensor, kind: str) -> Tensor:
+    """Return a tensor as float64 vectors [m, n]."""
+    if tensor.ndim < 2 or tensor.numel() == 0 or kind == "tensor":
+        return tensor.reshape(1, -1).double()
+    rows = tensor if kind == "rows" else tensor.transpose(0, -1)
+    return rows.reshape(-1, rows.shape[-1]).double()
+
+
+def _as_tensor(vectors: Tensor, shape: torch.Size, kind: str) -> Tensor:
+    if len(shape) < 2 or vectors.numel() == 0 or kind != "columns":
+        return vectors.reshape(shape)
+    turned = (shape[-1], *shape[1:-1], shape[0])
+    return vectors.reshape(turned).transpose(0, -1)
+
+
+@method("nuslerp", NuslerpArgs, experts=(2, 2))
+def nuslerp(stack: Stack, args: NuslerpArgs) -> Parts:
+    """Spherical interpolation of two task vectors (or experts), placed by their weights.
+
+    t = w_2/(w_1 + w_2),  v = τ or θ,  ω = angle between v_1 and v_2
+    v = sin((1−t)ω)/sin ω · v_1 + sin(tω)/sin ω · v_2,  θ = θ0 + scale · v, or θ0 + scale · (v − θ0) on weights
+
+    Linear where v_1 and v_2 are parallel or one of them is zero; t = .5 where the weights sum to 0.
+
+    Property:
+        Exchanging the experts with their weights changes nothing; for equal norms the result has that norm.
+
+    Source:
+        NuSLERP as documented in mergekit; Shoemake, Animating rotation with quaternion curves (SIGGRAPH 1985).
+    """
+    first, second = (_as_vectors(point, args.vectors) for point in _points(stack, args))
+    a, b = stack.model.weights
+    t = b / (a + b) if a + b else 0.5
+    norms = first.norm(dim=1, keepdim=True) * second.norm(dim=1, keepdim=True)
+    cosine = ((first * second).sum(1, keepdim=True) / torch.where(norms > 0, norms, 1)).clamp(-1, 1)
+    linear = (norms == 0) | (1 - cosine.square() <= _PARALLEL)
+    angle = torch.arccos(torch.where(linear, 0, cosine))
+    factors = [torch.where(linear, share, torch.sin(share * angle) / torch.sin(angle)) for share in (1 - t, t)]
+    merged = factors[0] * first + factors[1] * second
+    return stack.base, _direction(stack, args, _as_tensor(merged, stack.base.shape, args.vectors))
+
+
+@method("multislerp", MultislerpArgs)
+def multislerp(stack: Stack, args: MultislerpArgs) -> Parts:
+    """Mean direction of the task vectors (or experts) on the sphere, with their mean length, per tensor.
+
+    u_t = v_t/‖v_t‖,  v = τ or θ,  v̄ = Σ w_t u_t / ‖Σ w_t u_t‖ · Σ w_t ‖v_t‖  (Σ w_t = 1)
+    θ = θ0 + scale · v̄, or θ0 + scale · (v̄ − θ0) on weights
+
+    The published procedure projects to the tangent space at the mean of the u_t and back; that mean's own tangent part
+    is zero, so the formula above is what it computes. Where Σ w_t u_t vanishes, the weighted mean of the v_t is taken.
+
+    Property:
+        The length is the weighted mean of the lengths, where an average of vectors shortens.
+
+    Source:
+        Goddard, Multi-SLERP (2025), as documented in mergekit.
+    """
+    points = _points(stack, args)
+    flat = points.reshape(len(points), stack.base.numel()).double()
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=flat.device)
+    weights = weights / weights.sum() if args.normalize else weights
+    norms = flat.norm(dim=1)
+    mean = weights @ (flat / torch.where(norms > 0, norms, 1)[:, None])
+    length = mean.norm()
+    if float(length) < 1e-8:
+        return stack.base, _direction(stack, args, weights @ flat)
+    return stack.base, _direction(stack, args, mean / length * (weights @ norms))
