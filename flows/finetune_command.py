@@ -191,7 +191,7 @@ def _table(folder: Path, tasks: list[str], target: str) -> Table:
 
 
 def _cost(cost: Mapping[str, Any] | None) -> tuple[str, str]:
-    return (f"{cost['seconds']:.1f}", f"{cost['images_per_second']:.0f}") if cost else ("", "")
+    return (f"{cost['seconds']:.1f}", f"{cost['examples_per_second']:.0f}") if cost else ("", "")
 
 
 def _value(text: str) -> Any:

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import LabelledImages, correct_predictions
+from mergeflow.evaluation import example_scores
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.data import load_split
 from registry.gates import Evidence
 from registry.lookup import download, find_version
@@ -47,7 +48,7 @@ def evaluate_version(
     kept = read_evidence(store, version)
     others = sorted(set(kept.accuracy) - set(candidate.accuracy))
     with TemporaryDirectory(prefix="mergeflow-version-") as scratch:
-        encoder, heads, image_size = read_model(download(store, name, which, Path(scratch)), device)
+        model, heads, image_size = read_model(download(store, name, which, Path(scratch)), device)
     correct = {}
     for task in sorted(set(heads) & set(splits) & set(candidate.accuracy)):
         split = load_split(splits[task], "validation")
@@ -59,8 +60,8 @@ def evaluate_version(
                 f"{split.images.shape[1]}: they cannot be compared. Register under another name, or force it."
             )
         labels = torch.from_numpy(split.labels.copy()).to(device)
-        data = LabelledImages(torch.from_numpy(split.images), labels, heads[task].to(device))
-        correct[task] = correct_predictions(encoder, data, batch_size)
+        data = Classification(task, torch.from_numpy(split.images), labels, heads[task].to(device))
+        correct[task] = example_scores(model, data, batch_size).astype(bool)
     return Evidence(
         accuracy={task: kept.accuracy[task] for task in others}
         | {task: float(right.mean()) for task, right in correct.items()},

@@ -19,28 +19,30 @@ from mlflow.pyfunc import PythonModel
 from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.data.images import resize, to_rgb
-from mergeflow.modalities.vision.heads import Head, load_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modality import Network
 
 _BATCH = 256
 _ROWS_NAMED = 10
 _EXPECTED = "Expected are the bytes of a PNG or JPEG file; over HTTP, their base64."
 
 
-def read_model(folder: Path, device: torch.device) -> tuple[ImageEncoder, dict[str, Head], int]:
-    """Return encoder, head of each task (on the CPU) and image size from a model's folder."""
+def read_model(folder: Path, device: torch.device) -> tuple[Network, dict[str, Head], int]:
+    """Return model, head of each task (on the CPU) and image size from a model's folder."""
     config = json.loads((folder / "model.json").read_text())
-    encoder = ImageEncoder(load_clip(config["architecture"])).eval()
-    encoder.load_encoder_state(load_file(folder / "encoder.safetensors"))
+    model = image_model(load_clip(config["architecture"]))
+    model.load(load_file(folder / "encoder.safetensors"))
+    model.module.eval().to(device)
     heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
-    return encoder.to(device), heads, config["image_size"]
+    return model, heads, config["image_size"]
 
 
 class MergedModel(PythonModel):
     """One merged image encoder with the frozen head of every task."""
 
-    encoder: ImageEncoder
+    model: Network
     heads: dict[str, Head]
     image_size: int
     device: torch.device
@@ -48,7 +50,7 @@ class MergedModel(PythonModel):
     def load_context(self, context: Any) -> None:
         """Read the weights; on a machine with a GPU they go there."""
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.encoder, self.heads, self.image_size = read_model(Path(context.artifacts["model"]), self.device)
+        self.model, self.heads, self.image_size = read_model(Path(context.artifacts["model"]), self.device)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Classify each row among its task's classes.
@@ -74,7 +76,7 @@ class MergedModel(PythonModel):
             features = self._features(pixels[start : start + _BATCH])
             for row, task in enumerate(tasks[start : start + _BATCH]):
                 head = self.heads[task]
-                chances = torch.softmax(head.logits(features[row : row + 1])[0].double(), dim=0).tolist()
+                chances = torch.softmax(head(features[row : row + 1])[0].double(), dim=0).tolist()
                 labels[start + row] = head.class_names[int(np.argmax(chances))]
                 probabilities[start + row] = dict(zip(head.class_names, chances, strict=True))
         return pd.DataFrame({"label": labels, "probabilities": probabilities}, index=model_input.index)
@@ -97,7 +99,8 @@ class MergedModel(PythonModel):
     def _features(self, pixels: list[np.ndarray]) -> torch.Tensor:
         batch = torch.from_numpy(np.stack(pixels)).to(self.device)
         with torch.inference_mode():
-            return self.encoder(batch).float().cpu()
+            features: torch.Tensor = self.model.module(batch)
+            return features.float().cpu()
 
 
 def _to_bytes(image: Any) -> bytes:

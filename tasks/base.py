@@ -2,9 +2,10 @@
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.heads import save_head
 from mergeflow.modalities.vision.data import load_manifest
-from mergeflow.modalities.vision.heads import build_head, save_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import image_model, load_clip
 from tasks.project.stage import StageIO
 
 
@@ -20,7 +21,7 @@ def run(io: StageIO) -> None:
     folder = io.out(io.path("base"))
     (folder / "heads").mkdir(parents=True)
     record = {"architecture": model.architecture, "pretrained": model.pretrained, "role": "base"}
-    write_checkpoint(folder / "image_encoder.safetensors", ImageEncoder(clip).encoder_state(), record)
+    write_checkpoint(folder / "image_encoder.safetensors", image_model(clip).state(), record)
     for done, task in enumerate(io.choice("tasks"), start=1):
         manifest = load_manifest(io.dep(io.path(f"data/manifests/{task}")))
         head = build_head(clip, manifest["class_names"], manifest["templates"])

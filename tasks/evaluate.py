@@ -3,13 +3,11 @@
 import json
 from typing import Any
 
-import torch
-
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, load_encoder, load_images
+from tasks.vision import BASE, choose_device, load_examples, load_model
 
 
 def run(io: StageIO) -> None:
@@ -17,15 +15,15 @@ def run(io: StageIO) -> None:
     device, tasks = choose_device(io), list(io.section("tasks"))
     batch_size = io.section("evaluation").batch_size
     selection = json.loads(io.dep(layout.SELECTION).read_text())
-    encoder = load_encoder(io, io.path(BASE), device)
-    data = {task: load_images(io, "test", task, device) for task in tasks}
+    model = load_model(io, io.path(BASE), device)
+    data = {task: load_examples(io, "test", task, device) for task in tasks}
     checkpoints = {method: layout.merge(method) for method in selection["methods"]}
     total = len(checkpoints) + 2
 
     def score(checkpoint: str, chosen: list[str]) -> dict[str, float]:
-        with open_checkpoint(io.dep(checkpoint)) as state, torch.inference_mode():
-            encoder.load_encoder_state(state)
-        return accuracies(encoder, {task: data[task] for task in chosen}, batch_size)
+        with open_checkpoint(io.dep(checkpoint)) as state:
+            model.load(state)
+        return accuracies(model, {task: data[task] for task in chosen}, batch_size)
 
     individual: dict[str, float] = {}
     for task in tasks:
@@ -40,7 +38,7 @@ def run(io: StageIO) -> None:
         args = selection["methods"][method]["args"]
         rows.append(_row(method, args, score(checkpoint, tasks), individual))
         io.report("models", done, total)
-    images = {task: len(data[task].labels) for task in tasks}
+    images = {task: len(data[task]) for task in tasks}
     test = {"split": "test", "tasks": tasks, "images": images, "winner": selection["winner"], "rows": rows}
     io.out(layout.TEST).write_text(json.dumps(test, indent=1) + "\n")
     metrics = {row["name"]: {key: row[key] for key in ("mean", "normalised", "accuracy")} for row in rows}

@@ -4,14 +4,13 @@ import json
 from typing import Any
 
 import numpy as np
-import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, write_checkpoint
-from mergeflow.evaluation import at_grid_edge, best_candidate, correct_predictions
+from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
 from mergeflow.merging import configure, prepare
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
+from tasks.vision import BASE, choose_device, expert_summary, load_examples, load_model, load_states
 
 
 def run(io: StageIO) -> None:
@@ -64,12 +63,13 @@ def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> Non
     from mergeflow.checkpoints import open_checkpoint
 
     device = choose_device(io)
-    encoder = load_encoder(io, io.path(BASE), device)
-    with open_checkpoint(checkpoint) as state, torch.inference_mode():
-        encoder.load_encoder_state(state)
+    model = load_model(io, io.path(BASE), device)
+    with open_checkpoint(checkpoint) as state:
+        model.load(state)
     batch_size = io.section("evaluation").batch_size
     answers = {
-        task: correct_predictions(encoder, load_images(io, "validation", task, device), batch_size) for task in tasks
+        task: example_scores(model, load_examples(io, "validation", task, device), batch_size).astype(bool)
+        for task in tasks
     }
     with io.out(layout.WINNER_ANSWERS).open("wb") as file:
         np.savez(file, allow_pickle=False, **answers)

@@ -13,7 +13,7 @@ from mergeflow.search.climb import climb
 from mergeflow.search.grid import grid, grid_of
 from mergeflow.search.journal import Journal
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, expert_summary, load_encoder, load_images, load_states
+from tasks.vision import BASE, choose_device, expert_summary, load_examples, load_model, load_states
 
 JOURNAL = "candidates.jsonl"
 Row = dict[str, Any]
@@ -61,9 +61,9 @@ def open_scorer(io: StageIO) -> CandidateScorer:
     device = choose_device(io)
     tasks = list(io.section("tasks"))
     base, experts = load_states(io, tasks)
-    encoder = load_encoder(io, io.path(BASE), device)
-    data = {task: load_images(io, "validation", task, device) for task in tasks}
-    return CandidateScorer(encoder, data, base, experts, batch_size=io.section("evaluation").batch_size)
+    model = load_model(io, io.path(BASE), device)
+    data = {task: load_examples(io, "validation", task, device) for task in tasks}
+    return CandidateScorer(model, data, base, experts, batch_size=io.section("evaluation").batch_size)
 
 
 def individual(io: StageIO) -> dict[str, float]:

@@ -10,29 +10,26 @@ from typing import Any
 import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.evaluation import LabelledImages, accuracies
-from mergeflow.evaluation.accuracy import Encoder
-from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.evaluation import accuracies
+from mergeflow.modality import Examples, Model
 from mergeflow.training import (
     Cost,
     FineTuneSettings,
     IterativeRun,
-    LinearisedEncoder,
-    LoraEncoder,
-    TrainingSet,
+    LinearisedModel,
+    LoraModel,
     fine_tune,
 )
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, load_encoder, load_images
+from tasks.vision import BASE, choose_device, load_examples, load_model
 
 Report = Callable[[int, int], None]
 State = dict[str, torch.Tensor]
-Tuned = ImageEncoder | LinearisedEncoder | LoraEncoder
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """What training needs of the project: the base, and a task's images on the device."""
+    """What training needs of the project: the base, and a task's examples on the device."""
 
     io: StageIO
     device: torch.device
@@ -41,22 +38,19 @@ class Workbench:
     def open(cls, io: StageIO) -> "Workbench":
         return cls(io, choose_device(io))
 
-    def encoder(self) -> ImageEncoder:
-        """Return a new image encoder with the base's weights."""
-        return load_encoder(self.io, self.io.path(BASE), self.device)
+    def model(self) -> Model:
+        """Return a new model with the base's weights."""
+        return load_model(self.io, self.io.path(BASE), self.device)
 
-    def images(self, task: str, split: str) -> LabelledImages:
-        return load_images(self.io, split, task, self.device)
+    def examples(self, task: str, split: str = "train") -> Examples:
+        """Return one split of one task."""
+        return load_examples(self.io, split, task, self.device)
 
-    def training_set(self, task: str) -> TrainingSet:
-        data = self.images(task, "train")
-        return TrainingSet(task, data.images, data.labels, data.head.logits)
-
-    def validation(self, tasks: Sequence[str]) -> Callable[[Encoder], float]:
-        """Return what computes an encoder's validation accuracy, the mean over `tasks`."""
-        data = {task: self.images(task, "validation") for task in tasks}
+    def validation(self, tasks: Sequence[str]) -> Callable[[Model], float]:
+        """Return a function that computes a model's validation accuracy, the mean over `tasks`."""
+        data = {task: self.examples(task, "validation") for task in tasks}
         batch_size = self.io.section("evaluation").batch_size
-        return lambda encoder: sum(accuracies(encoder, data, batch_size).values()) / len(data)
+        return lambda model: sum(accuracies(model, data, batch_size).values()) / len(data)
 
 
 def train(
@@ -83,14 +77,14 @@ def train(
         What it cost.
 
     Raises:
-        MergeflowError: a task has no images, or the loss is no longer finite.
+        MergeflowError: a task has no examples, or the loss is no longer finite.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    encoder, validate = bench.encoder(), bench.validation(tasks)
-    tuned = _tuned(encoder, settings, seed).to(bench.device)
+    base, validate = bench.model(), bench.validation(tasks)
+    tuned = _tuned(base, settings, seed)
     outcome = fine_tune(
         tuned,
-        [bench.training_set(task) for task in tasks],
+        [bench.examples(task) for task in tasks],
         settings,
         seed,
         scratch / "training_state.pt",
@@ -101,12 +95,12 @@ def train(
     folder.mkdir(parents=True)
     if settings.keep_epochs:
         shutil.copytree(scratch / "epochs", folder / "epochs")  # a run killed from here on needs them again
-    if isinstance(tuned, LoraEncoder):
-        tuned.save(folder / "adapter")
-    state, extra = tuned.encoder_state(), dict[str, Any]()
+    if isinstance(tuned, LoraModel):
+        tuned.module.save(folder / "adapter")
+    state, extra = tuned.state(), dict[str, Any]()
     if settings.regime == "linearised":  # the expert's weights in the network that is not linearised
-        encoder.load_encoder_state(state)
-        extra["validation_accuracy_nonlinear"] = validate(encoder)
+        base.load(state)
+        extra["validation_accuracy_nonlinear"] = validate(base)
     rows = outcome.trajectory.as_json()
     write_expert(bench, folder, tasks, state, settings, seed, rows, extra)
     return outcome.cost
@@ -138,7 +132,7 @@ def write_expert(
         "settings": settings.model_dump(),
         "seed": seed,
         "steps": rows[-1]["steps"],
-        "images": sum(len(bench.images(task, "train").labels) for task in tasks),
+        "images": sum(len(bench.examples(task)) for task in tasks),
         "validation_accuracy": rows[-1]["validation_accuracy"],
         **extra,
         "epochs": rows,
@@ -148,8 +142,8 @@ def write_expert(
 
 def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, report: Report) -> None:
     """Tune one task in one round of an iterative run."""
-    encoder, validate = bench.encoder(), bench.validation([task])
-    run.tune(number, encoder, bench.training_set(task), lambda: validate(encoder), report)
+    model, validate = bench.model(), bench.validation([task])
+    run.tune(number, model, bench.examples(task), lambda: validate(model), report)
 
 
 def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
@@ -167,20 +161,20 @@ def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
     return total
 
 
-def _tuned(encoder: ImageEncoder, settings: FineTuneSettings, seed: int) -> Tuned:
-    """Return what the regime trains: the encoder itself, or the encoder with what is trained in its place."""
+def _tuned(base: Model, settings: FineTuneSettings, seed: int) -> Model:
+    """Return what the regime trains: the base itself, or the base with adapters or linearised."""
     if settings.regime == "lora":
-        return LoraEncoder(encoder, settings.lora, seed)
-    return LinearisedEncoder(encoder) if settings.regime == "linearised" else encoder
+        return LoraModel.of(base, settings.lora, seed)
+    return LinearisedModel.of(base, "visual") if settings.regime == "linearised" else base
 
 
 def _cost(record: dict[str, Any]) -> Cost:
-    return Cost(**{name: value for name, value in record.items() if name != "images_per_second"})
+    return Cost(**{name: value for name, value in record.items() if name != "examples_per_second"})
 
 
-def _keeper(encoder: Tuned, folder: Path) -> Callable[[int], None]:
+def _keeper(model: Model, folder: Path) -> Callable[[int], None]:
     def keep(epoch: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(folder / f"epoch_{epoch:03}.safetensors", encoder.encoder_state())
+        write_checkpoint(folder / f"epoch_{epoch:03}.safetensors", model.state())
 
     return keep

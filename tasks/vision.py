@@ -1,4 +1,4 @@
-"""What the stages share: the base's encoder and heads, the experts, and prepared splits, from the project's outputs."""
+"""What the stages share: the base's model and heads, the experts, and prepared splits, from the project's outputs."""
 
 import json
 from collections.abc import Iterable
@@ -10,10 +10,11 @@ import torch
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import LabelledImages
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.data import load_split
-from mergeflow.modalities.vision.heads import Head, load_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modality import Network
 from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
 
@@ -31,12 +32,13 @@ def choose_device(io: StageIO) -> torch.device:
     return torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
 
 
-def load_encoder(io: StageIO, checkpoint: str, device: torch.device) -> ImageEncoder:
-    """Return the image encoder of the configured architecture with the weights of an output file."""
-    encoder = ImageEncoder(load_clip(io.choice("model").architecture))
+def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Network:
+    """Return a model of the configured architecture with the weights of an output file."""
+    model = image_model(load_clip(io.choice("model").architecture))
     with open_checkpoint(io.dep(checkpoint)) as state:
-        encoder.load_encoder_state(state)
-    return encoder.to(device)
+        model.load(state)
+    model.module.to(device)
+    return model
 
 
 def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
@@ -44,8 +46,8 @@ def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
     return load_head(io.dep(io.path(f"base/heads/{task}.safetensors"))).to(device)
 
 
-def load_images(io: StageIO, split: str, task: str, device: torch.device) -> LabelledImages:
-    """Return one split of one task, images on disk, labels and head on the device.
+def load_examples(io: StageIO, split: str, task: str, device: torch.device) -> Classification:
+    """Return one split of one task, inputs on disk, labels and head on the device.
 
     Raises:
         MergeflowError: a label lies outside the head.
@@ -57,7 +59,7 @@ def load_images(io: StageIO, split: str, task: str, device: torch.device) -> Lab
             f"task '{task}': the head has {len(head.class_names)} classes and the data {len(data.class_names)}, or "
             f"their names differ: run `mergeflow run` so that both come from the same manifest."
         )
-    return LabelledImages(torch.from_numpy(data.images), torch.from_numpy(data.labels.copy()).to(device), head)
+    return Classification(task, torch.from_numpy(data.images), torch.from_numpy(data.labels.copy()).to(device), head)
 
 
 def expert_summary(io: StageIO, task: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ FILES = {
     *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.shelf"),
     "mergeflow.checkpoints",
 }
-DATA = {"mergeflow.modalities.vision", "mergeflow.suites"}  # suites still build on vision's Example
+DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.suites"}  # suites still build on vision's Example
 LEARNING = {*FILES, *DATA, "mergeflow.merging"}
 ALLOWED = {
     "mergeflow.errors": set(),
@@ -25,7 +25,8 @@ ALLOWED = {
     "mergeflow.shelf": {"mergeflow.errors", "mergeflow.plugins"},
     "mergeflow.checkpoints": {"mergeflow.errors"},
     "mergeflow.merging": FILES,
-    "mergeflow.modalities.vision": {*FILES, *DATA},
+    "mergeflow.modality": {"mergeflow.errors"},
+    "mergeflow.modalities": {*FILES, *DATA},
     "mergeflow.suites": {*FILES, *DATA},
     "mergeflow.training": LEARNING,
     "mergeflow.evaluation": LEARNING,

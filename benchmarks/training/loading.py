@@ -17,8 +17,11 @@ from pathlib import Path
 
 import torch
 
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head
 from mergeflow.modalities.vision.models import POCKET, ImageEncoder, load_clip
-from mergeflow.training import FineTuneSettings, TrainingSet, Trajectory, fine_tune, plan_batches
+from mergeflow.modality import Network
+from mergeflow.training import FineTuneSettings, Trajectory, fine_tune, plan_batches
 
 WARM = 2
 
@@ -42,20 +45,21 @@ def measure(model: str, batch_size: int, steps: int, images: int, device: torch.
     encoder, side = ImageEncoder(clip), clip.image_size
     pixels = torch.randint(0, 256, (images, side, side, 3), dtype=torch.uint8, device=device)
     width = encoder(pixels[:1]).shape[1]
-    head = torch.nn.functional.normalize(torch.randn(10, width, device=device), dim=1)
-    data = TrainingSet("random", pixels, torch.randint(0, 10, (images,), device=device), lambda f: 50 * f @ head.T)
+    weight = torch.nn.functional.normalize(torch.randn(10, width, device=device), dim=1)
+    head = Head(weight, 50.0, [str(label) for label in range(10)])
+    data = Classification("random", pixels, torch.randint(0, 10, (images,), device=device), head)
     settings = FineTuneSettings(steps=steps, batch_size=batch_size, save_every=10**6)
 
     def train(count: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             chosen = settings.model_copy(update={"steps": count})
-            fine_tune(encoder, [data], chosen, 0, Path(folder) / "saved.pt", lambda: 0.0)
+            fine_tune(Network(encoder), [data], chosen, 0, Path(folder) / "saved.pt", lambda: 0.0)
 
     def load() -> None:
         batches = plan_batches([images], settings, 0)
         for step in range(steps):
             for part in batches.parts(step):
-                encoder.normalised_pixels(data.images[part.indices.to(device)])
+                encoder.normalised_pixels(pixels[part.indices])
 
     gradients = [torch.randn_like(p) for p in encoder.parameters()]
     weights = [p.detach() for p in encoder.parameters()]

@@ -15,13 +15,15 @@ from pathlib import Path
 import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.evaluation import LabelledImages, accuracies, mean
+from mergeflow.evaluation import accuracies, mean
 from mergeflow.merging import FactorCache, MethodCall, configure, prepare
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import POCKET, ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import POCKET, image_model, load_clip
 from mergeflow.modalities.vision.pretraining import PretrainSettings, pretrain
+from mergeflow.modality import Model
 from mergeflow.suites import SuiteTask, get_suite
-from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune
+from mergeflow.training import FineTuneSettings, fine_tune
 
 TASKS = get_suite("pocket8").tasks
 ARMS = {"confused": 0.7, "right": 0.0}
@@ -41,11 +43,11 @@ FINE_TUNE = FineTuneSettings(steps=300, batch_size=32, learning_rate=4e-4, preci
 State = dict[str, torch.Tensor]
 
 
-def labelled(encoder_base: str, task: SuiteTask, split: str) -> LabelledImages:
+def labelled(encoder_base: str, task: SuiteTask, split: str) -> Classification:
     """Return a split of a task with the head of a base."""
     images, labels = (torch.from_numpy(part) for part in task.arrays(split))
     head = build_head(load_clip(POCKET, encoder_base), task.class_names, task.templates)
-    return LabelledImages(images, labels, head)
+    return Classification(task.name, images, labels, head)
 
 
 def make_expert(base: str, name: str, folder: str) -> None:
@@ -54,16 +56,15 @@ def make_expert(base: str, name: str, folder: str) -> None:
     if path.exists():
         return
     torch.set_num_threads(1)
-    encoder, data = ImageEncoder(load_clip(POCKET, base)), labelled(base, TASKS[name], "train")
-    training = TrainingSet(name, data.images, data.labels, data.head.logits)
-    fine_tune(encoder, [training], FINE_TUNE, 0, path.with_suffix(".resume"), lambda: 0.0)
-    write_checkpoint(path, encoder.encoder_state())
+    model, data = image_model(load_clip(POCKET, base)), labelled(base, TASKS[name], "train")
+    fine_tune(model, [data], FINE_TUNE, 0, path.with_suffix(".resume"), lambda: 0.0)
+    write_checkpoint(path, model.state())
 
 
-def evaluate(encoder: ImageEncoder, state: State, data: dict[str, LabelledImages]) -> dict[str, float]:
+def evaluate(model: Model, state: State, data: dict[str, Classification]) -> dict[str, float]:
     """Return the accuracies of a state."""
-    encoder.load_encoder_state(state)
-    return accuracies(encoder, data)
+    model.load(state)
+    return accuracies(model, data)
 
 
 def title(call: MethodCall) -> str:
@@ -74,18 +75,18 @@ def title(call: MethodCall) -> str:
 
 def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
     """Return test accuracies by row; every method's arguments are chosen on validation."""
-    encoder = ImageEncoder(load_clip(POCKET, base_path))
-    base = {name: tensor.clone() for name, tensor in encoder.encoder_state().items()}
+    model = image_model(load_clip(POCKET, base_path))
+    base = {name: tensor.clone() for name, tensor in model.state().items()}
     experts = {}
     for task in TASKS:
         with open_checkpoint(folder / f"{task}.safetensors") as file:
             experts[task] = {name: file[name] for name in file}
     validation = {name: labelled(base_path, task, "validation") for name, task in TASKS.items()}
     test = {name: labelled(base_path, task, "test") for name, task in TASKS.items()}
-    rows = {"zero-shot": evaluate(encoder, base, test), "individual": {}}
+    rows = {"zero-shot": evaluate(model, base, test), "individual": {}}
     for task, expert in experts.items():
-        rows["individual"] |= evaluate(encoder, expert, {task: test[task]})
-    rows["average"] = evaluate(encoder, prepare(configure("average", {}), base, experts).at(1.0), test)
+        rows["individual"] |= evaluate(model, expert, {task: test[task]})
+    rows["average"] = evaluate(model, prepare(configure("average", {}), base, experts).at(1.0), test)
     for method, grid in GRIDS.items():
         groups: dict[MethodCall, list[MethodCall]] = {}
         for args in grid:
@@ -94,9 +95,9 @@ def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
         cache, found = FactorCache(), []
         for calls in groups.values():
             direction = prepare(calls[0], base, experts, cache=cache)
-            scored = [(mean(evaluate(encoder, direction.at(call.scale), validation)), call) for call in calls]
+            scored = [(mean(evaluate(model, direction.at(call.scale), validation)), call) for call in calls]
             best, call = max(scored, key=lambda entry: entry[0])
-            found.append((best, title(call), evaluate(encoder, direction.at(call.scale), test)))
+            found.append((best, title(call), evaluate(model, direction.at(call.scale), test)))
         if len(found) > 1:
             rows |= {name: accuracy for _, name, accuracy in found}
         _, name, accuracy = max(found, key=lambda entry: entry[0])

@@ -33,11 +33,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from mergeflow.evaluation import LabelledImages
-from mergeflow.evaluation.accuracy import correct_predictions
+from mergeflow.evaluation import example_scores
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.data.images import encode_png, resize, to_rgb
 from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import POCKET, ClipModel, image_model, load_clip
 from mergeflow.suites import SuiteTask, get_suite
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -135,22 +135,23 @@ PLAIN: dict[str, Callable[[Plain], Callable[[], list[Tensor]]]] = {
 
 
 class Ours:
-    """This project's way, as `CandidateScorer` goes: one encoder, decoded images and heads; weights are copied in."""
+    """This project's way, as `CandidateScorer` goes: one model, decoded images and heads; weights are copied in."""
 
     def __init__(self, clip: ClipModel, pictures: list[Pictures], batch_size: int) -> None:
-        self.encoder, self.batch_size = ImageEncoder(clip), batch_size
-        self.state = {name: tensor.clone() for name, tensor in self.encoder.encoder_state().items()}
+        self.model, self.batch_size = image_model(clip), batch_size
+        self.state = {name: tensor.clone() for name, tensor in self.model.state().items()}
         device = next(clip.model.parameters()).device
         self.tasks = [self._decode(clip, one, device) for one in pictures]
 
-    def _decode(self, clip: ClipModel, pictures: Pictures, device: torch.device) -> LabelledImages:
+    def _decode(self, clip: ClipModel, pictures: Pictures, device: torch.device) -> Classification:
         pixels = np.stack([resize(to_rgb(file, "file"), clip.image_size) for file in pictures.files])
         head = build_head(clip, pictures.task.class_names, pictures.task.templates).to(device)
-        return LabelledImages(torch.from_numpy(pixels).to(device), torch.tensor(pictures.labels, device=device), head)
+        labels = torch.tensor(pictures.labels, device=device)
+        return Classification(pictures.task.name, torch.from_numpy(pixels).to(device), labels, head)
 
     def predict(self) -> list[Tensor]:
-        self.encoder.load_encoder_state(self.state)
-        return [torch.from_numpy(correct_predictions(self.encoder, task, self.batch_size)) for task in self.tasks]
+        self.model.load(self.state)
+        return [torch.from_numpy(example_scores(self.model, task, self.batch_size).astype(bool)) for task in self.tasks]
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

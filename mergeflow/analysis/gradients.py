@@ -1,37 +1,30 @@
 """Gradients along a fine-tuning run: how long each epoch's is, and how it lies to the first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+import torch
+from torch import Tensor
 
 from mergeflow.analysis.geometry import dot, norm
+from mergeflow.modality import Examples, Model
 
 Gradient = Mapping[str, Tensor]
 
 
-def mean_gradient(
-    encoder: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    logits: Callable[[Tensor], Tensor],
-    batch_size: int = 256,
-) -> dict[str, Tensor]:
-    """Return ∇L of the mean cross-entropy L over all images of a task, by parameter; chunks are summed in order.
+def mean_gradient(model: Model, examples: Examples, batch_size: int = 256) -> dict[str, Tensor]:
+    """Return ∇L of the mean loss L over all examples of a task, by parameter; chunks are summed in order.
 
     Args:
-        encoder: maps uint8 images [B, S, S, 3] to features [B, D]; its trained parameters' `grad` is overwritten.
-        images: uint8 [N, S, S, 3], on the encoder's device.
-        labels: int64 [N].
-        logits: maps features [B, D] to class logits [B, C].
-        batch_size: images per chunk.
+        model: its trained parameters' `grad` is overwritten.
+        examples: at least one.
+        batch_size: examples per chunk.
     """
-    encoder.zero_grad(set_to_none=True)
-    for chunk, targets in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-        loss = cross_entropy(logits(encoder(chunk)), targets, reduction="sum")
-        (loss / len(labels)).backward()
-    gradients = {name: p.grad for name, p in encoder.named_parameters() if p.requires_grad and p.grad is not None}
-    encoder.zero_grad(set_to_none=True)
+    module = model.module
+    module.zero_grad(set_to_none=True)
+    for rows in torch.arange(len(examples)).split(batch_size):
+        (examples.loss(model, rows) * (len(rows) / len(examples))).backward()
+    gradients = {name: p.grad for name, p in module.named_parameters() if p.requires_grad and p.grad is not None}
+    module.zero_grad(set_to_none=True)
     return gradients
 
 

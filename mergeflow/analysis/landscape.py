@@ -163,7 +163,7 @@ def measure_grid(
         plane: where the models lie.
         grid: which of them.
         evaluate: state dict → value by name, for example the error on each task. The tensors are reused for the next
-            point; `CandidateScorer.state` and `ImageEncoder.load_encoder_state` copy what they are given.
+            point; `CandidateScorer.state` and `Network.load` copy what they are given.
         report: called with points done and in all.
 
     Returns:

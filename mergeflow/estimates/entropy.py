@@ -1,4 +1,4 @@
-"""AdaMerging's loss: the entropy of a merged model on images without labels; and learning coefficients by it."""
+"""AdaMerging's loss: the entropy of a merged model's predictions, without labels; and learning coefficients by it."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -10,12 +10,15 @@ from torch import Tensor
 
 from mergeflow.checkpoints import write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.vision.data import load_split
-from mergeflow.modalities.vision.heads import Head, load_head
-from mergeflow.modalities.vision.models import ClipModel, ImageEncoder
+from mergeflow.modalities.vision.models import ClipModel, image_model
+from mergeflow.modality import Model, Predictions
 from mergeflow.search.sweep_file import ModelPart
 from mergeflow.search.sweep_inputs import check_device, check_head, open_model
 from mergeflow.search.sweep_results import recipe_text
@@ -23,22 +26,9 @@ from mergeflow.search.sweep_results import recipe_text
 RECIPE = "recipe.yaml"
 
 
-@dataclass(frozen=True)
-class UnlabelledImages:
-    """Images of one task with its head; labels have no place here.
-
-    Attributes:
-        images: uint8 [N, S, S, 3], on any device.
-        head: The task's frozen head, on the encoder's device.
-    """
-
-    images: Tensor
-    head: Head
-
-
 def entropy_gradient(
-    encoder: ImageEncoder,
-    tasks: Mapping[str, UnlabelledImages],
+    model: Model,
+    tasks: Mapping[str, Predictions],
     state: Mapping[str, Tensor],
     batch_size: int = 16,
     seed: int = 0,
@@ -46,13 +36,13 @@ def entropy_gradient(
 ) -> tuple[float, dict[str, Tensor]]:
     r"""Return the entropy of a model on one batch of each task, and its gradient in the weights.
 
-    L = Σ_t 1/B Σ_i H(p(x_i)), H(p) = -Σ_c p_c log p_c
+    L = Σ_t 1/m Σ_i H(p_i) over the m predictions of a batch, H(p) = -Σ_c p_c log p_c
 
     Args:
-        encoder: The image tower; its weights become those of the state.
-        tasks: Unlabelled images by task.
+        model: Its weights become those of the state.
+        tasks: Examples by task; labels play no part.
         state: Weights by name.
-        batch_size: B images per task, drawn without replacement.
+        batch_size: B examples per task, drawn without replacement.
         seed: With `step` and the task's name, decides the batch.
         step: Which step it is.
 
@@ -60,24 +50,23 @@ def entropy_gradient(
         The loss, and its gradient by tensor name.
 
     Raises:
-        MergeflowError: No task, a task without images, or empty batches.
+        MergeflowError: No task, a task without examples, or empty batches.
 
     Source: Yang et al., AdaMerging (ICLR 2024), section 3.2.2.
     """
-    _check_images(tasks, batch_size)
-    encoder.eval()
-    encoder.load_encoder_state(state)
-    parameters = {name: value for name, value in encoder.named_parameters() if value.is_floating_point()}
+    _check_examples(tasks, batch_size)
+    model.module.eval()
+    model.load(state)
+    parameters = {name: value for name, value in model.module.named_parameters() if value.is_floating_point()}
     totals = {name: torch.zeros_like(value) for name, value in parameters.items()}
     loss = 0.0
-    encoder.requires_grad_(True)
+    model.module.requires_grad_(True)
     for task in sorted(tasks):  # one task at a time: the graph of one batch is all that is held
-        images, head = tasks[task].images, tasks[task].head
+        examples = tasks[task]
         generator = torch.Generator().manual_seed(_batch_seed(seed, task, step))
-        chosen = torch.randperm(len(images), generator=generator)[:batch_size]
-        device = next(iter(parameters.values())).device
+        chosen = torch.randperm(len(examples), generator=generator)[:batch_size]
         with torch.enable_grad():
-            log_p = head.logits(encoder(images[chosen.to(images.device)].to(device))).log_softmax(dim=1)
+            log_p = examples.log_p(model, chosen)
             entropy = -(log_p.exp() * log_p).sum(dim=1).mean()
             found = torch.autograd.grad(entropy, list(parameters.values()), allow_unused=True)
         loss += float(entropy.detach())
@@ -89,36 +78,33 @@ def entropy_gradient(
 
 @torch.inference_mode()
 def entropies(
-    encoder: ImageEncoder,
-    tasks: Mapping[str, UnlabelledImages],
+    model: Model,
+    tasks: Mapping[str, Predictions],
     state: Mapping[str, Tensor],
     batch_size: int = 256,
 ) -> dict[str, float]:
-    """Return the mean entropy of a model's predictions on all images of each task, in nats.
+    """Return the mean entropy of a model's predictions on all examples of each task, in nats.
 
     Args:
-        encoder: The image tower; its weights become those of the state.
-        tasks: Unlabelled images by task.
+        model: Its weights become those of the state.
+        tasks: Examples by task; labels play no part.
         state: Weights by name.
-        batch_size: Images per forward pass.
+        batch_size: Examples per forward pass.
     """
-    _check_images(tasks, batch_size)
-    encoder.load_encoder_state(state)
+    _check_examples(tasks, batch_size)
+    model.load(state)
     found = {}
-    for task, data in tasks.items():
-        batches = [data.head.logits(encoder(images)).log_softmax(dim=1) for images in data.images.split(batch_size)]
-        log_p = torch.cat(batches).double()
+    for task, examples in tasks.items():
+        log_p = torch.cat([examples.log_p(model, rows) for rows in in_batches(len(examples), batch_size)]).double()
         found[task] = float(-(log_p.exp() * log_p).sum(dim=1).mean())
     return found
 
 
-def _check_images(tasks: Mapping[str, UnlabelledImages], batch_size: int) -> None:
-    empty = sorted(task for task, found in tasks.items() if not len(found.images))
+def _check_examples(tasks: Mapping[str, Predictions], batch_size: int) -> None:
+    empty = sorted(task for task, found in tasks.items() if not len(found))
     if not tasks or empty or batch_size < 1:
-        what = f"task '{empty[0]}' has none" if empty else f"found {len(tasks)} tasks, {batch_size} images a batch"
-        raise MergeflowError(
-            f"adaptation needs unlabelled images of every task: {what}. Give some, or merge without adapting."
-        )
+        what = f"task '{empty[0]}' has none" if empty else f"found {len(tasks)} tasks, {batch_size} examples a batch"
+        raise MergeflowError(f"adaptation needs examples of every task: {what}. Give some, or merge without adapting.")
 
 
 def _batch_seed(seed: int, task: str, step: int) -> int:
@@ -176,16 +162,16 @@ def learn_coefficients(
     _files(recipe, place)  # names that collide are refused before the work
     check_device(recipe.device)
     clip = open_model(ModelPart(architecture=order.architecture), recipe.device, whole=False)
-    encoder = ImageEncoder(clip)
+    model = image_model(clip)
     tasks = {task: _open_task(order, task, clip, recipe.device) for task in order.tasks}
     with open_inputs(recipe, resolve) as inputs:
-        encoder.load_encoder_state(inputs.base)
+        model.load(inputs.base)
         place.mkdir(parents=True, exist_ok=True)
         found = learn(
             recipe.call(),
             inputs.base,
             inputs.experts,
-            lambda state, step: entropy_gradient(encoder, tasks, state, order.batch_size, order.seed, step),
+            lambda state, step: entropy_gradient(model, tasks, state, order.batch_size, order.seed, step),
             progress,
             recipe.device,
             place,
@@ -224,8 +210,9 @@ def _files(recipe: Recipe, place: Path) -> dict[str, Path]:
     return files
 
 
-def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> UnlabelledImages:
+def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> Classification:
     found = load_split(order.tasks[task], order.split)
     head = load_head(order.heads[task])
     check_head(task, head, found.class_names, clip)
-    return UnlabelledImages(torch.from_numpy(found.images.copy()).to(device), head.to(device))
+    labels = torch.from_numpy(found.labels).to(device)
+    return Classification(task, torch.from_numpy(found.images.copy()).to(device), labels, head.to(device))

@@ -12,9 +12,10 @@ from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_
 from mergeflow.errors import MergeflowError
 from mergeflow.estimates.fisher import Labels, diagonal_fisher
 from mergeflow.estimates.gram import input_grams
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.data import load_split
-from mergeflow.modalities.vision.heads import load_head
-from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.modalities.vision.models import image_model
 from mergeflow.search.sweep_file import ModelPart
 from mergeflow.search.sweep_inputs import check_device, check_head, open_model
 
@@ -64,19 +65,19 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
     """
     _check(order, Path(out))
     clip = open_model(ModelPart(architecture=order.architecture), order.device, whole=False)
-    encoder = ImageEncoder(clip)
+    model = image_model(clip)
     with open_checkpoint(order.expert) as state:
-        encoder.load_encoder_state(state)
+        model.load(state)
         source, infos = fingerprint(state), infos_of(state)
-    images = draw_images(order.task, order.split, order.samples, order.seed, clip.image_size).to(order.device)
-    if order.kind == "gram":
-        found = input_grams(encoder, images, batch_size=order.batch_size, progress=progress)
-    else:
-        assert order.head is not None
+    head = None
+    if order.head is not None:
         head = load_head(order.head)
         check_head(order.task, head, load_split(order.task, order.split).class_names, clip)
-        head = head.to(order.device)
-        found = diagonal_fisher(encoder, head, images, labels=order.labels, seed=order.seed, progress=progress)
+    examples = draw_examples(order, clip.image_size, head)
+    if order.kind == "gram":
+        found = input_grams(model, examples, batch_size=order.batch_size, progress=progress)
+    else:
+        found = diagonal_fisher(model, examples, labels=order.labels, seed=order.seed, progress=progress)
         # Floating-point buffers have no gradient: zero, so that they are averaged.
         buffers = {name: info for name, info in infos.items() if info.dtype.is_floating_point and name not in found}
         found |= {name: torch.zeros(info.shape) for name, info in buffers.items()}
@@ -84,12 +85,12 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
     record = {
         "kind": order.kind,
         "expert": source,
-        "samples": str(len(images)),
+        "samples": str(len(examples)),
         "split": order.split,
         "seed": str(order.seed),
         **({"labels": order.labels} if order.kind == "fisher" else {}),
     }
-    return write_checkpoint(out, found, record), len(images)
+    return write_checkpoint(out, found, record), len(examples)
 
 
 def _check(order: StatisticOrder, out: Path) -> None:
@@ -106,16 +107,18 @@ def _check(order: StatisticOrder, out: Path) -> None:
         raise MergeflowError(f"out '{out}' would overwrite the expert: choose another place.")
 
 
-def draw_images(folder: str, split: str, samples: int, seed: int, image_size: int) -> Tensor:
-    """Return images of a prepared split in an order drawn from the seed, without their labels: uint8 [N, S, S, 3]."""
-    images = load_split(folder, split).images
-    if images.shape[1] != image_size:
+def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> Classification:
+    """Return examples of a prepared split in an order drawn from the seed."""
+    split = load_split(order.task, order.split)
+    if split.images.shape[1] != image_size:
         raise MergeflowError(
-            f"'{folder}' holds images of {images.shape[1]} pixels a side, but the model takes {image_size}: "
+            f"'{order.task}' holds images of {split.images.shape[1]} pixels a side, but the model takes {image_size}: "
             "prepare the task again with that size."
         )
-    chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:samples]
-    return torch.from_numpy(images[chosen.numpy()])
+    chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(order.seed))[: order.samples].numpy()
+    images, labels = torch.from_numpy(split.images[chosen]), torch.from_numpy(split.labels[chosen])
+    head = head if head is None else head.to(order.device)
+    return Classification(order.task, images.to(order.device), labels.to(order.device), head)
 
 
 def _check_finite(order: StatisticOrder, found: dict[str, Tensor]) -> None:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.accuracy import in_batches
+from mergeflow.modality import Model, Predictions
 
 
 class _Totals:
@@ -28,45 +30,45 @@ class _Totals:
 
 @torch.no_grad()
 def input_grams(
-    encoder: nn.Module,
-    images: Tensor,
+    model: Model,
+    examples: Predictions,
     *,
     batch_size: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
     r"""Return the Gram matrix of the inputs of every linear weight.
 
-    G = 1/R Σ_r x_r x_rᵀ over all R rows (tokens of all images) that enter a weight W [out, in]
+    G = 1/R Σ_r x_r x_rᵀ over all R rows (tokens of all examples) that enter a weight W [out, in]
 
-    The mean, not the sum: experts with fewer images or tokens count the same. Linear weights are those of `nn.Linear`
+    The mean, not the sum: experts with fewer examples or tokens count the same. Linear weights are those of `nn.Linear`
     and of self-attention: the fused in_proj (q, k and v see the same rows, so one Gram serves the 3d × d weight) and
     the out_proj, whose inputs are the joined heads. Convolutions, embeddings, norms and bare projections get none, and
     `regmean` averages them, as its authors do.
 
     Args:
-        encoder: Any module of images; put into evaluation mode.
-        images: uint8 [N, S, S, 3], N ≥ 1.
-        batch_size: Images per forward pass.
-        progress: Called with images done and in all.
+        model: Its module is put into evaluation mode.
+        examples: At least one; labels play no part.
+        batch_size: Examples per forward pass.
+        progress: Called with examples done and in all.
 
     Returns:
         [in, in] float32 by the weight's name, symmetric; products in float32, summed in float64.
 
     Raises:
-        MergeflowError: the encoder has no linear weight.
+        MergeflowError: the model has no linear weight.
 
     Source: Jin et al., Dataless knowledge fusion by merging weights (ICLR 2023), section 3.2.
     """
-    encoder.eval()
+    model.module.eval()
     totals = _Totals()
-    hooks = _watch(encoder, totals)
+    hooks = _watch(model.module, totals)
     try:
         done = 0
-        for batch in images.split(batch_size):
-            encoder(batch)
-            done += len(batch)
+        for rows in in_batches(len(examples), batch_size):
+            examples.log_p(model, rows)
+            done += len(rows)
             if progress is not None:
-                progress(done, len(images))
+                progress(done, len(examples))
     finally:
         for hook in hooks:
             hook.remove()
@@ -75,14 +77,14 @@ def input_grams(
     return {name: (total / totals.rows[name]).float().cpu() for name, total in totals.sums.items()}
 
 
-def _watch(encoder: nn.Module, totals: _Totals) -> list[Any]:
+def _watch(module: nn.Module, totals: _Totals) -> list[Any]:
     """Put hooks before every linear layer and every attention."""
     hooks = []
-    for name, module in encoder.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            hooks.append(module.register_forward_pre_hook(_attention_hook(name, totals), with_kwargs=True))
-        elif isinstance(module, nn.Linear):
-            hooks.append(module.register_forward_pre_hook(_linear_hook(f"{name}.weight", totals)))
+    for name, part in module.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            hooks.append(part.register_forward_pre_hook(_attention_hook(name, totals), with_kwargs=True))
+        elif isinstance(part, nn.Linear):
+            hooks.append(part.register_forward_pre_hook(_linear_hook(f"{name}.weight", totals)))
     return hooks
 
 

@@ -1,16 +1,16 @@
 """Accuracy, statistics and selection on validation."""
 
-from mergeflow.evaluation.accuracy import LabelledImages, accuracies, correct_predictions
+from mergeflow.evaluation.accuracy import accuracies, example_scores, losses
 from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
 from mergeflow.evaluation.selection import at_grid_edge, best_candidate
 from mergeflow.evaluation.statistics import mean, normalised
 
 __all__ = [
     "CandidateScorer",
-    "LabelledImages",
     "Score",
     "accuracies",
-    "correct_predictions",
+    "example_scores",
+    "losses",
     "at_grid_edge",
     "best_candidate",
     "mean",

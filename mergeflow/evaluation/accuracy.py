@@ -1,46 +1,59 @@
-"""Accuracy of one image encoder on many tasks, with the images decoded once and the heads built once."""
+"""How one model does on many tasks' examples: score by example, accuracy and loss by task."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mergeflow.modalities.vision.heads import Head
-
-Encoder = Callable[[Tensor], Tensor]  # uint8 images [B, S, S, 3] → features [B, D]
-
-
-@dataclass(frozen=True)
-class LabelledImages:
-    """One split of one task.
-
-    Attributes:
-        images: uint8 [N, S, S, 3]; they may stay on disk, a batch at a time goes to the encoder's device.
-        labels: int64 [N], on the encoder's device.
-        head: the task's zero-shot head, there too.
-    """
-
-    images: Tensor
-    labels: Tensor
-    head: Head
-
-    def first(self, count: int) -> "LabelledImages":
-        """Return the first images; a split goes through the classes in turn or in random order."""
-        return LabelledImages(self.images[:count], self.labels[:count], self.head)
+from mergeflow.modality import Examples, Model
 
 
 @torch.inference_mode()
-def correct_predictions(encoder: Encoder, data: LabelledImages, batch_size: int = 256) -> np.ndarray:
-    """Return for each image whether the class with the largest logit is the right one: bool [N]."""
-    hits = [
-        data.head.logits(encoder(images)).argmax(dim=1) == labels
-        for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True)
-    ]
-    return torch.cat(hits).cpu().numpy()
+def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> np.ndarray:
+    """Return each example's score: float32 [N] in [0, 1], in the split's order; of classes 1 where right, else 0."""
+    found = [examples.scores(model, rows) for rows in in_batches(len(examples), batch_size)]
+    return torch.cat(found).cpu().numpy()
 
 
-def accuracies(encoder: Encoder, tasks: Mapping[str, LabelledImages], batch_size: int = 256) -> dict[str, float]:
-    """Return each task's accuracy, a fraction in [0, 1]."""
-    return {task: float(correct_predictions(encoder, data, batch_size).mean()) for task, data in tasks.items()}
+def accuracies(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -> dict[str, float]:
+    """Return each task's accuracy, the mean of its scores: a fraction in [0, 1]."""
+    return {
+        task: float(example_scores(model, examples, batch_size).mean(dtype=np.float64))
+        for task, examples in tasks.items()
+    }
+
+
+@torch.inference_mode()
+def losses(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -> dict[str, float]:
+    """Return each task's mean loss L_t; of classes the cross-entropy in nats. A multi-task loss is Σ_t L_t.
+
+    Args:
+        model: judged as it stands.
+        tasks: examples by task.
+        batch_size: examples per forward pass; it changes the result by rounding alone.
+
+    Example:
+        >>> from mergeflow.modalities.classification import Classification
+        >>> from mergeflow.modality import Network
+        >>> pets = Classification("pets", torch.zeros(2, 3), torch.tensor([0, 1]))
+        >>> round(losses(Network(torch.nn.Identity()), {"pets": pets})["pets"], 4)
+        1.0986
+    """
+    found = {}
+    for task, examples in tasks.items():
+        total = 0.0
+        for rows in in_batches(len(examples), batch_size):
+            total += float(examples.loss(model, rows)) * len(rows)
+        found[task] = total / len(examples)
+    return found
+
+
+def in_batches(count: int, size: int) -> Iterator[Tensor]:
+    """Yield the rows 0 .. `count` − 1 in order, at most `size` at a time.
+
+    Example:
+        >>> [rows.tolist() for rows in in_batches(5, 2)]
+        [[0, 1], [2, 3], [4]]
+    """
+    yield from torch.arange(count).split(size)

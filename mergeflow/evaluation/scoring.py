@@ -1,4 +1,4 @@
-"""Score merge candidates on tasks: one encoder, one direction for every scale, factorisations kept."""
+"""Score merge candidates on tasks: one model, one direction for every scale, factorisations kept."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.evaluation.accuracy import LabelledImages, accuracies
+from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.evaluation.statistics import mean, normalised
 from mergeflow.merging import Direction, FactorCache, MethodCall, prepare
-from mergeflow.modalities.vision.models import ImageEncoder
-
-State = Mapping[str, Tensor]
+from mergeflow.modality import Examples, Model, State
 
 
 @dataclass(frozen=True)
@@ -47,19 +45,19 @@ class CandidateScorer:
     arguments share factorisations.
 
     Args:
-        encoder: The image tower, on its device; its weights are overwritten.
+        model: What the merges are weights of, on its device; its weights are overwritten.
         tasks: What to score on.
         base: θ0, in memory or lazy.
         experts: State dicts by name.
         statistics: Of data, for methods that need them: kind → expert → tensor.
         device: Where the merge's arithmetic happens.
-        batch_size: Images per forward pass.
+        batch_size: Examples per forward pass.
     """
 
     def __init__(
         self,
-        encoder: ImageEncoder,
-        tasks: Mapping[str, LabelledImages],
+        model: Model,
+        tasks: Mapping[str, Examples],
         base: State,
         experts: Mapping[str, State],
         *,
@@ -67,7 +65,7 @@ class CandidateScorer:
         device: str = "cpu",
         batch_size: int = 256,
     ) -> None:
-        self.encoder, self.tasks, self.base, self.experts = encoder, tasks, base, experts
+        self.model, self.tasks, self.base, self.experts = model, tasks, base, experts
         self.cache = FactorCache()
         self.prepared = 0
         self._statistics, self._device, self._batch_size = statistics, device, batch_size
@@ -94,7 +92,7 @@ class CandidateScorer:
         return self.state(self.merge(call))
 
     @torch.inference_mode()
-    def state(self, state: State, tasks: Mapping[str, LabelledImages] | None = None) -> dict[str, float]:
+    def state(self, state: State, tasks: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return the accuracy of a state dict on every task, or on those given."""
-        self.encoder.load_encoder_state(state)
-        return accuracies(self.encoder, self.tasks if tasks is None else tasks, self._batch_size)
+        self.model.load(state)
+        return accuracies(self.model, self.tasks if tasks is None else tasks, self._batch_size)

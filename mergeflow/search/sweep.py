@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.accuracy import LabelledImages
 from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
 from mergeflow.merging import MethodCall, Recipe, configure
 from mergeflow.search.candidates import Strategy, candidate_key, score_all
@@ -138,7 +137,7 @@ class _Scoreboard:
     def __init__(self, sweep: Sweep, inputs: SweepInputs, journal: Journal) -> None:
         self._sweep, self._inputs, self._journal = sweep, inputs, journal
         self._scorer = CandidateScorer(
-            inputs.encoder,
+            inputs.model,
             inputs.tasks,
             inputs.checkpoints.base,
             inputs.checkpoints.experts,
@@ -162,7 +161,7 @@ class _Scoreboard:
         return score_of(base, whole), whole
 
     def _individual(self, task: str, expert: str) -> float:
-        own: dict[str, LabelledImages] = {task: self._inputs.tasks[task]}
+        own = {task: self._inputs.tasks[task]}
         state = self._inputs.checkpoints.experts[expert]
         return self._known(f"expert {expert} on {task}", lambda: self._scorer.state(state, own))[task]
 

@@ -14,12 +14,14 @@ import torch
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.accuracy import LabelledImages
 from mergeflow.merging import make_recipe
 from mergeflow.merging.files.plan import Inputs, open_inputs
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.data import load_manifest, load_split, open_source, prepare_task
-from mergeflow.modalities.vision.heads import Head, build_head, load_head
-from mergeflow.modalities.vision.models import ClipModel, ImageEncoder, load_clip
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import ClipModel, image_model, load_clip
+from mergeflow.modality import Examples, Model, check_fit
 from mergeflow.search.sweep_file import ModelPart, Sweep
 
 
@@ -29,14 +31,14 @@ class SweepInputs:
 
     Attributes:
         checkpoints: Base, experts and statistics, read lazily.
-        encoder: The image tower on the device.
-        tasks: Validation images with their heads, on the device.
+        model: The image tower on the device.
+        tasks: Validation examples with their heads, on the device.
         record: A digest of each input, by name.
     """
 
     checkpoints: Inputs
-    encoder: ImageEncoder
-    tasks: dict[str, LabelledImages]
+    model: Model
+    tasks: dict[str, Examples]
     record: dict[str, Any]
 
 
@@ -57,12 +59,12 @@ def open_sweep(
         builds = any(task.head is None for task in sweep.tasks.values())
         say("model")
         clip = open_model(sweep.model, sweep.device, whole=builds)
-        encoder = _fitting_encoder(sweep, clip, checkpoints.base)
+        model = _fitting_model(sweep, clip, checkpoints.base)
         places = {}
         for task in sweep.tasks:
             say(f"data of {task}")
             places[task] = _place(sweep, task, folder, clip.image_size)
-        tasks, digests = {}, {}
+        tasks, digests = dict[str, Examples](), {}
         for task, place in places.items():
             tasks[task], digests[f"task {task}"] = _open_task(sweep, task, place, clip)
         say("fingerprints")
@@ -79,7 +81,7 @@ def open_sweep(
             },
             **digests,
         }
-        yield SweepInputs(checkpoints, encoder, tasks, record)
+        yield SweepInputs(checkpoints, model, tasks, record)
 
 
 def check_device(device: str) -> None:
@@ -103,16 +105,13 @@ def open_model(model: ModelPart, device: str, whole: bool) -> ClipModel:
     return clip
 
 
-def _fitting_encoder(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> ImageEncoder:
+def _fitting_model(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> Model:
     """Return the image tower, once it is known that the base's tensors are its own."""
-    encoder = ImageEncoder(clip)
-    own = {name: tuple(value.shape) for name, value in encoder.encoder_state().items()}
+    model = image_model(clip)
+    own = {name: tuple(value.shape) for name, value in model.state().items()}
     if own != {name: info.shape for name, info in base.infos.items()}:
-        try:
-            encoder.load_encoder_state(base)
-        except MergeflowError as error:
-            raise MergeflowError(f"base '{sweep.base}': {error}") from None
-    return encoder
+        check_fit(f"base '{sweep.base}'", base, model.state())
+    return model
 
 
 def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
@@ -134,7 +133,7 @@ def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
     return place
 
 
-def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel) -> tuple[LabelledImages, str]:
+def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel) -> tuple[Classification, str]:
     part, data = sweep.tasks[task], load_split(place, sweep.split)
     if data.images.shape[1] != clip.image_size:
         raise MergeflowError(
@@ -144,10 +143,11 @@ def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel) -> tuple[L
     head = build_head(clip, data.class_names, data.templates) if part.head is None else load_head(part.head)
     check_head(task, head, data.class_names, clip)
     split = load_manifest(place)["splits"][sweep.split]
-    parts = (split["pixels_sha256"], split["labels_sha256"], fingerprint({"weight": head.weight}), head.logit_scale)
+    weight = fingerprint({"weight": head.weight.detach()})
+    parts = (split["pixels_sha256"], split["labels_sha256"], weight, head.logit_scale)
     digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
     labels = torch.from_numpy(data.labels).to(sweep.device)
-    return LabelledImages(torch.from_numpy(data.images), labels, head.to(sweep.device)), digest
+    return Classification(task, torch.from_numpy(data.images), labels, head.to(sweep.device)), digest
 
 
 def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -> None:

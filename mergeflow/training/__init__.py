@@ -2,9 +2,9 @@
 
 from mergeflow.training.batches import Batches, Part, plan_batches
 from mergeflow.training.iterative import IterativeRun
-from mergeflow.training.linearised import LinearisedEncoder
-from mergeflow.training.loop import Outcome, Span, TrainingSet, fine_tune, learning_rate_factor
-from mergeflow.training.lora import LoraEncoder
+from mergeflow.training.linearised import LinearisedModel
+from mergeflow.training.loop import Outcome, Span, fine_tune, learning_rate_factor
+from mergeflow.training.lora import LoraModel
 from mergeflow.training.settings import TOGETHER, FineTuneSettings, IterativeSettings, LoraSettings
 from mergeflow.training.trajectory import Cost, EpochRow, Trajectory
 
@@ -13,7 +13,6 @@ __all__ = [
     "IterativeSettings",
     "LoraSettings",
     "TOGETHER",
-    "TrainingSet",
     "Batches",
     "Part",
     "plan_batches",
@@ -22,8 +21,8 @@ __all__ = [
     "Outcome",
     "learning_rate_factor",
     "IterativeRun",
-    "LinearisedEncoder",
-    "LoraEncoder",
+    "LinearisedModel",
+    "LoraModel",
     "EpochRow",
     "Trajectory",
     "Cost",

@@ -1,4 +1,4 @@
-"""Which images make up step k: a pure function of seed and step, so that a resumed run sees the same order."""
+"""Which examples make up step k: a pure function of seed and step, so that a resumed run sees the same order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from mergeflow.training.settings import FineTuneSettings
 
 @dataclass(frozen=True)
 class Part:
-    """A share of one step's loss: `weight` × the mean loss over some images of one task.
+    """A share of one step's loss: `weight` × the mean loss over some examples of one task.
 
     Attributes:
         task: which of the run's training sets.
-        indices: int64 [n] into its images.
+        indices: int64 [n] into its examples.
         weight: its factor.
     """
 
@@ -30,7 +30,7 @@ class Batches:
     """The steps of a run.
 
     Attributes:
-        steps_per_epoch: steps of one pass over the images; with several tasks, over those of the largest.
+        steps_per_epoch: steps of one pass over the examples; with several tasks, over those of the largest.
         parts: step (from 0) → the parts of its loss.
     """
 
@@ -39,11 +39,11 @@ class Batches:
 
 
 def plan_batches(sizes: Sequence[int], settings: FineTuneSettings, seed: int) -> Batches:
-    """Return the batches of a run on tasks with `sizes` images.
+    """Return the batches of a run on tasks with `sizes` examples.
 
-    One task: shuffled batches, the order a function of (seed, epoch). `full_batch_gd`: all images in their order,
+    One task: shuffled batches, the order a function of (seed, epoch). `full_batch_gd`: all examples in their order,
     each part weighted by its share, so that the sum is the exact mean. `joint`: one batch of every task with weight 1
-    (`sum`), or shuffled batches of all images together, whose parts weigh their share (`proportional`).
+    (`sum`), or shuffled batches of all examples together, whose parts weigh their share (`proportional`).
 
     Example:
         >>> [part.indices.tolist() for part in plan_batches([3], FineTuneSettings(batch_size=2), seed=0).parts(0)]
@@ -93,12 +93,12 @@ def _mixed(sizes: Sequence[int], settings: FineTuneSettings, seed: int) -> Batch
     return Batches(-(-len(owner) // settings.batch_size), parts)
 
 
-def _shuffled(images: int, size: int, seed: int) -> Callable[[int], Tensor]:
-    per_epoch = -(-images // size)
+def _shuffled(examples: int, size: int, seed: int) -> Callable[[int], Tensor]:
+    per_epoch = -(-examples // size)
 
     @lru_cache(maxsize=2)
     def order(epoch: int) -> Tensor:
-        return torch.randperm(images, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+        return torch.randperm(examples, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
     def batch(step: int) -> Tensor:
         epoch, index = divmod(step, per_epoch)

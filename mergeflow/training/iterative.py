@@ -12,9 +12,9 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.direction import check_inputs
-from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.modality import Examples, Model, device_of
 from mergeflow.training.batches import plan_batches
-from mergeflow.training.loop import Report, Span, TrainingSet, fine_tune
+from mergeflow.training.loop import Report, Span, fine_tune
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
 
@@ -80,8 +80,8 @@ class IterativeRun:
     def tune(
         self,
         number: int,
-        encoder: ImageEncoder,
-        data: TrainingSet,
+        model: Model,
+        data: Examples,
         validate: Callable[[], float],
         report: Report = lambda done, total: None,
     ) -> None:
@@ -96,20 +96,19 @@ class IterativeRun:
         folder = self._round(number) / data.task
         folder.mkdir(parents=True, exist_ok=True)
         with open_checkpoint(self.start(number)) as state:
-            encoder.load_encoder_state(state)
+            model.load(state)
         before = self._round(number - 1) / data.task / "optimiser.pt"
-        device = data.labels.device
-        kept = load_state(before, device) if self._keeps_optimiser and number > 1 else None
+        kept = load_state(before, device_of(model)) if self._keeps_optimiser and number > 1 else None
         try:
             outcome = fine_tune(
-                encoder,
+                model,
                 [data],
                 self.settings,
                 self.seed,
                 folder / "state.pt",
                 validate,
                 report,
-                span=self.span(number, len(data.labels)),
+                span=self.span(number, len(data)),
                 optimiser_state=kept,
             )
         except MergeflowError as error:
@@ -118,12 +117,12 @@ class IterativeRun:
             save_state(folder / "optimiser.pt", outcome.optimiser)
         record = {"round": number, "epochs": outcome.trajectory.as_json(), "cost": outcome.cost.as_json()}
         write_text(folder / "training.json", json.dumps(record))
-        write_checkpoint(self.expert(number, data.task), encoder.encoder_state())  # last: it says that all is there
+        write_checkpoint(self.expert(number, data.task), model.state())  # last: it says that all is there
         (folder / "state.pt").unlink(missing_ok=True)
 
-    def span(self, number: int, images: int) -> Span:
-        """Return the steps of a round for a task with `images` images."""
-        per_epoch = plan_batches([images], self.settings, self.seed).steps_per_epoch
+    def span(self, number: int, examples: int) -> Span:
+        """Return the steps of a round for a task with `examples` examples."""
+        per_epoch = plan_batches([examples], self.settings, self.seed).steps_per_epoch
         steps = self.settings.steps_per_round(per_epoch)
         first, last = (number - 1) * steps, number * steps
         if self.settings.iterative.schedule == "whole":

@@ -1,6 +1,8 @@
-"""Fine-tuning in the tangent space: the encoder replaced by its first-order Taylor expansion at the base."""
+"""Fine-tuning in the tangent space: a module replaced by its first-order Taylor expansion at the base."""
 
+import copy
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,32 +10,32 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.errors import MergeflowError
+from mergeflow.modality import Model, State, check_fit
 
 
-class LinearisedEncoder(nn.Module):
-    """f_lin(x; θ) = f(x; θ0) + ∇_θ f(x; θ0)ᵀ (θ − θ0), normalised like the encoder's own features.
+class LinearisedModule(nn.Module):
+    """f_lin(x; θ) = f(x; θ0) + ∇_θ f(x; θ0)ᵀ (θ − θ0), linear in θ − θ0.
 
-    The image tower f is linearised before the normalisation to unit length. θ are the trained parameters; they start
-    at θ0, where f_lin = f.
+    θ are the trained parameters; they start at θ0, where f_lin = f.
 
     Args:
-        encoder: the encoder whose weights are θ0; they are frozen, and stay as they are.
+        module: f with the weights θ0; they are frozen, and stay as they are.
 
     Source: Ortiz-Jimenez et al. 2023, equation 4.
     """
 
-    def __init__(self, encoder: ImageEncoder) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         with warnings.catch_warnings():  # the first jvp of a process loads code of torch's that torch warns of
             warnings.simplefilter("ignore", FutureWarning)
             jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
-        self.encoder = encoder.requires_grad_(False)
-        self.names = [name for name, _ in encoder.visual.named_parameters()]
-        self.weights = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in encoder.visual.parameters()])
-        self.train(encoder.training)
+        self.original = module.requires_grad_(False)
+        self.names = [name for name, _ in module.named_parameters()]
+        self.weights = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in module.parameters()])
+        self.train(module.training)
 
-    def train(self, mode: bool = True) -> "LinearisedEncoder":
+    def train(self, mode: bool = True) -> "LinearisedModule":
         """Set the mode; attention stays in training mode, whose code has a forward-mode derivative (no dropout)."""
         super().train(mode)
         for module in self.modules():
@@ -41,27 +43,76 @@ class LinearisedEncoder(nn.Module):
                 module.training = True
         return self
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return unit features [B, D] of uint8 images [B, S, S, 3]."""
-        return nn.functional.normalize(self.tower(self.encoder.normalised_pixels(images)).float(), dim=-1)
+    def forward(self, *inputs: Any) -> Any:
+        """Return the expansion at the module's inputs."""
 
-    def tower(self, pixels: Tensor) -> Tensor:
-        """Return the linearised tower's output [B, D] for normalised pixels [B, 3, S, S]: linear in θ − θ0."""
-        visual: Any = self.encoder.visual
+        def original(weights: dict[str, Tensor]) -> Any:
+            return functional_call(self.original, weights, inputs)
 
-        def original(weights: dict[str, Tensor]) -> Tensor:
-            features: Tensor = functional_call(visual, weights, (pixels,))
-            return features
-
-        origin = {name: weight.detach() for name, weight in visual.named_parameters()}
-        change = {name: w - origin[name] for name, w in zip(self.names, self.weights, strict=True)}
+        origin = {name: weight.detach() for name, weight in self.original.named_parameters()}
+        change = {name: w - origin[name] for name, w in self.trained().items()}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
             value, slope = jvp(original, (origin,), (change,))[:2]
         return value + slope
 
+    def trained(self) -> dict[str, Tensor]:
+        """Return θ by the module's names."""
+        return dict(zip(self.names, self.weights, strict=True))
+
+
+@dataclass(frozen=True)
+class LinearisedModel:
+    """A model with a part of its module linearised in the weights.
+
+    Attributes:
+        base: The model with the weights θ0.
+        module: Its module with the linearised part instead of the part.
+        tower: The part's name; "" where the whole module is linearised.
+        part: The linearised part.
+    """
+
+    base: Model
+    module: nn.Module
+    tower: str
+    part: LinearisedModule
+
+    @classmethod
+    def of(cls, base: Model, tower: str = "") -> "LinearisedModel":
+        """Return the model with a direct part of its module linearised; what follows it, such as a norm, stays exact.
+
+        Args:
+            base: The model; its weights are frozen, and stay as they are.
+            tower: Name of the part, which holds all the parameters; "" for the whole module.
+
+        Raises:
+            MergeflowError: parameters lie outside the part.
+        """
+        outside = [name for name, _ in base.module.named_parameters() if not name.startswith(f"{tower}." * bool(tower))]
+        if outside:
+            raise MergeflowError(
+                f"regime linearised: '{outside[0]}' lies outside '{tower}', the part that is linearised: all trained "
+                "weights must lie in it."
+            )
+        if not tower:
+            part = LinearisedModule(base.module)
+            return cls(base, part, tower, part)
+        module = copy.copy(base.module)
+        module._modules = dict(base.module._modules)  # its own table of parts; the parts are shared
+        part = LinearisedModule(base.module.get_submodule(tower))
+        setattr(module, tower, part)
+        return cls(base, module, tower, part)
+
     @torch.no_grad()
-    def encoder_state(self) -> dict[str, Tensor]:
-        """Return θ by the encoder's names: what the expert of this regime holds."""
-        state = dict(self.encoder.encoder_state())
-        state.update({f"visual.{name}": w.detach() for name, w in zip(self.names, self.weights, strict=True)})
-        return state
+    def state(self) -> dict[str, Tensor]:
+        """Return θ by the base's names: what the expert of this regime holds."""
+        return {**self.base.state(), **{self._named(name): w.detach() for name, w in self.part.trained().items()}}
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Copy θ; the expansion stays the one at θ0."""
+        check_fit("the state", state, self.base.state())
+        for name, weight in self.part.trained().items():
+            weight.copy_(state[self._named(name)])
+
+    def _named(self, name: str) -> str:
+        return f"{self.tower}.{name}" if self.tower else name

@@ -11,33 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modality import Examples, Model, Network, device_of
 from mergeflow.training.batches import Batches, Part, plan_batches
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
 from mergeflow.training.trajectory import Cost, Trajectory
 
-Logits = Callable[[Tensor], Tensor]
 Report = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class TrainingSet:
-    """A task's training images, decoded once; they may stay on disk, a batch at a time goes to the encoder's device.
-
-    Attributes:
-        task: the task's name, for messages.
-        images: uint8 [N, S, S, 3].
-        labels: int64 [N] on the encoder's device, each below the number of classes.
-        logits: maps features [B, D] to class logits [B, C]; the frozen head.
-    """
-
-    task: str
-    images: Tensor
-    labels: Tensor
-    logits: Logits
 
 
 @dataclass(frozen=True)
@@ -56,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves besides the trained encoder: its trajectory, its cost, its optimiser's state."""
+    """What a run leaves besides the trained weights: its trajectory, its cost, its optimiser's state."""
 
     trajectory: Trajectory
     cost: Cost
@@ -64,8 +46,8 @@ class Outcome:
 
 
 def fine_tune(
-    encoder: nn.Module,
-    data: Sequence[TrainingSet],
+    model: Model,
+    data: Sequence[Examples],
     settings: FineTuneSettings,
     seed: int,
     saved: Path,
@@ -76,20 +58,20 @@ def fine_tune(
     optimiser_state: Mapping[str, Any] | None = None,
     each_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> Outcome:
-    """Fine-tune `encoder` in place on the mean cross-entropy of the tasks' images.
+    """Fine-tune `model` in place, and beside it those of the tasks' heads that are trained.
 
-    Minimises Σ_parts w · (1/n) Σ_i −log softmax(logits(encoder(x_i)))[y_i] with the parts of `plan_batches`. The state
+    Minimises Σ_parts w · loss(rows), a mean over the rows, with the parts of `plan_batches`. The state
     (weights, optimiser, position, trajectory, random numbers) is saved to `saved` every `settings.save_every` steps;
     when the file exists the run continues from it and ends with the same bits as an uninterrupted one on the same
     machine.
 
     Args:
-        encoder: maps uint8 images [B, S, S, 3] to features [B, D]; its parameters with `requires_grad` are trained.
-        data: the tasks, on the encoder's device; more than one for `joint` alone.
+        model: its module's parameters with `requires_grad` are trained.
+        data: the tasks' examples, heads on the model's device; more than one for `joint` alone.
         settings: optimiser, schedule and length.
         seed: seed of the batch order, at least 0.
         saved: file for the resumable state.
-        validate: returns the validation accuracy of the encoder as it stands; called once an epoch.
+        validate: returns the validation accuracy of the model as it stands; called once an epoch.
         report: called as `report(done, total)` after each step of the span.
         span: which part of the budget to do; the whole by default.
         optimiser_state: state to start the optimiser with, from the `Outcome` of an earlier span.
@@ -99,34 +81,34 @@ def fine_tune(
         The trajectory (one row per epoch or part of one), the cost and the optimiser's state.
 
     Raises:
-        MergeflowError: a task has no images; loss, gradient or weights are no longer finite; or the saved state is
+        MergeflowError: a task has no examples; loss, gradient or weights are no longer finite; or the saved state is
             damaged or another run's.
     """
     assert len(data) == 1 or settings.regime == "joint", f"regime {settings.regime} trains one task at a time"
     for one in data:
-        if len(one.labels) == 0:
-            raise MergeflowError(f"task '{one.task}' has no training images: check its source in params.yaml.")
-    batches = plan_batches([len(one.labels) for one in data], settings, seed)
+        if len(one) == 0:
+            raise MergeflowError(f"task '{one.task}' has no training examples: check its source in params.yaml.")
+    batches = plan_batches([len(one) for one in data], settings, seed)
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
-    with _own_random_numbers(data[0].labels.device, seed * 1_000_003 + span.first):
-        run = _Run(encoder, data, settings, span, seed, optimiser_state)
+    with _own_random_numbers(device_of(model), seed * 1_000_003 + span.first):
+        run = _Run(model, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
-        encoder.train()
+        run.modules.train()
         started = time.perf_counter()
         for step in range(first, span.last):
             run.step(batches.parts(step), step)
             report(step + 1 - span.first, span.last - span.first)
             if step + 1 == span.last or _ends_epoch(step + 1, batches):
-                encoder.eval()
+                run.modules.eval()
                 run.close_epoch(step + 1, validate())
                 each_epoch(len(run.trajectory.rows))
-                encoder.train()
+                run.modules.train()
             if (step + 1) % settings.save_every == 0 and step + 1 < span.last:
                 run.charge(time.perf_counter() - started)
                 started = time.perf_counter()
                 run.save(saved, step + 1)
-        encoder.eval()
+        run.modules.eval()
         run.charge(time.perf_counter() - started)
     return Outcome(run.trajectory, run.cost, run.optimiser.state_dict())
 
@@ -155,24 +137,27 @@ class _Run:
 
     def __init__(
         self,
-        encoder: nn.Module,
-        data: Sequence[TrainingSet],
+        model: Model,
+        data: Sequence[Examples],
         settings: FineTuneSettings,
         span: Span,
         seed: int,
         optimiser_state: Mapping[str, Any] | None,
     ) -> None:
-        self.encoder, self.data, self.settings, self.span, self.seed = encoder, data, settings, span, seed
-        self.parameters = [p for p in encoder.parameters() if p.requires_grad]
+        self.data, self.settings, self.span, self.seed = data, settings, span, seed
+        heads = [one.head for one in data if one.head is not None and _is_trained(one.head)]
+        self.modules = nn.ModuleList([model.module, *heads])
+        self.parameters = [p for p in self.modules.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
         self.optimiser = _optimiser(self.parameters, settings)
         if optimiser_state is not None:
             self.optimiser.load_state_dict(dict(optimiser_state))
         self.trajectory, self.cost = Trajectory(), Cost()
-        self.device = data[0].labels.device
+        self.device = device_of(model)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        self.forward: Any = torch.compile(encoder) if settings.compile else encoder
+        compiled: Any = torch.compile(model.module) if settings.compile else model.module
+        self.forward = Network(compiled)
 
     def step(self, parts: Sequence[Part], step: int) -> None:
         settings, span = self.settings, self.span
@@ -195,16 +180,13 @@ class _Run:
             group["lr"] = settings.learning_rate * factor
         self.optimiser.step()
         self.cost.steps += 1
-        self.cost.images += sum(len(part.indices) for part in parts)
+        self.cost.examples += sum(len(part.indices) for part in parts)
 
     def _backward(self, part: Part) -> float:
         data = self.data[part.task]
         autocast = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-            features = self.forward(data.images[part.indices.to(data.images.device)])
-        # Logits have CLIP's temperature of up to 100: in bfloat16 they would be off by a quarter.
-        logits = data.logits(features.float() if autocast else features)
-        loss = cross_entropy(logits, data.labels[part.indices.to(self.device)]) * part.weight
+            loss = data.loss(self.forward, part.indices) * part.weight
         loss.backward()
         return float(loss.detach())
 
@@ -230,15 +212,15 @@ class _Run:
     @property
     def identity(self) -> dict[str, Any]:
         """What a saved state must agree with to be continued."""
-        images = {one.task: len(one.labels) for one in self.data}
-        settings = self.settings.model_dump_json()
-        return {"settings": settings, "seed": self.seed, "images": images, "steps": list(asdict(self.span).values())}
+        examples = {one.task: len(one) for one in self.data}
+        steps, settings = list(asdict(self.span).values()), self.settings.model_dump_json()
+        return {"settings": settings, "seed": self.seed, "examples": examples, "steps": steps}
 
     def save(self, saved: Path, step: int) -> None:
         state = {
             "run": self.identity,
             "step": step,
-            "encoder": self.encoder.state_dict(),
+            "weights": self.modules.state_dict(),
             "start": self.start,
             "optimiser": self.optimiser.state_dict(),
             "trajectory": self.trajectory.as_state(),
@@ -249,7 +231,7 @@ class _Run:
 
     def resume(self, saved: Path) -> int:
         state = load_state(saved, self.device, self.identity)
-        self.encoder.load_state_dict(state["encoder"])
+        self.modules.load_state_dict(state["weights"])
         self.start = state["start"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.trajectory, self.cost = Trajectory.from_state(state["trajectory"]), Cost(**state["cost"])
@@ -261,7 +243,7 @@ class _Run:
 
 @contextmanager
 def _own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch's generators, for encoders with dropout, and give them back as they were."""
+    """Seed torch's generators, for models with dropout, and give them back as they were."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -270,6 +252,10 @@ def _own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
 def _random_states(device: torch.device) -> dict[str, Tensor]:
     cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def _is_trained(head: nn.Module) -> bool:
+    return any(p.requires_grad for p in head.parameters())
 
 
 def _optimiser(parameters: list[nn.Parameter], settings: FineTuneSettings) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Low-rank adapters on the image tower, W + (alpha/rank)·B·A with W frozen, kept as PEFT folders.
+"""Low-rank adapters on a module's weight matrices, W + (alpha/rank)·B·A with W frozen, kept as PEFT folders.
 
 PEFT writes the folder's configuration, and its models load the folder. The forward pass is ours, because PEFT's
 attention layer adds B·A to W in every forward pass and subtracts it again: W drifts by rounding, and the output
@@ -8,7 +8,9 @@ projection gets 2·B·A (huggingface/peft pull request 3774, open with PEFT 0.21
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,51 +18,54 @@ from torch.func import functional_call
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.modality import Model, State
 from mergeflow.training.settings import LoraSettings
 
 
-class LoraEncoder(nn.Module):
-    """The encoder with W + (alpha/rank)·B·A in place of each adapted weight matrix W; A and B alone are trained.
+class LoraModule(nn.Module):
+    """A module with W + (alpha/rank)·B·A instead of each adapted weight matrix W; A and B alone are trained.
 
-    B starts at 0, so it computes what the encoder does; A is drawn uniformly on ±1/√(inputs), as PEFT draws it.
+    B starts at 0, so it computes what the module does; A is drawn uniformly on ±1/√(inputs), as PEFT draws it.
 
     Args:
-        encoder: the encoder; its weights are frozen, and stay as they are.
-        settings: rank, scale and which modules.
+        module: the module; its weights are frozen, and stay as they are.
+        settings: rank, scale and which submodules.
         seed: of A.
 
     Raises:
-        MergeflowError: PEFT is not installed, or no module has one of the names.
+        MergeflowError: PEFT is not installed, or no submodule has one of the names.
 
     Source: Hu et al. 2022, equation 3.
     """
 
-    def __init__(self, encoder: ImageEncoder, settings: LoraSettings, seed: int = 0) -> None:
+    def __init__(self, module: nn.Module, settings: LoraSettings, seed: int = 0) -> None:
         super().__init__()
         _require_peft()
-        found = list(_matrices(encoder))
+        found = list(_matrices(module))
         for target in settings.targets:
             if target not in {target for target, _, _ in found}:
                 raise unknown_name("entry of finetune.lora.targets", target, {target for target, _, _ in found})
-        self.encoder, self.settings = encoder.requires_grad_(False), settings
-        self.adapted = {weight: module for target, weight, module in found if target in settings.targets}
+        self.original, self.settings = module.requires_grad_(False), settings
+        self.adapted = {weight: name for target, weight, name in found if target in settings.targets}
         generator = torch.Generator().manual_seed(seed)
-        shapes = [encoder.get_parameter(weight).shape for weight in self.adapted]
-        drawn = [torch.empty(settings.rank, inputs).uniform_(-1, 1, generator=generator) for _, inputs in shapes]
-        self.down = nn.ParameterList([nn.Parameter(values / math.sqrt(values.shape[1])) for values in drawn])
-        self.up = nn.ParameterList([nn.Parameter(torch.zeros(outputs, settings.rank)) for outputs, _ in shapes])
-        self.to(encoder.mean.device)
+        weights = [module.get_parameter(weight) for weight in self.adapted]
+        drawn = [torch.empty(settings.rank, w.shape[1]).uniform_(-1, 1, generator=generator) for w in weights]
+        down = [(values / math.sqrt(values.shape[1])).to(w) for values, w in zip(drawn, weights, strict=True)]
+        self.down = nn.ParameterList([nn.Parameter(values) for values in down])
+        self.up = nn.ParameterList([nn.Parameter(w.new_zeros(w.shape[0], settings.rank)) for w in weights])
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return unit features [B, D] of uint8 images [B, S, S, 3]."""
-        features: Tensor = functional_call(self.encoder, self._merged(), (images,))
-        return features
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module with the adapted weights returns."""
+        return functional_call(self.original, self.merged(), args, kwargs)
 
-    @torch.no_grad()
-    def encoder_state(self) -> dict[str, Tensor]:
-        """Return W + (alpha/rank)·B·A and all other weights by the encoder's names: the expert."""
-        return {**self.encoder.encoder_state(), **self._merged()}
+    def merged(self) -> dict[str, Tensor]:
+        """Return W + (alpha/rank)·B·A of every adapted matrix, by its name in the module."""
+        factor = self.settings.alpha / self.settings.rank
+        with torch.autocast(self.up[0].device.type, enabled=False):
+            return {
+                weight: self.original.get_parameter(weight).detach() + (up @ down) * factor
+                for weight, down, up in zip(self.adapted, self.down, self.up, strict=True)
+            }
 
     def save(self, folder: Path) -> None:
         """Write the adapter as a PEFT folder, which a recipe takes as an expert."""
@@ -75,23 +80,45 @@ class LoraEncoder(nn.Module):
         path = folder / "adapter_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "target_modules": sorted(self.settings.targets)}))
         tensors: dict[str, Tensor] = {}
-        for module, down, up in zip(self.adapted.values(), self.down, self.up, strict=True):
-            tensors[f"base_model.model.{module}.lora_A.weight"] = down.detach()
-            tensors[f"base_model.model.{module}.lora_B.weight"] = up.detach()
+        for name, down, up in zip(self.adapted.values(), self.down, self.up, strict=True):
+            tensors[f"base_model.model.{name}.lora_A.weight"] = down.detach()
+            tensors[f"base_model.model.{name}.lora_B.weight"] = up.detach()
         write_checkpoint(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
 
-    def _merged(self) -> dict[str, Tensor]:
-        factor = self.settings.alpha / self.settings.rank
-        with torch.autocast(self.encoder.mean.device.type, enabled=False):
-            return {
-                weight: self.encoder.get_parameter(weight).detach() + (up @ down) * factor
-                for weight, down, up in zip(self.adapted, self.down, self.up, strict=True)
-            }
+
+@dataclass(frozen=True)
+class LoraModel:
+    """A model whose changes from the base are low-rank adapters.
+
+    Attributes:
+        base: The model with the base's weights.
+        module: Its module with the adapters.
+    """
+
+    base: Model
+    module: LoraModule
+
+    @classmethod
+    def of(cls, base: Model, settings: LoraSettings, seed: int = 0) -> "LoraModel":
+        """Return the model with adapters that change nothing yet; `base` is frozen, see `LoraModule`."""
+        return cls(base, LoraModule(base.module, settings, seed))
+
+    @torch.no_grad()
+    def state(self) -> dict[str, Tensor]:
+        """Return W + (alpha/rank)·B·A and all other weights by the base's names: the expert."""
+        return {**self.base.state(), **self.module.merged()}
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Make `state` the frozen weights, and B zero."""
+        self.base.load(state)
+        for up in self.module.up:
+            up.zero_()
 
 
-def _matrices(encoder: ImageEncoder) -> Iterator[tuple[str, str, str]]:
-    """Yield the last part of a module's name, its weight's name, and what PEFT calls it; attention has two weights."""
-    for name, part in encoder.named_modules():
+def _matrices(module: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield the last part of a submodule's name, its weight's name, PEFT's name for it; attention has two weights."""
+    for name, part in module.named_modules():
         target = name.rpartition(".")[2]
         if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is not None:
             yield target, f"{name}.in_proj_weight", name

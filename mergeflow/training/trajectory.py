@@ -41,29 +41,29 @@ class Cost:
 
     Attributes:
         steps: optimiser steps.
-        images: images that went through the encoder in training.
+        examples: examples that went through the model in training.
         seconds: wall time of the training steps and validations.
         gpu_seconds: the part of `seconds` that held a CUDA device; 0 on a CPU.
         peak_memory_mib: largest memory of the CUDA device, else of the process.
     """
 
     steps: int = 0
-    images: int = 0
+    examples: int = 0
     seconds: float = 0.0
     gpu_seconds: float = 0.0
     peak_memory_mib: int = 0
 
     @property
-    def images_per_second(self) -> float:
-        return self.images / self.seconds if self.seconds else 0.0
+    def examples_per_second(self) -> float:
+        return self.examples / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "images_per_second": round(self.images_per_second, 1)}
+        return {**asdict(self), "examples_per_second": round(self.examples_per_second, 1)}
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.steps + other.steps,
-            self.images + other.images,
+            self.examples + other.examples,
             self.seconds + other.seconds,
             self.gpu_seconds + other.gpu_seconds,
             max(self.peak_memory_mib, other.peak_memory_mib),

@@ -130,7 +130,7 @@ def cost_table(run: RunFiles) -> Table:
     longest = max(record["seconds"] for record in run.costs) or 1.0
     optional = {
         "gpu_seconds": Column("GPU seconds", note="time on a CUDA device"),
-        "images_per_second": Column("images / s", note="training throughput"),
+        "examples_per_second": Column("images / s", note="training throughput"),
     }
     shown = {key: column for key, column in optional.items() if any(record.get(key) for record in run.costs)}
     memory = "largest resident size so far of the process that ran the stage"

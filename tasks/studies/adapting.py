@@ -1,4 +1,4 @@
-"""AdaMerging for studies: coefficients learned by entropy on images whose labels are dropped first."""
+"""AdaMerging for studies: coefficients learned by entropy, which asks examples for predictions and never for labels."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mergeflow.estimates.entropy import UnlabelledImages, entropy_gradient
+from mergeflow.estimates.entropy import entropy_gradient
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.learned.adamerging import Learned, learn
 from tasks.studies.inputs import State, StudyInputs
@@ -97,7 +97,7 @@ def learn_on(
     inputs: StudyInputs, experts: Mapping[str, Mapping[str, Tensor]], plan: Adaptation, watch: Watch | None = None
 ) -> tuple[Learned, float]:
     """Return the coefficients alone, and the seconds of a step; see `adapt`."""
-    tasks, spent = unlabelled(inputs, plan.images), 0.0
+    tasks, spent = inputs.examples(plan.images), 0.0
 
     def loss(state: dict[str, Tensor], step: int) -> tuple[float, Mapping[str, Tensor]]:
         nonlocal spent
@@ -105,13 +105,8 @@ def learn_on(
             start = time.perf_counter()
             watch(step, state)
             spent += time.perf_counter() - start
-        return entropy_gradient(inputs.encoder, tasks, state, plan.batch_size, plan.seed, step)
+        return entropy_gradient(inputs.model, tasks, state, plan.batch_size, plan.seed, step)
 
     start = time.perf_counter()
     learned = learn(plan.call, inputs.base, experts, loss, device=str(inputs.device), scratch=inputs.io.scratch)
     return learned, (time.perf_counter() - start - spent) / max(plan.steps, 1)
-
-
-def unlabelled(inputs: StudyInputs, split: str) -> dict[str, UnlabelledImages]:
-    """Return the images of a split with their heads; labels stay behind."""
-    return {task: UnlabelledImages(found.images, found.head) for task, found in inputs.images(split).items()}

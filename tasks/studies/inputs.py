@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import LabelledImages
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
+from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
 from tasks.project.stage import StageIO
 from tasks.studies.runs import PARAMS
-from tasks.vision import BASE, choose_device, load_encoder, load_images
+from tasks.vision import BASE, choose_device, load_examples, load_model
 
 State = dict[str, Tensor]
 Accuracy = dict[str, float]
@@ -102,17 +102,17 @@ class Chosen:
 
 
 class StudyInputs:
-    """The inputs of one study; images are decoded and loaded once, weights are swapped in place."""
+    """The inputs of one study; examples are opened once, weights are swapped in place."""
 
     def __init__(self, io: StageIO) -> None:
         self.io = io
         self.tasks = list(io.choice("tasks"))
         self.seeds: list[int] = list(io.section(f"{PARAMS}:seeds"))
         self.device = choose_device(io)
-        self._images: dict[tuple[str, str], LabelledImages] = {}
+        self._examples: dict[tuple[str, str], Examples] = {}
 
     def first(self, count: int) -> "StudyInputs":
-        """Return the same for the first `count` tasks alone; images and encoder are shared.
+        """Return the same for the first `count` tasks alone; examples and model are shared.
 
         Raises:
             MergeflowError: there are fewer tasks.
@@ -122,14 +122,14 @@ class StudyInputs:
                 f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
                 "Ask for fewer in studies/params.yaml, or add tasks."
             )
-        assert self.encoder  # made before the copy, so that both have the same
+        assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.tasks = self.tasks[:count]
         return part
 
     @cached_property
     def base(self) -> State:
-        """The base's image encoder θ0."""
+        """The base θ0."""
         return _load(self.io, self.io.path(BASE))
 
     def run(self, name: str) -> TrainingRun:
@@ -140,22 +140,22 @@ class StudyInputs:
         options: dict[str, Any] = self.io.section(f"{PARAMS}:studies.{study}")
         return options
 
-    def images(self, split: str) -> dict[str, LabelledImages]:
-        """Return every task's images of a split, with its head, on the device."""
+    def examples(self, split: str) -> dict[str, Examples]:
+        """Return every task's examples of a split."""
         for task in self.tasks:
-            if (split, task) not in self._images:
-                self._images[split, task] = load_images(self.io, split, task, self.device)
-        return {task: self._images[split, task] for task in self.tasks}
+            if (split, task) not in self._examples:
+                self._examples[split, task] = load_examples(self.io, split, task, self.device)
+        return {task: self._examples[split, task] for task in self.tasks}
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
         """Return what merges and scores candidates of these experts on validation."""
         batch_size = self.io.section("evaluation").batch_size
-        return CandidateScorer(self.encoder, self.images("validation"), self.base, experts, batch_size=batch_size)
+        return CandidateScorer(self.model, self.examples("validation"), self.base, experts, batch_size=batch_size)
 
     def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
-        """Return the accuracy of an image encoder on each task, or on those given, a fraction in [0, 1]."""
-        images = {task: self.images(split)[task] for task in tasks or self.tasks}
-        return self.scorer({}).state(state, images)
+        """Return the accuracy of a model on each task, or on those given, a fraction in [0, 1]."""
+        examples = {task: self.examples(split)[task] for task in tasks or self.tasks}
+        return self.scorer({}).state(state, examples)
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
         """Return every expert's accuracy on its own task."""
@@ -169,8 +169,8 @@ class StudyInputs:
         return Chosen(best.varied, best.scores, self.accuracy(state, "test"), state)
 
     @cached_property
-    def encoder(self) -> Any:
-        return load_encoder(self.io, self.io.path(BASE), self.device)
+    def model(self) -> Model:
+        return load_model(self.io, self.io.path(BASE), self.device)
 
 
 def mean_accuracy(accuracy: Accuracy) -> float:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from mergeflow.analysis.paths import principal_plane, roundness
 from mergeflow.analysis.projection import principal_components
-from mergeflow.evaluation import LabelledImages
-from mergeflow.evaluation.losses import cross_entropies
-from mergeflow.modalities.vision.heads import Head
+from mergeflow.evaluation import losses
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head
+from mergeflow.modality import Network
 
 numbers = st.floats(-100, 100).map(lambda number: round(number, 3))
 
@@ -45,10 +46,12 @@ def test_the_plane_has_the_projection_s_coordinates() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 7))
-def test_cross_entropies_are_torch_s_whatever_the_batch(batch_size: int) -> None:
+def test_losses_are_torch_s_whatever_the_batch(batch_size: int) -> None:
     generator = torch.Generator().manual_seed(1)
     images, labels = torch.randn(6, 3, generator=generator), torch.tensor([0, 1, 2, 2, 1, 0])
     weight = torch.randn(3, 3, generator=generator)
-    data = LabelledImages(images, labels, Head(weight, 2.0, ["a", "b", "c"]))
+    data = Classification("t", images, labels, Head(weight, 2.0, ["a", "b", "c"]))
     expected = torch.nn.functional.cross_entropy(2 * images @ weight.T, labels)
-    assert cross_entropies(lambda one: one, {"t": data}, batch_size)["t"] == pytest.approx(float(expected), abs=1e-6)
+    assert losses(Network(torch.nn.Identity()), {"t": data}, batch_size)["t"] == pytest.approx(
+        float(expected), abs=1e-6
+    )

@@ -9,9 +9,11 @@ import torch
 from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.modalities.heads import load_head, save_head
 from mergeflow.modalities.vision.data import Example, RawTask, load_split, prepare_task
-from mergeflow.modalities.vision.heads import build_head, load_head, save_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modality import Network
 
 TASKS = {"red": (220, 40, 40), "blue": (40, 40, 220), "grey": (200, 200, 200)}
 PLACES = {"centre": slice(10, 22), "corner": slice(0, 12), "edge": slice(20, 32)}
@@ -41,26 +43,26 @@ def prepare(folder: Path, task: str) -> None:
 def make_world(folder: Path) -> None:
     """Write base, experts, prepared tasks and heads below a folder."""
     clip = load_clip("pocket-clip", "pocket8")
-    encoder = ImageEncoder(clip)
-    base = {name: value.clone() for name, value in encoder.encoder_state().items()}
+    model = image_model(clip)
+    base = {name: value.clone() for name, value in model.state().items()}
     write_checkpoint(folder / "base.safetensors", base)
     for task in TASKS:
         prepare(folder / "data" / task, task)
         train = load_split(folder / "data" / task, "train")
         head = build_head(clip, train.class_names, train.templates)
         save_head(head, folder / "heads" / f"{task}.safetensors")
-        encoder.load_encoder_state(base)
-        write_checkpoint(folder / "experts" / f"{task}.safetensors", train_expert(encoder, train, head))
+        model.load(base)
+        write_checkpoint(folder / "experts" / f"{task}.safetensors", train_expert(model, train, head))
 
 
-def train_expert(encoder: ImageEncoder, train: Any, head: Any, steps: int = 6) -> dict[str, torch.Tensor]:
-    optimiser = torch.optim.AdamW(encoder.visual.parameters(), lr=3e-4)
+def train_expert(model: Network, train: Any, head: Any, steps: int = 6) -> dict[str, torch.Tensor]:
+    optimiser = torch.optim.AdamW(model.module.parameters(), lr=3e-4)
     images, labels = torch.from_numpy(train.images.copy()), torch.from_numpy(train.labels)
     for _ in range(steps):
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(head.logits(encoder(images)), labels).backward()
+        torch.nn.functional.cross_entropy(head(model.module(images)), labels).backward()
         optimiser.step()
-    return encoder.encoder_state()
+    return model.state()
 
 
 def sweep_values(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.entropy import AdamergeOrder, UnlabelledImages, entropy_gradient, learn_coefficients
+from mergeflow.estimates.entropy import AdamergeOrder, entropy_gradient, learn_coefficients
 from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.data import load_split
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import image_model, load_clip
 from tests.evaluation.small import TASKS, load_head
 
 
@@ -32,29 +33,29 @@ def order(world: Path, data: Path | None = None, **changes: Any) -> AdamergeOrde
     return AdamergeOrder("pocket-clip", folders, heads, **changes)
 
 
-def unlabelled(world: Path) -> dict[str, UnlabelledImages]:
-    return {
-        task: UnlabelledImages(
-            torch.from_numpy(load_split(world / "data" / task, "test").images.copy()),
-            load_head(world / "heads" / f"{task}.safetensors"),
-        )
-        for task in TASKS
-    }
+def unlabelled(world: Path, split: str = "test") -> dict[str, Classification]:
+    """Examples whose labels are all out of range: whoever asked for one would fail."""
+    found = {}
+    for task in TASKS:
+        images = torch.from_numpy(load_split(world / "data" / task, split).images.copy())
+        labels = torch.full((len(images),), 10**9)
+        found[task] = Classification(task, images, labels, load_head(world / "heads" / f"{task}.safetensors"))
+    return found
 
 
 def test_reference_loss_and_gradient(world: Path):
     """The loss written out on whole splits, and its slope along a direction by central differences."""
-    encoder, tasks = ImageEncoder(load_clip("pocket-clip")), unlabelled(world)
+    model, tasks = image_model(load_clip("pocket-clip")), unlabelled(world)
     state = dict(open_checkpoint(world / "base.safetensors"))
-    loss, gradient = entropy_gradient(encoder, tasks, state, batch_size=99)
+    loss, gradient = entropy_gradient(model, tasks, state, batch_size=99)
     with torch.no_grad():
-        p = {task: found.head.logits(encoder(found.images)).double().softmax(1) for task, found in tasks.items()}
+        p = {task: found.logits(model, torch.arange(len(found))).double().softmax(1) for task, found in tasks.items()}
     expected = sum(float(-(q * q.log()).sum(1).mean()) for q in p.values())
     assert abs(loss - expected) < 1e-4 * expected
     expert = dict(open_checkpoint(world / "experts/red.safetensors"))
     tau = {name: expert[name] - state[name] for name in state}
     ahead, behind = (
-        entropy_gradient(encoder, tasks, {name: state[name] + h * tau[name] for name in state}, 99)[0]
+        entropy_gradient(model, tasks, {name: state[name] + h * tau[name] for name in state}, 99)[0]
         for h in (0.02, -0.02)
     )
     slope = sum(float((gradient[name] * tau[name]).sum()) for name in state)
@@ -62,11 +63,11 @@ def test_reference_loss_and_gradient(world: Path):
 
 
 def test_batches_depend_on_seed_step_and_task_alone(world: Path):
-    encoder, tasks = ImageEncoder(load_clip("pocket-clip")), unlabelled(world)
+    model, tasks = image_model(load_clip("pocket-clip")), unlabelled(world)
     state = dict(open_checkpoint(world / "base.safetensors"))
 
     def loss(seed: int, step: int) -> float:
-        return entropy_gradient(encoder, dict(reversed(tasks.items())), state, 3, seed, step)[0]
+        return entropy_gradient(model, dict(reversed(tasks.items())), state, 3, seed, step)[0]
 
     assert loss(0, 1) == loss(0, 1)
     assert len({loss(0, 0), loss(0, 1), loss(1, 0)}) == 3
@@ -84,18 +85,7 @@ def test_purpose_entropy_falls_and_the_recipe_merges(world: Path, tmp_path: Path
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert written["data"] == {"coefficients": {task: str(tmp_path / f"{task}.safetensors") for task in TASKS}}
     merged = dict(open_checkpoint(merge(recipe).path))
-    loss, _ = entropy_gradient(
-        ImageEncoder(load_clip("pocket-clip")),
-        {
-            task: UnlabelledImages(
-                torch.from_numpy(load_split(world / "data" / task, "validation").images.copy()),
-                load_head(world / "heads" / f"{task}.safetensors"),
-            )
-            for task in TASKS
-        },
-        merged,
-        15,
-    )
+    loss, _ = entropy_gradient(image_model(load_clip("pocket-clip")), unlabelled(world, "validation"), merged, 15)
     assert loss < found.losses[0]
 
 
@@ -104,7 +94,6 @@ def test_property_labels_play_no_part(world: Path, tmp_path: Path):
     shutil.copytree(world / "data", tmp_path / "data")
     for path in (tmp_path / "data").glob("*/*.labels.npy"):
         np.save(path, 2 - np.load(path))
-    assert not hasattr(UnlabelledImages, "labels")
     for name, data in (("true", world / "data"), ("false", tmp_path / "data")):
         recipe = make_recipe(recipe_values(world, steps=3))
         learn_coefficients(recipe, order(world, data, split="test", batch_size=4), tmp_path / name)

@@ -11,7 +11,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.estimates.expert_statistics import StatisticOrder, write_statistic
 from mergeflow.estimates.fisher import diagonal_fisher
 from mergeflow.merging import configure, prepare
-from mergeflow.modalities.vision.heads import Head
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head
+from mergeflow.modality import Network
 
 
 class Linear(nn.Module):
@@ -36,9 +38,14 @@ def head(classes: int = 4) -> Head:
     return Head(weight, 3.0, [str(index) for index in range(classes)])
 
 
+def fisher(encoder: nn.Module, head: Head, **options) -> dict[str, Tensor]:
+    examples = Classification("t", images(), torch.zeros(len(images()), dtype=torch.int64), head)
+    return diagonal_fisher(Network(encoder), examples, **options)
+
+
 def test_reference_formula_in_float64():
     encoder, rows, h = Linear(), images().flatten(1).double() / 255, head()
-    found = diagonal_fisher(encoder, h, images(), labels="all")
+    found = fisher(encoder, h, labels="all")
     w, weight = encoder.weight.detach().double(), h.weight.double()
     expected = torch.zeros(5, 12, dtype=torch.float64)
     for x in rows:
@@ -52,8 +59,8 @@ def test_reference_formula_in_float64():
 
 def test_sampled_labels_are_the_models_own_and_tend_to_the_exact_sum():
     encoder, h = Linear(), head()
-    exact = diagonal_fisher(encoder, h, images(), labels="all")["weight"]
-    many = torch.stack([diagonal_fisher(encoder, h, images(), seed=seed)["weight"] for seed in range(150)])
+    exact = fisher(encoder, h, labels="all")["weight"]
+    many = torch.stack([fisher(encoder, h, seed=seed)["weight"] for seed in range(150)])
     error = (many.mean(0) - exact).norm() / exact.norm()
     assert error < 0.1
     assert (many[0] - exact).norm() / exact.norm() > error
@@ -62,9 +69,9 @@ def test_sampled_labels_are_the_models_own_and_tend_to_the_exact_sum():
 def test_deterministic_and_leaves_the_encoder_as_it_was():
     encoder, h = Linear(), head()
     before = encoder.weight.detach().clone()
-    one, two = (diagonal_fisher(encoder, h, images(), seed=1)["weight"] for _ in range(2))
+    one, two = (fisher(encoder, h, seed=1)["weight"] for _ in range(2))
     assert torch.equal(one, two)
-    assert not torch.equal(one, diagonal_fisher(encoder, h, images(), seed=2)["weight"])
+    assert not torch.equal(one, fisher(encoder, h, seed=2)["weight"])
     assert torch.equal(before, encoder.weight)
     assert (encoder.weight.requires_grad, encoder.unused.requires_grad) == (True, False)
     assert encoder.weight.grad is None
@@ -73,7 +80,7 @@ def test_deterministic_and_leaves_the_encoder_as_it_was():
 def test_property_no_information_where_the_model_cannot_tell():
     """A head of equal classes gives the same p whatever θ: no gradient, no information."""
     same = Head(torch.ones(3, 5) / 5**0.5, 3.0, ["a", "b", "c"])
-    assert diagonal_fisher(Linear(), same, images(), labels="all")["weight"].abs().max() < 1e-10
+    assert fisher(Linear(), same, labels="all")["weight"].abs().max() < 1e-10
 
 
 @pytest.fixture(scope="module")

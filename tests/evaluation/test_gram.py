@@ -9,19 +9,25 @@ from torch.nn import functional as F
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.expert_statistics import StatisticOrder, draw_images, write_statistic
+from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples, write_statistic
 from mergeflow.estimates.gram import input_grams
 from mergeflow.merging import make_recipe, merge
-from mergeflow.modalities.vision.models import POCKET_MEAN, POCKET_STD, ImageEncoder, load_clip
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.vision.models import POCKET_MEAN, POCKET_STD, image_model, load_clip
+from mergeflow.modality import Network
 
 TASKS = ("red", "blue", "grey")
 
 
-def encoder_of(path: Path) -> ImageEncoder:
-    encoder = ImageEncoder(load_clip("pocket-clip"))
+def model_of(path: Path) -> Network:
+    model = image_model(load_clip("pocket-clip"))
     with open_checkpoint(path) as state:
-        encoder.load_encoder_state(state)
-    return encoder
+        model.load(state)
+    return model
+
+
+def unlabelled(inputs: Tensor) -> Classification:
+    return Classification("t", inputs, torch.zeros(len(inputs), dtype=torch.int64))
 
 
 def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads: int = 4) -> dict[str, Tensor]:
@@ -55,9 +61,9 @@ def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads
 
 def test_reference_every_linear_weight_of_the_tower(world: Path):
     path = world / "experts/red.safetensors"
-    images = draw_images(str(world / "data/red"), "train", 10, seed=0, image_size=32)
-    found = input_grams(encoder_of(path), images, batch_size=4)
-    expected = plain_grams(dict(open_checkpoint(path)), images)
+    images = draw_examples(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10), 32, None)
+    found = input_grams(model_of(path), images, batch_size=4)
+    expected = plain_grams(dict(open_checkpoint(path)), images.inputs)
     assert found.keys() == expected.keys()
     assert len(found) == 4 * 4
     for name, gram in found.items():
@@ -88,23 +94,23 @@ def test_out_proj_sees_the_joined_heads(batch_first: bool, masked: bool):
 
     module = Wrapped()
     images = torch.randint(0, 256, (3, 4, 2, 4), dtype=torch.uint8)
-    found = input_grams(module, images, batch_size=3)
+    found = input_grams(Network(module), unlabelled(images), batch_size=3)
     weight = attention.out_proj.weight.detach()
     explained = torch.trace(weight @ found["attn.out_proj.weight"] @ weight.T)
     torch.testing.assert_close(explained, module.last.square().sum(-1).mean())
 
 
 def test_deterministic_and_independent_of_batches(world: Path):
-    encoder = encoder_of(world / "experts/red.safetensors")
-    images = draw_images(str(world / "data/red"), "train", 10, seed=0, image_size=32)
-    one, two, other = (input_grams(encoder, images, batch_size=size) for size in (4, 4, 10))
+    model = model_of(world / "experts/red.safetensors")
+    images = draw_examples(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10), 32, None)
+    one, two, other = (input_grams(model, images, batch_size=size) for size in (4, 4, 10))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert all((one[name] - other[name]).norm() < 1e-5 * one[name].norm() for name in one)
 
 
 def test_a_model_without_linear_weights_is_refused():
     with pytest.raises(MergeflowError, match="no linear weight"):
-        input_grams(nn.Flatten(), torch.zeros(1, 2, 2, 3, dtype=torch.uint8))
+        input_grams(Network(nn.Flatten()), unlabelled(torch.zeros(1, 2, 2, 3)))
 
 
 def test_attention_to_other_rows_gets_no_gram():
@@ -117,7 +123,9 @@ def test_attention_to_other_rows_gets_no_gram():
             x = images.flatten(2).float()
             return self.after(self.attn(x[:, :1], x, x)[0])
 
-    assert set(input_grams(Pooler(), torch.ones(2, 4, 2, 3, dtype=torch.uint8))) == {"after.weight"}
+    assert set(input_grams(Network(Pooler()), unlabelled(torch.ones(2, 4, 2, 3, dtype=torch.uint8)))) == {
+        "after.weight"
+    }
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.evaluation import CandidateScorer, LabelledImages, accuracies
+from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.data import load_split
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import _largest_rank_ratio
 from tests.evaluation.small import TASKS, load_head
 
@@ -22,21 +23,21 @@ def scorer(world: Path) -> CandidateScorer:
     for task in TASKS:
         found = load_split(world / "data" / task, "validation")
         head = load_head(world / "heads" / f"{task}.safetensors")
-        data[task] = LabelledImages(torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
+        data[task] = Classification(task, torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
     experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
     base = dict(open_checkpoint(world / "base.safetensors"))
-    return CandidateScorer(ImageEncoder(load_clip("pocket-clip")), data, base, experts)
+    return CandidateScorer(image_model(load_clip("pocket-clip")), data, base, experts)
 
 
 def test_every_candidate_is_the_plain_merge_bit_for_bit(scorer: CandidateScorer):
-    encoder = ImageEncoder(load_clip("pocket-clip"))
+    model = image_model(load_clip("pocket-clip"))
     for args in GRID:
         call = configure("cart", args)
         plain = prepare(call, scorer.base, scorer.experts).at(call.scale)
         merged = scorer.merge(call)
         assert all(torch.equal(plain[name], merged[name]) for name in plain)
-        encoder.load_encoder_state(plain)
-        assert scorer.candidate(call) == accuracies(encoder, scorer.tasks)
+        model.load(plain)
+        assert scorer.candidate(call) == accuracies(model, scorer.tasks)
 
 
 def test_each_matrix_is_factored_once_for_all_ranks_and_scales(scorer: CandidateScorer):

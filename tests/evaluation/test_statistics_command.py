@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.expert_statistics import draw_images
+from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples
 from mergeflow.merging import load_recipe, merge
 from mergeflow.modalities.vision.data import load_split
 
@@ -59,7 +59,9 @@ def test_fewer_images_than_samples_are_all_used(world: Path, tmp_path: Path):
 
 
 def test_images_are_drawn_once_each(world: Path):
-    drawn = draw_images(str(world / "data/red"), "train", 24, seed=5, image_size=32)
+    drawn = draw_examples(
+        StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=24, seed=5), 32, None
+    ).inputs
     whole = load_split(world / "data/red", "train").images
     assert sorted(image.numpy().tobytes() for image in drawn) == sorted(image.tobytes() for image in whole)
 

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import LabelledImages, accuracies, normalised
+from mergeflow.evaluation import accuracies, normalised
 from mergeflow.merging import configure, load_recipe, merge, prepare
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.data import load_split
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from tests.evaluation.small import TASKS, load_head, sweep_values
@@ -46,14 +47,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def plain_accuracy(world: Path, state: dict[str, torch.Tensor], split: str = "validation") -> dict[str, float]:
-    encoder = ImageEncoder(load_clip("pocket-clip"))
-    encoder.load_encoder_state(state)
+    model = image_model(load_clip("pocket-clip"))
+    model.load(state)
     data = {}
     for task in sorted(TASKS):
         found = load_split(world / "data" / task, split)
         head = load_head(world / "heads" / f"{task}.safetensors")
-        data[task] = LabelledImages(torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
-    return accuracies(encoder, data)
+        data[task] = Classification(task, torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
+    return accuracies(model, data)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mergeflow.modality import Network
 from registry.gates import Evidence
 from registry.pyfunc_model import ModelFiles
 from registry.store import Store, connect
@@ -30,7 +31,7 @@ class StubHead:
     weight: torch.Tensor
     class_names: list[str]
 
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
         return 10.0 * features @ self.weight.T
 
 
@@ -38,14 +39,12 @@ class StubEncoder(torch.nn.Module):
     def __init__(self, clip: str) -> None:
         assert clip == "stub"
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(SIZE * SIZE * 3, 4))
-
-    def load_encoder_state(self, state: dict[str, torch.Tensor]) -> None:
-        self.weight.data = state["visual.weight"]
+        self.visual = torch.nn.Module()
+        self.visual.weight = torch.nn.Parameter(torch.zeros(SIZE * SIZE * 3, 4))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         pixels = images.float().flatten(1) / 255
-        return torch.nn.functional.normalize(pixels @ self.weight + 1e-3, dim=-1)
+        return torch.nn.functional.normalize(pixels @ self.visual.weight + 1e-3, dim=-1)
 
 
 def _load_head(path: Path) -> StubHead:
@@ -57,11 +56,11 @@ def _load_head(path: Path) -> StubHead:
 @pytest.fixture
 def stub_vision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a linear encoder and heads where the model's code looks for mergeflow.modalities.vision."""
-    models, heads = ModuleType("mergeflow.modalities.vision.models"), ModuleType("mergeflow.modalities.vision.heads")
-    models.ImageEncoder, models.load_clip = StubEncoder, str  # type: ignore[attr-defined]
+    models, heads = ModuleType("mergeflow.modalities.vision.models"), ModuleType("mergeflow.modalities.heads")
+    models.image_model, models.load_clip = lambda clip: Network(StubEncoder(clip)), str  # type: ignore[attr-defined]
     heads.Head, heads.load_head = StubHead, _load_head  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mergeflow.modalities.vision.models", models)
-    monkeypatch.setitem(sys.modules, "mergeflow.modalities.vision.heads", heads)
+    monkeypatch.setitem(sys.modules, "mergeflow.modalities.heads", heads)
 
 
 @pytest.fixture(scope="session")

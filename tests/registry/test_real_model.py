@@ -19,8 +19,8 @@ from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.heads import Head, save_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.vision.models import image_model, load_clip
 from registry.gates import GateSettings
 from registry.lookup import current
 from registry.promotion import promote, register
@@ -35,8 +35,8 @@ NAMES = {"digits": ["zero", "one", "two"], "signs": ["stop", "go"]}
 
 @pytest.fixture
 def real(tmp_path: Path) -> Candidate:
-    encoder = ImageEncoder(load_clip("pocket-clip", seed=3))
-    write_checkpoint(tmp_path / "merged.safetensors", encoder.encoder_state())
+    encoder = image_model(load_clip("pocket-clip", seed=3))
+    write_checkpoint(tmp_path / "merged.safetensors", encoder.state())
     heads = {}
     for task, names in NAMES.items():
         weight = torch.nn.functional.normalize(torch.randn(len(names), 128, generator=torch.Generator().manual_seed(1)))
@@ -111,7 +111,7 @@ def test_more_rows_than_one_batch(model):
 
 
 def test_a_broken_model_is_not_registered(store, real, tmp_path):
-    state = ImageEncoder(load_clip("pocket-clip", seed=3)).encoder_state()
+    state = image_model(load_clip("pocket-clip", seed=3)).state()
     name = next(iter(state))
     write_checkpoint(tmp_path / "nan.safetensors", state | {name: torch.full_like(state[name], float("nan"))})
     with pytest.raises(MergeflowError, match="not registered"):

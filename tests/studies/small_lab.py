@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.modalities.heads import save_head
 from mergeflow.modalities.vision.data import SPLITS, load_split
-from mergeflow.modalities.vision.heads import build_head, save_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import image_model, load_clip
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO
@@ -36,7 +37,7 @@ def make_lab(
         many: name of a run of the world `many`, which has the same base and tasks here → what it changes.
     """
     clip = load_clip("pocket-clip", "pocket8")
-    write_checkpoint(root / "outputs/base/image_encoder.safetensors", ImageEncoder(clip).encoder_state())
+    write_checkpoint(root / "outputs/base/image_encoder.safetensors", image_model(clip).state())
     for task in TASKS:
         prepare(root / "work", task)
         for split in SPLITS:

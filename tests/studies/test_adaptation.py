@@ -9,8 +9,8 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import LabelledImages
 from mergeflow.merging import load_recipe, merge
+from mergeflow.modalities.subset import Subset
 from tasks.studies.adapting import Adaptation, adapt
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adaptation import study as adaptation
@@ -76,8 +76,8 @@ def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
     inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
     experts = inputs.run("experts").experts(0)
     one = adapt(inputs, experts, PLAN)
-    wrong = {key: replace(found, labels=2 - found.labels) for key, found in inputs._images.items()}
-    inputs._images.update(wrong)
+    wrong = {key: replace(found, labels=2 - found.labels) for key, found in inputs._examples.items()}
+    inputs._examples.update(wrong)
     two = adapt(inputs, experts, PLAN)
     assert one.learned == two.learned
     assert all(torch.equal(one.state[name], two.state[name]) for name in one.state)
@@ -87,9 +87,9 @@ def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
 
 def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
     inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
-    found = inputs.images("test")["red"]
-    inputs._images["test", "red"] = LabelledImages(found.images[:0], found.labels[:0], found.head)
-    with pytest.raises(MergeflowError, match="needs unlabelled images of every task: task 'red' has none"):
+    found = inputs.examples("test")["red"]
+    inputs._examples["test", "red"] = Subset.first(found, 0)
+    with pytest.raises(MergeflowError, match="needs examples of every task: task 'red' has none"):
         adapt(inputs, inputs.run("experts").experts(0), PLAN)
     with pytest.raises(MergeflowError, match="rank_ratio"):
         adapt(inputs, {}, replace(PLAN, rank_ratio=1.5))

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mergeflow.analysis.gradients import mean_gradient
+from mergeflow.modalities.classification import Classification
+from mergeflow.modality import Network
 from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
@@ -32,7 +34,7 @@ def test_the_gradient_in_chunks_is_that_of_the_mean_loss() -> None:
     model = Pixels()
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
-    found = mean_gradient(model, images, labels, lambda features: features, batch_size=3)
+    found = mean_gradient(Network(model), Classification("t", images, labels), batch_size=3)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient)
     assert all(p.grad is None for p in model.parameters())

@@ -31,9 +31,9 @@ def test_the_first_tasks_share_images_and_encoder(many_lab: Path, tmp_path: Path
     inputs = StudyInputs(world_io(many_lab, tmp_path))
     two = inputs.first(2)
     assert two.tasks == inputs.tasks[:2]
-    assert set(two.images("validation")) == set(two.tasks)
-    assert inputs.images("validation")[two.tasks[0]] is two.images("validation")[two.tasks[0]]
-    assert two.encoder is inputs.encoder
+    assert set(two.examples("validation")) == set(two.tasks)
+    assert inputs.examples("validation")[two.tasks[0]] is two.examples("validation")[two.tasks[0]]
+    assert two.model is inputs.model
     assert set(two.run("experts").experts(0)) == set(two.tasks)
     with pytest.raises(MergeflowError, match="first 5 tasks, but there are 3"):
         inputs.first(5)

@@ -41,7 +41,7 @@ def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: i
 def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ignore[no-untyped-def]
     inputs = StudyInputs(io)
     options = subset_scaling.Options.model_validate(inputs.options("subset_scaling"))
-    splits = [inputs.images(split) for split in ("validation", "test")]
+    splits = [inputs.examples(split) for split in ("validation", "test")]
     experts = inputs.run("experts").experts(0)
     few = {task: experts[task] for task in ("red", "grey")}
     row = subset_scaling.measure(inputs, options, splits, few, ["red", "grey"])  # no other expert is asked for

@@ -1,6 +1,7 @@
 """The training loop: against plain torch, deterministic, useful, and resumable to the bit."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune, learning_rate_factor
-from tests.training.toy import Tiny, data, logits, order, plain, train, weights
+from mergeflow.modality import Network
+from mergeflow.training import FineTuneSettings, fine_tune, learning_rate_factor
+from tests.training.toy import Fixed, Tiny, data, logits, order, plain, train, weights
 
 SETTINGS = FineTuneSettings(steps=12, batch_size=4, learning_rate=1e-2, warmup=0.25, save_every=5)
 
@@ -72,7 +74,7 @@ def test_deterministic_by_seed(tmp_path: Path) -> None:
 def test_purpose_it_learns(tmp_path: Path) -> None:
     encoder, trajectory = train(tmp_path, FineTuneSettings(steps=100, batch_size=6, learning_rate=1e-2))
     whole = data()
-    assert (logits(encoder(whole.images)).argmax(1) == whole.labels).float().mean() == 1.0
+    assert (logits(encoder(whole.inputs)).argmax(1) == whole.labels).float().mean() == 1.0
     assert trajectory.rows[-1].loss < trajectory.rows[0].loss / 2
     assert trajectory.rows[-1].distance > 0
 
@@ -104,7 +106,7 @@ def test_the_head_stays_in_float32_under_bfloat16(tmp_path: Path) -> None:
         seen.append(found.dtype)
         return found
 
-    task = TrainingSet("toy", data().images, data().labels, head)
+    task = replace(data(), head=Fixed(head))
     train(tmp_path, FineTuneSettings(steps=1, precision="bfloat16"), [task])
     assert seen == [torch.float32]
 
@@ -115,7 +117,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, stop: int, 
     def run(folder: Path, **extra):
         folder.mkdir(exist_ok=True)
         encoder = nn.Sequential(Tiny(), nn.Dropout(0.3)) if dropout else Tiny()
-        return encoder, fine_tune(encoder, [data()], SETTINGS, 0, folder / "saved.pt", lambda: 0.5, **extra)
+        return encoder, fine_tune(Network(encoder), [data()], SETTINGS, 0, folder / "saved.pt", lambda: 0.5, **extra)
 
     whole, found = run(tmp_path / "whole")
     with pytest.raises(Killed):
@@ -124,7 +126,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, stop: int, 
     resumed, again = run(tmp_path / "killed")
     assert torch.equal(weights(whole), weights(resumed))
     assert found.trajectory.rows == again.trajectory.rows
-    assert (found.cost.steps, found.cost.images) == (again.cost.steps, again.cost.images)
+    assert (found.cost.steps, found.cost.examples) == (again.cost.steps, again.cost.examples)
 
 
 def test_torchs_own_random_numbers_are_left_alone(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_torchs_own_random_numbers_are_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    fine_tune(encoder, [data()], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5)
+    fine_tune(Network(encoder), [data()], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -153,7 +155,7 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
         train(tmp_path, SETTINGS, report=kill_at(6))
     for change in ({"seed": 1}, {"tasks": [data(20)]}, {"settings": SETTINGS.model_copy(update={"steps": 13})}):
         arguments = {"settings": SETTINGS, **change}
-        with pytest.raises(MergeflowError, match=r"is that of another run; (seed|images|settings, steps) diff"):
+        with pytest.raises(MergeflowError, match=r"is that of another run; (seed|examples|settings, steps) diff"):
             train(tmp_path, **arguments)
 
 
@@ -167,20 +169,20 @@ def test_weights_that_overflow_in_the_last_step_are_no_expert(tmp_path: Path) ->
     settings = FineTuneSettings(
         steps=1, optimiser="sgd", learning_rate=3e38, gradient_clip=0.0, warmup=0.0, weight_decay=0.0
     )
-    steep = TrainingSet("toy", data().images, data().labels, lambda features: 1000 * logits(features))
+    steep = replace(data(), head=Fixed(lambda features: 1000 * logits(features)))
     with pytest.raises(MergeflowError, match="2-norm of the weights became inf at step 1 of 1"):
         train(tmp_path, settings, [steep])
 
 
 def test_a_joint_run_names_the_task_that_diverged(tmp_path: Path) -> None:
-    bad = TrainingSet("bad", data().images, data().labels, lambda features: features * float("nan"))
+    bad = replace(data(), task="bad", head=Fixed(lambda features: features * float("nan")))
     with pytest.raises(MergeflowError, match="task 'bad': the loss became nan at step 1"):
         train(tmp_path, FineTuneSettings(regime="joint", steps=2), [data(), bad])
 
 
 def test_an_empty_task_is_named(tmp_path: Path) -> None:
-    empty = TrainingSet("toy", torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), logits)
-    with pytest.raises(MergeflowError, match="task 'toy' has no training images"):
+    empty = data(0)
+    with pytest.raises(MergeflowError, match="task 'toy' has no training examples"):
         train(tmp_path, SETTINGS, [empty])
 
 

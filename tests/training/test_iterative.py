@@ -1,5 +1,6 @@
 """Iterative merge-and-tune: MIMA and ATM as the papers write them, and every piece of work whole or absent."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from safetensors.torch import load_file
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, IterativeRun, Span, fine_tune, learning_rate_factor
 from tests.training.test_fine_tune import Killed, kill_at
-from tests.training.toy import Tiny, data, weights
+from tests.training.toy import Fixed, Tiny, data, weights
 
 TASKS = [data(18, 0, "a"), data(10, 1, "b"), data(14, 2, "c")]
 
@@ -18,14 +20,14 @@ TASKS = [data(18, 0, "a"), data(10, 1, "b"), data(14, 2, "c")]
 def make(folder: Path, steps: int = 12, settings: dict | None = None, seed: int = 0, **iterative) -> IterativeRun:
     base = folder / "base.safetensors"
     if not base.exists():
-        write_checkpoint(base, Tiny().encoder_state())
+        write_checkpoint(base, Network(Tiny()).state())
     common = {"batch_size": 4, "learning_rate": 1e-2, "save_every": 2, **(settings or {})}
     chosen = FineTuneSettings(regime="iterative", steps=steps, iterative=iterative, **common)
     return IterativeRun(folder / "rounds", base, tuple(one.task for one in TASKS), chosen, seed)
 
 
 def tune(run: IterativeRun, number: int, one, **extra) -> None:
-    run.tune(number, Tiny(), one, lambda: 0.5, **extra)
+    run.tune(number, Network(Tiny()), one, lambda: 0.5, **extra)
 
 
 def complete(run: IterativeRun, order: int = 1) -> IterativeRun:
@@ -75,9 +77,9 @@ def test_one_round_is_ordinary_fine_tuning_to_the_bit(tmp_path: Path) -> None:
     for one in TASKS:
         encoder = Tiny()
         settings = run.settings.model_copy(update={"regime": "steps"})
-        found = fine_tune(encoder, [one], settings, 0, tmp_path / f"{one.task}.pt", lambda: 0.5)
+        found = fine_tune(Network(encoder), [one], settings, 0, tmp_path / f"{one.task}.pt", lambda: 0.5)
         state = load_file(run.expert(1, one.task))
-        assert all(torch.equal(state[name], value) for name, value in encoder.encoder_state().items())
+        assert all(torch.equal(state[name], value) for name, value in Network(encoder).state().items())
         assert run.record(1, one.task)["epochs"] == found.trajectory.as_json()
 
 
@@ -89,12 +91,19 @@ def test_one_task_with_a_kept_optimiser_is_ordinary_fine_tuning(tmp_path: Path) 
         tune(run, number, TASKS[0])
         run.merge(number)
     encoder = Tiny()
-    fine_tune(encoder, TASKS[:1], run.settings.model_copy(update={"regime": "steps"}), 0, tmp_path / "s.pt", lambda: 0)
+    fine_tune(
+        Network(encoder),
+        TASKS[:1],
+        run.settings.model_copy(update={"regime": "steps"}),
+        0,
+        tmp_path / "s.pt",
+        lambda: 0,
+    )
     torch.testing.assert_close(flat(run.merged(3)), weights_by_name(encoder), rtol=1e-5, atol=1e-6)
 
 
 def weights_by_name(encoder: Tiny) -> torch.Tensor:
-    return torch.cat([value.flatten().double() for _, value in sorted(encoder.encoder_state().items())])
+    return torch.cat([value.flatten().double() for _, value in sorted(Network(encoder).state().items())])
 
 
 def test_optimiser_kept_or_reset_and_the_schedules_differ(tmp_path: Path) -> None:
@@ -125,9 +134,9 @@ def test_one_epoch_per_round_is_each_tasks_own(tmp_path: Path) -> None:
     run = complete(make(tmp_path, steps=1, rounds=2, per_round="one_epoch"))
     for one in TASKS:
         steps = [row["steps"] for number in (1, 2) for row in run.record(number, one.task)["epochs"]]
-        per_epoch = -(-len(one.labels) // 4)
+        per_epoch = -(-len(one) // 4)
         assert steps == [per_epoch, 2 * per_epoch]
-        assert run.record(2, one.task)["cost"]["images"] == len(one.labels)
+        assert run.record(2, one.task)["cost"]["examples"] == len(one)
 
 
 def test_neither_order_nor_a_kill_changes_a_bit(tmp_path: Path) -> None:
@@ -148,9 +157,9 @@ def test_neither_order_nor_a_kill_changes_a_bit(tmp_path: Path) -> None:
 def test_purpose_the_merge_learns_every_task(tmp_path: Path) -> None:
     run = complete(make(tmp_path, steps=60, rounds=6))
     encoder = Tiny()
-    encoder.load_encoder_state(load_file(run.merged(6)))
+    Network(encoder).load(load_file(run.merged(6)))
     for one in TASKS:
-        assert (one.logits(encoder(one.images)).argmax(1) == one.labels).float().mean() > 0.9
+        assert (one.head(encoder(one.inputs)).argmax(1) == one.labels).float().mean() > 0.9
 
 
 def test_deterministic_by_seed(tmp_path: Path) -> None:
@@ -171,7 +180,7 @@ def test_only_the_last_rounds_experts_stay(tmp_path: Path) -> None:
 
 def test_a_diverging_task_names_its_round_and_the_others_stay(tmp_path: Path) -> None:
     run = make(tmp_path, rounds=2)
-    bad = TASKS[1].__class__("b", TASKS[1].images, TASKS[1].labels, lambda features: features * float("inf"))
+    bad = replace(TASKS[1], head=Fixed(lambda features: features * float("inf")))
     tune(run, 1, TASKS[0])
     with pytest.raises(MergeflowError, match=r"round 1 of 2: task 'b': the loss became nan at step 1"):
         tune(run, 1, bad)

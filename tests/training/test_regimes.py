@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, fine_tune, plan_batches
 from tests.training.toy import Tiny, data, loss_of, order, plain, train, weights
 
@@ -30,7 +31,7 @@ def test_one_epoch_sees_each_image_once(tmp_path: Path) -> None:
             return super().forward(images)
 
     settings = FineTuneSettings(regime="one_epoch", batch_size=4, steps=99, epochs=99)
-    found = fine_tune(Counting(), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
+    found = fine_tune(Network(Counting()), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
     assert seen == [4, 4, 4, 4, 2]
     assert [row.steps for row in found.trajectory.rows] == [5]
     batches = plan_batches([18], settings, seed=0)
@@ -87,7 +88,7 @@ def test_joint_sum_adds_the_tasks_losses(tmp_path: Path) -> None:
         epoch, index = divmod(step, -(-images // 4))
         return order(images, epoch)[index * 4 : index * 4 + 4]
 
-    steps = [[(task, batch(len(task.labels), step), 1.0) for task in tasks] for step in range(5)]
+    steps = [[(task, batch(len(task), step), 1.0) for task in tasks] for step in range(5)]
     expected = plain(steps, lambda ps: torch.optim.SGD(ps, lr=0.1), lambda step: 0.1)
     torch.testing.assert_close(weights(encoder), weights(expected), rtol=1e-5, atol=1e-6)
     assert [row.steps for row in trajectory.rows] == [5]  # the epochs are those of the largest task

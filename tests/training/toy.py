@@ -1,13 +1,15 @@
 """A toy to train: a linear encoder of 4×4 images, tasks whose class is the brightest pixel, and a plain loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mergeflow.training import FineTuneSettings, TrainingSet, Trajectory, fine_tune
+from mergeflow.modalities.classification import Classification
+from mergeflow.modality import Network
+from mergeflow.training import FineTuneSettings, Trajectory, fine_tune
 
 
 class Tiny(nn.Module):
@@ -25,36 +27,41 @@ class Tiny(nn.Module):
         features: Tensor = self.linear(images.flatten(1).to(self.linear.weight.dtype) / 255)
         return features
 
-    def encoder_state(self) -> dict[str, Tensor]:
-        return {name: value.detach() for name, value in self.state_dict().items()}
 
-    def load_encoder_state(self, state: Mapping[str, Tensor]) -> None:
-        self.load_state_dict(dict(state))
+class Fixed(nn.Module):
+    """A head without weights."""
+
+    def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.logits(features)
 
 
 def logits(features: Tensor) -> Tensor:
     return features[:, :3] * 4
 
 
-def data(images: int = 18, seed: int = 0, task: str = "toy") -> TrainingSet:
+def data(images: int = 18, seed: int = 0, task: str = "toy") -> Classification:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(images) % 3
     pixels = torch.randint(0, 60, (images, 4, 4, 3), generator=generator, dtype=torch.uint8)
     pixels[torch.arange(images), labels] += 150
-    return TrainingSet(task, pixels, labels, logits)
+    return Classification(task, pixels, labels, Fixed(logits))
 
 
 def train(
     folder: Path,
     settings: FineTuneSettings,
-    tasks: list[TrainingSet] | None = None,
+    tasks: list[Classification] | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     **extra: Any,
 ) -> tuple[Tiny, Trajectory]:
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Tiny(dtype)
-    found = fine_tune(encoder, tasks or [data()], settings, seed, folder / "saved.pt", lambda: 0.5, **extra)
+    found = fine_tune(Network(encoder), tasks or [data()], settings, seed, folder / "saved.pt", lambda: 0.5, **extra)
     return encoder, found.trajectory
 
 
@@ -62,12 +69,17 @@ def weights(encoder: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in encoder.parameters()])
 
 
-def loss_of(encoder: nn.Module, one: TrainingSet) -> Tensor:
-    return nn.functional.cross_entropy(one.logits(encoder(one.images)), one.labels)
+def loss_of(encoder: nn.Module, one: Classification) -> Tensor:
+    return plain_loss(encoder, one, torch.arange(len(one)))
+
+
+def plain_loss(encoder: nn.Module, one: Classification, chosen: Tensor) -> Tensor:
+    assert one.head is not None
+    return nn.functional.cross_entropy(one.head(encoder(one.inputs[chosen])), one.labels[chosen])
 
 
 def plain(
-    steps: list[list[tuple[TrainingSet, Tensor, float]]],
+    steps: list[list[tuple[Classification, Tensor, float]]],
     make: Callable[[Any], torch.optim.Optimizer],
     rate: Callable[[int], float],
     encoder: nn.Module | None = None,
@@ -78,10 +90,7 @@ def plain(
     for number, parts in enumerate(steps):
         optimiser.param_groups[0]["lr"] = rate(number)
         optimiser.zero_grad()
-        total = sum(
-            weight * nn.functional.cross_entropy(one.logits(encoder(one.images[chosen])), one.labels[chosen])
-            for one, chosen, weight in parts
-        )
+        total = sum(weight * plain_loss(encoder, one, chosen) for one, chosen, weight in parts)
         total.backward()
         optimiser.step()
     return encoder

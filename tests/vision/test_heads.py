@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.heads import Head, build_head, load_head, save_head
+from mergeflow.modalities.heads import Head, load_head, save_head
+from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 
 NAMES, TEMPLATES = ["beach", "red round sign", "river"], ["a photo of {}", "{}"]
@@ -37,8 +38,8 @@ def test_logits_are_scaled_cosines(clip, head):
     with torch.no_grad():
         features = ImageEncoder(clip)(images)
     expected = head.logit_scale * torch.einsum("bd,cd->bc", features, head.weight)
-    torch.testing.assert_close(head.logits(features), expected)
-    assert head.logits(features).abs().max() <= head.logit_scale * (1 + 1e-6)
+    torch.testing.assert_close(head(features), expected)
+    assert head(features).abs().max() <= head.logit_scale * (1 + 1e-6)
 
 
 def test_building_is_deterministic_and_per_class(clip, head):
@@ -79,10 +80,10 @@ def test_missing_truncated_and_foreign_files_are_refused(head, tmp_path):
     from mergeflow.checkpoints import write_checkpoint
 
     write_checkpoint(path, {"weight": torch.eye(2)})
-    with pytest.raises(MergeflowError, match="is no head"):
+    with pytest.raises(MergeflowError, match="is not a head"):
         load_head(path)
 
 
 def test_logits_follow_the_features_dtype():
     head = Head(torch.eye(3), math.e, ["a", "b", "c"])
-    assert head.logits(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert head(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16

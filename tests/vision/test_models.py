@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import ASSETS, ImageEncoder, load_clip
 from mergeflow.modalities.vision.tokenizer import END, FIRST_BUCKET, WordTokenizer
+from mergeflow.modality import Network
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +89,12 @@ def test_state_names_are_open_clips_and_swapping_works_in_place(images):
     clip, other = load_clip("pocket-clip", seed=1), load_clip("pocket-clip", seed=2)
     encoder, target = ImageEncoder(clip), ImageEncoder(other)
     pointers = [parameter.data_ptr() for parameter in encoder.parameters()]
-    encoder.load_encoder_state(target.encoder_state())
+    Network(encoder).load(Network(target).state())
     assert [parameter.data_ptr() for parameter in encoder.parameters()] == pointers
     with torch.no_grad():
         assert torch.equal(encoder(images), target(images))
     names = set(clip.model.state_dict())
-    assert encoder.encoder_state().keys() == {name for name in names if name.startswith("visual.")}
+    assert Network(encoder).state().keys() == {name for name in names if name.startswith("visual.")}
 
 
 def test_random_weights_follow_the_seed_and_leave_the_generator_alone():
@@ -194,11 +195,11 @@ def test_another_vocabulary_is_refused(tmp_path):
 
 def test_an_encoder_state_that_does_not_fit_is_refused(clip):
     encoder = ImageEncoder(clip)
-    state = encoder.encoder_state()
+    state = Network(encoder).state()
     state["visual.proj"] = state["visual.proj"][:5]
     del state["visual.ln_pre.bias"]
     with pytest.raises(MergeflowError, match=r"2 differences") as caught:
-        encoder.load_encoder_state(state)
+        Network(encoder).load(state)
     assert "visual.ln_pre.bias: missing" in str(caught.value)
 
 

@@ -23,11 +23,10 @@ from mergeflow.analysis.equivalence.gradient_descent import (
     spectral_norm,
     summed,
 )
-from mergeflow.analysis.equivalence.image_encoder import EncoderTask, encoder_losses
+from mergeflow.analysis.equivalence.image_encoder import encoder_losses
 from mergeflow.analysis.equivalence.second_order import Gap, curvature_sum, log_log_slope, measure_gap, mismatches
 
 __all__ = [
-    "EncoderTask",
     "FeedForward",
     "Gap",
     "Loss",

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,26 +10,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, normalize
 
 from mergeflow.analysis.equivalence.gradient_descent import Loss
-from mergeflow.modalities.vision.heads import Head
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import ImageEncoder
 
 
-@dataclass(frozen=True)
-class EncoderTask:
-    """A task of an image encoder.
-
-    Args:
-        images: uint8 [N, S, S, 3].
-        labels: int64 [N].
-        head: the frozen zero-shot head.
-    """
-
-    images: Tensor
-    labels: Tensor
-    head: Head
-
-
-def encoder_losses(encoder: ImageEncoder, tasks: Sequence[EncoderTask]) -> tuple[Tensor, list[Loss]]:
+def encoder_losses(encoder: ImageEncoder, tasks: Sequence[Classification]) -> tuple[Tensor, list[Loss]]:
     """Return the encoder's weights as one float64 vector [P], and each task's mean cross-entropy as a function of it.
 
     The encoder stays as it is: a copy of its tower computes in float64. `ImageEncoder` itself rounds its features to
@@ -38,12 +22,14 @@ def encoder_losses(encoder: ImageEncoder, tasks: Sequence[EncoderTask]) -> tuple
 
     Args:
         encoder: the image encoder.
-        tasks: T tasks.
+        tasks: T tasks of images with zero-shot heads.
 
     Example:
         >>> from mergeflow.modalities.vision.models import load_clip
+        >>> from mergeflow.modalities.heads import Head
         >>> encoder = ImageEncoder(load_clip("pocket-clip"))
-        >>> task = EncoderTask(
+        >>> task = Classification(
+        ...     "pets",
         ...     torch.zeros(1, 32, 32, 3, dtype=torch.uint8),
         ...     torch.tensor([0]),
         ...     Head(torch.eye(2, 128), 10.0, ["cat", "dog"]),
@@ -56,15 +42,17 @@ def encoder_losses(encoder: ImageEncoder, tasks: Sequence[EncoderTask]) -> tuple
     shapes = {name: parameter.shape for name, parameter in tower.named_parameters()}
     start = torch.cat([parameter.flatten() for parameter in tower.parameters()])
 
-    def task_loss(task: EncoderTask) -> Loss:
-        pixels = encoder.normalised_pixels(task.images).double()
+    def task_loss(task: Classification) -> Loss:
+        head = task.head
+        assert head is not None, "image tasks have zero-shot heads"
+        pixels = encoder.normalised_pixels(task.inputs[:]).double()
 
         def loss(point: Tensor) -> Tensor:
             parts = point.split([shape.numel() for shape in shapes.values()])
             weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
             with sdpa_kernel(SDPBackend.MATH):
                 features = normalize(functional_call(tower, weights, (pixels,)), dim=-1)
-            return cross_entropy(task.head.logits(features), task.labels)
+            return cross_entropy(head(features), task.labels)
 
         return loss
 

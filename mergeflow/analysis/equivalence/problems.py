@@ -1,14 +1,15 @@
 """What the theorems are measured on: small feed-forward nets, and the embedded CLIP's image encoder, in float64."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mergeflow.analysis.equivalence.feed_forward import FeedForward, random_feed_forward, random_tasks
 from mergeflow.analysis.equivalence.gradient_descent import Loss, descend, summed
-from mergeflow.analysis.equivalence.image_encoder import EncoderTask, encoder_losses
+from mergeflow.analysis.equivalence.image_encoder import encoder_losses
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from mergeflow.suites import get_suite
@@ -96,9 +97,10 @@ def encoder_problem(tasks: Sequence[str], images: int) -> Problem:
         pairs = [task.sample("train", index) for index in range(images)]
         pixels = torch.stack([torch.from_numpy(image) for image, _ in pairs])
         labels = torch.tensor([label for _, label in pairs])
-        whole.append(EncoderTask(pixels, labels, build_head(clip, task.class_names, task.templates)))
+        head = build_head(clip, task.class_names, task.templates)
+        whole.append(Classification(name, pixels, labels, head))
     slices = _slices(images)
-    pieces = [EncoderTask(task.images[p], task.labels[p], task.head) for task in whole for p in slices]
+    pieces = [replace(task, inputs=task.inputs[p], labels=task.labels[p]) for task in whole for p in slices]
     start, losses = encoder_losses(encoder, [*whole, *pieces])
     parts = iter(losses[len(whole) :])
     return Problem(

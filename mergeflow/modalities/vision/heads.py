@@ -1,54 +1,12 @@
-"""Zero-shot classification heads from class prompts, and their files."""
+"""Zero-shot classification heads from class prompts."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.heads import Head
 from mergeflow.modalities.vision.models import ClipModel
-
-
-@dataclass(frozen=True)
-class Head:
-    """A frozen linear classifier on L2-normalised image features.
-
-    Args:
-        weight: one unit row per class, float32 [C, D].
-        logit_scale: factor on the cosine, > 0.
-        class_names: the C classes in label order.
-    """
-
-    weight: Tensor
-    logit_scale: float
-    class_names: list[str]
-
-    def logits(self, features: Tensor) -> Tensor:
-        r"""Return s · f Wᵀ.
-
-        Args:
-            features: L2-normalised image features [B, D].
-
-        Returns:
-            Logits [B, C], in the features' dtype and on their device.
-
-        Example:
-            >>> head = Head(torch.eye(2), 10.0, ["cat", "dog"])
-            >>> head.logits(torch.tensor([[0.6, 0.8]])).tolist()
-            [[6.0, 8.0]]
-
-        Source: Radford et al. 2021 (CLIP), section 3.1.
-        """
-        return self.logit_scale * features @ self.weight.to(features).T
-
-    def to(self, device: torch.device | str) -> "Head":
-        """Return the head with its weight on a device."""
-        return Head(self.weight.to(device), self.logit_scale, self.class_names)
 
 
 @torch.no_grad()
@@ -93,28 +51,3 @@ def _check_prompts(class_names: Sequence[str], templates: Sequence[str]) -> None
     bare = [template for template in templates if "{}" not in template]
     if bare:
         raise MergeflowError(f"templates without a place for the class name: {bare}. Write {{}} where it belongs.")
-
-
-def save_head(head: Head, path: str | Path) -> str:
-    """Write a head as safetensors with its class names and scale in the metadata; return its fingerprint."""
-    record = {"kind": "head", "class_names": json.dumps(head.class_names), "logit_scale": repr(head.logit_scale)}
-    return write_checkpoint(path, {"weight": head.weight.contiguous().cpu()}, record)
-
-
-def load_head(path: str | Path) -> Head:
-    """Read a head that `save_head` wrote.
-
-    Raises:
-        MergeflowError: if the file is missing, truncated, or no head.
-    """
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            record = file.metadata() or {}
-            if record.get("kind") != "head":
-                raise MergeflowError(f"{path} is no head: its record says {record.get('kind', 'nothing')!r}.")
-            weight = file.get_tensor("weight")
-    except (SafetensorError, OSError) as error:
-        raise MergeflowError(
-            f"cannot read the head {path}: {error}. Build it again with the stage that makes it."
-        ) from error
-    return Head(weight, float(record["logit_scale"]), json.loads(record["class_names"]))

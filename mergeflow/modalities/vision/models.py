@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
+from mergeflow.modality import Network, check_fit
 
 if TYPE_CHECKING:
     from open_clip import CLIP
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 POCKET = "pocket-clip"
 ASSETS = Path(__file__).with_name("assets")
 POCKET_MEAN, POCKET_STD = (110 / 255,) * 3, (65 / 255,) * 3
-PREFIX = "visual."
 
 _CONFIGS = Path(__file__).with_name("configs")
 _WRAPPERS = ("module.", "model.")  # what training wrappers put before every name
@@ -198,25 +198,8 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             f"{path} was trained with another vocabulary (SHA-256 {record['vocabulary'][:12]}..., not a beginning of "
             "this one's). Run the stage `pretrain` again, or restore the vocabulary file."
         )
-    _check_names_and_shapes(str(path), state, model.state_dict())
+    check_fit(str(path), state, model.state_dict())
     model.load_state_dict(state)
-
-
-def _check_names_and_shapes(source: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise one error that lists every difference in names and shapes."""
-    problems = [f"  {name}: missing" for name in expected if name not in found]
-    problems += [f"  {name}: not expected" for name in found if name not in expected]
-    problems += [
-        f"  {name}: shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if problems:
-        raise MergeflowError(
-            f"{source} does not fit the model, {len(problems)} differences:\n"
-            + "\n".join(problems)
-            + "\nChoose the architecture that the weights were trained with."
-        )
 
 
 def _pools_one_token(visual: Any) -> bool:
@@ -293,19 +276,12 @@ class ImageEncoder(nn.Module):
         """Return (images - mean) / std, float32 [B, 3, S, S], of uint8 images [B, S, S, 3], wherever these lie."""
         return (images.to(self.mean.device).permute(0, 3, 1, 2).float() - self.mean) * self.scale
 
-    def encoder_state(self) -> dict[str, Tensor]:
-        """Return the weights by open_clip's `visual.*` names; the tensors share memory with the encoder."""
-        return {PREFIX + name: value.detach() for name, value in self.visual.state_dict().items()}
 
-    @torch.no_grad()
-    def load_encoder_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights into the existing parameters, cheap enough for every candidate of a sweep.
+def image_model(clip: ClipModel) -> Network:
+    """Return the image tower of a CLIP model as what experts and merges hold; its weights are open_clip's `visual.*`.
 
-        Raises:
-            MergeflowError: listing every missing, unexpected and misshapen tensor.
-        """
-        own = self.encoder_state()
-        if state.keys() != own.keys() or any(state[name].shape != own[name].shape for name in own):
-            _check_names_and_shapes("the encoder state", state, own)
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+    Example:
+        >>> len(image_model(load_clip("pocket-clip")).state())
+        51
+    """
+    return Network(ImageEncoder(clip))

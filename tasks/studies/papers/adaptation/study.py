@@ -32,13 +32,15 @@ from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.estimates.entropy import entropies, write_learned
-from mergeflow.evaluation import LabelledImages
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
-from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on, unlabelled
+from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adaptation.results import Variant, figures, result
 from tasks.studies.pieces import Row, choose_scale, grid, kept
@@ -141,7 +143,7 @@ def measure(inputs: StudyInputs, options: Options, variant: Variant, found: Row,
 
 def _measure(inputs: StudyInputs, options: Options, variant: Variant, found: Row, rate: float) -> Row:
     seed, course = found["seed"], []
-    few = {task: images.first(options.images) for task, images in inputs.images("test").items()}
+    few = {task: Subset.first(examples, options.images) for task, examples in inputs.examples("test").items()}
 
     def watch(step: int, state: Mapping[str, Any]) -> None:
         if seed == inputs.seeds[0] and step % options.every == 0:
@@ -182,13 +184,13 @@ def _plan(options: Options, variant: Variant, init: float, rate: float, seed: in
 
 
 def _entropy(inputs: StudyInputs, state: State, split: str) -> dict[str, float]:
-    return entropies(inputs.encoder, unlabelled(inputs, split), state)
+    return entropies(inputs.model, inputs.examples(split), state)
 
 
 def weigh(inputs: StudyInputs, options: Options, on: Direction) -> Row:
     """Return the time of a step, and the most bytes of tensors alive while two steps are learned, images apart."""
     experts, size = lazy_experts(inputs, inputs.seeds[0]), sum(tensor.nbytes for tensor in inputs.base.values())
-    unlabelled(inputs, "test")  # images are there before
+    inputs.examples("test")  # they are there before
     plan = replace(_plan(options, Variant(on, "layer", "test"), 0.1, 0.01, 0), steps=2)
     peak = peak_tensor_bytes(lambda: learn_on(inputs, experts, plan))
     _, seconds = learn_on(inputs, experts, replace(plan, steps=4))
@@ -209,10 +211,11 @@ def compare_levels(inputs: StudyInputs, options: Options, found: Row) -> list[Ro
 
 
 class _OtherLabels(StudyInputs):
-    """The same images with every label moved to another image."""
+    """The same examples with every label moved to another example."""
 
-    def images(self, split: str) -> dict[str, LabelledImages]:
-        return {task: replace(found, labels=found.labels.roll(1)) for task, found in super().images(split).items()}
+    def examples(self, split: str) -> dict[str, Examples]:
+        found = {task: one for task, one in super().examples(split).items() if isinstance(one, Classification)}
+        return {task: replace(one, labels=one.labels.roll(1)) for task, one in found.items()}
 
 
 def permute_labels(inputs: StudyInputs, options: Options, found: Row) -> Row:

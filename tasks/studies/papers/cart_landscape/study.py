@@ -31,9 +31,10 @@ from pydantic import Field
 from mergeflow.analysis.landscape import Grid, Plane, measure_grid
 from mergeflow.analysis.paths import principal_plane
 from mergeflow.analysis.projection import centred_gram, distances, principal_components, principal_coordinates
-from mergeflow.evaluation import CandidateScorer, LabelledImages
-from mergeflow.evaluation.losses import cross_entropies
+from mergeflow.evaluation import CandidateScorer, losses
 from mergeflow.merging import configure
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
@@ -82,7 +83,9 @@ class Site:
         self.inputs, self.options = inputs, options
         self.experts = inputs.run(options.experts).experts(seed)
         self.scorer: CandidateScorer = inputs.scorer(self.experts)
-        self.images = {task: data.first(options.images) for task, data in inputs.images("validation").items()}
+        self.examples = {
+            task: Subset.first(data, options.images) for task, data in inputs.examples("validation").items()
+        }
 
     def state(self, model: Model) -> State:
         """Return the weights; k = 0 is the anchor, for `low_rank` without what its other tensors add at k > 0."""
@@ -96,11 +99,11 @@ class Site:
         rank = {} if model.rank is None else {"rank_ratio": model.rank}
         return self.scorer.merge(configure(model.kind, {**rank, "scale": model.scale}))
 
-    def losses(self, state: Mapping[str, Any], images: Mapping[str, LabelledImages] | None = None) -> dict[str, float]:
-        """Return L_t of every task, or on the images given."""
-        self.inputs.encoder.load_encoder_state(state)
+    def losses(self, state: Mapping[str, Any], examples: Mapping[str, Examples] | None = None) -> dict[str, float]:
+        """Return L_t of every task, or on the examples given."""
+        self.inputs.model.load(state)
         batch_size = self.inputs.io.section("evaluation").batch_size
-        return cross_entropies(self.inputs.encoder, self.images if images is None else images, batch_size)
+        return losses(self.inputs.model, self.examples if examples is None else examples, batch_size)
 
     def addition(self) -> float:
         """Return task arithmetic's λ of the smallest multi-task loss."""
@@ -203,7 +206,7 @@ def _test(site: Site, models: list[Row], addition: float) -> dict[str, dict[str,
     found = {}
     for name, model in looked.items():
         state = site.state(model)
-        losses = site.losses(state, site.inputs.images("test"))
+        losses = site.losses(state, site.inputs.examples("test"))
         found[name] = {"losses": losses, "accuracy": site.inputs.accuracy(state, "test")}
     return found
 
@@ -237,7 +240,7 @@ def draw_basins(inputs: StudyInputs, options: Options, row: Row) -> Row:
         places = {name: tuple(place.tolist()) for name, place in projection.coordinates.items()}
         plane = principal_plane(projection)
         grid = Grid.around(list(places.values()), options.near, options.margin)
-        own = {task: site.images[task]}
+        own = {task: site.examples[task]}
         losses = measure_grid(plane, grid, lambda state, own=own: site.losses(state, own))  # type: ignore[misc]
         beside, off = projection.project({"average": average, "base": inputs.base})
         places |= {name: tuple(place.tolist()) for name, place in beside.items()}

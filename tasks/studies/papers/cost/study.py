@@ -72,7 +72,7 @@ def run(io: StageIO) -> None:
     result = StudyResult([table, choice_table(rows)], findings(rows), notes(rows))
     points = {
         label(name): (
-            fmean(row["cost"]["images"] for row in rows if row["run"] == name),
+            fmean(row["cost"]["examples"] for row in rows if row["run"] == name),
             [mean_accuracy(row["test"]) for row in rows if row["run"] == name],
         )
         for name in names
@@ -145,10 +145,10 @@ def cost_table(rows: Sequence[Row], tasks: Sequence[str], size: float) -> Table:
             "model": label(name),
             "test accuracy, %": with_interval([mean_accuracy(row["test"]) for row in own]),
             "task steps": round(per_step * fmean(cost["steps"] for cost in costs)),
-            "images": round(fmean(cost["images"] for cost in costs)),
+            "images": round(fmean(cost["examples"] for cost in costs)),
             "seconds": with_interval([cost["seconds"] for cost in costs], 0),
             "GPU-seconds": round(fmean(cost["gpu_seconds"] for cost in costs)),
-            "images/s": round(fmean(cost["images_per_second"] for cost in costs)),
+            "images/s": round(fmean(cost["examples_per_second"] for cost in costs)),
             "peak MiB": max(cost["peak_memory_mib"] for cost in costs),
             "merges": own[0]["merges"],
             "sent, MiB": round(2 * own[0]["merges"] * len(tasks) * size) if own[0]["merges"] else "the data",
@@ -201,7 +201,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return how to read the seconds."""
-    rate = [row["cost"]["images_per_second"] for row in rows]
+    rate = [row["cost"]["examples_per_second"] for row in rows]
     accuracy = {name: fmean(mean_accuracy(r["test"]) for r in rows if r["run"] == name) for name in _names(rows)}
     behind = [
         f"{label(name)} {value - accuracy['joint']:+.1f}"
@@ -218,7 +218,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _validation_images(inputs: StudyInputs) -> int:
-    return sum(len(images.labels) for images in inputs.images("validation").values())
+    return sum(len(examples) for examples in inputs.examples("validation").values())
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

@@ -24,7 +24,8 @@ import torch
 
 from mergeflow.analysis.geometry import norm
 from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
-from mergeflow.training import FineTuneSettings, TrainingSet, fine_tune
+from mergeflow.modalities.subset import Subset
+from mergeflow.training import FineTuneSettings, fine_tune
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -81,8 +82,8 @@ def _at_epochs(inputs: StudyInputs, task: str, images: int) -> Row:
     epochs = source.training(seed, task)["epochs"]
     gradients = []
     for number in range(len(epochs)):
-        inputs.encoder.load_encoder_state(source.epoch(seed, task, number) if number else inputs.base)
-        gradients.append(mean_gradient(inputs.encoder, data.images, data.labels, data.logits))
+        inputs.model.load(source.epoch(seed, task, number) if number else inputs.base)
+        gradients.append(mean_gradient(inputs.model, data))
     norms, cosines = [norm(gradient) for gradient in gradients], cosines_to_first(gradients)
     return {"rows": [_row(task, seed, IMAGES, epochs[0]["distance"], norms, cosines)]}
 
@@ -93,12 +94,12 @@ def _descents(inputs: StudyInputs, task: str, options: Options) -> Row:
     count = len(inputs.run("converged").training(seed, task)["epochs"])
     rows = []
     for step in options.steps:
-        inputs.encoder.load_encoder_state(inputs.base)
+        inputs.model.load(inputs.base)
         settings = FineTuneSettings.model_validate(
             {"regime": "full_batch_gd", "epochs": count, "learning_rate": step, "batch_size": 256}
         )
         saved = inputs.io.scratch / "descent.pt"
-        epochs = fine_tune(inputs.encoder, [data], settings, seed, saved, lambda: 0.0).trajectory.as_json()
+        epochs = fine_tune(inputs.model, [data], settings, seed, saved, lambda: 0.0).trajectory.as_json()
         norms, cosines = ([row[key] for row in epochs] for key in ("gradient_norm", "cosine_to_first"))
         rows.append(_row(task, seed, f"GD {step:g}", epochs[0]["distance"], norms, cosines))
     return {"rows": rows}
@@ -109,12 +110,10 @@ def _row(task: str, seed: int, kind: str, moved: float, norms: list[float], cosi
     return {"task": task, "seed": seed, "kind": kind, "moved": moved, "share": shares(norms), "cosine": cosines}
 
 
-def _subset(inputs: StudyInputs, task: str, images: int) -> TrainingSet:
+def _subset(inputs: StudyInputs, task: str, images: int) -> Subset:
     """Return evenly spaced training images of a task."""
-    data = inputs.images("train")[task]
-    count = min(images, len(data.labels))
-    chosen = torch.linspace(0, len(data.labels) - 1, count).long().to(data.labels.device)
-    return TrainingSet(task, data.images[chosen], data.labels[chosen], data.head.logits)
+    data = inputs.examples("train")[task]
+    return Subset(data, torch.linspace(0, len(data) - 1, min(images, len(data))).long())
 
 
 def epoch_table(what: str, rows: Sequence[Row]) -> Table:

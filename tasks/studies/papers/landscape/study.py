@@ -25,6 +25,7 @@ from pydantic import Field
 from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
+from mergeflow.modalities.subset import Subset
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -74,9 +75,9 @@ def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: 
     places = {"base": (0.0, 0.0), **{t: plane.coordinates(s)[0] for t, s in zip(pair, (first, second), strict=True)}}
     places["mean"] = tuple(np.mean([places[task] for task in pair], axis=0).tolist())
     grid = Grid.around(list(places.values()), options.size, options.margin)
-    images = {task: inputs.images("validation")[task].first(options.images) for task in pair}
+    examples = {task: Subset.first(inputs.examples("validation")[task], options.images) for task in pair}
     scorer = inputs.scorer({})
-    errors = measure_grid(plane, grid, lambda state: error_of(scorer.state(state, images)))
+    errors = measure_grid(plane, grid, lambda state: error_of(scorer.state(state, examples)))
     halfway = {name: (first[name] + second[name]) / 2 for name in first}
     merged = inputs.scorer(experts).merge(configure("average"))
     models = {"base": inputs.base, pair[0]: first, pair[1]: second, "mean": halfway, "merged": merged}

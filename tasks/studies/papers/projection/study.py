@@ -25,6 +25,7 @@ from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure, methods
+from mergeflow.modalities.subset import Subset
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.parameters import Section
@@ -80,13 +81,13 @@ def mergeable(experts: int) -> list[str]:
 def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
     """Return each method's best scale on a subsample of the validation images, with the first seed's experts."""
     scorer = inputs.scorer(inputs.run(options.one_shot).experts(inputs.seeds[0]))
-    images = {task: data.first(options.images) for task, data in inputs.images("validation").items()}
+    examples = {task: Subset.first(data, options.images) for task, data in inputs.examples("validation").items()}
     chosen = {}
     for name in mergeable(len(inputs.tasks)):
         default = configure(name).scale
         scales = sorted(default * factor for factor in options.factors)
         found = score_all(
-            name, line("scale", scales, default), lambda call: scorer.state(scorer.merge(call), images), mean
+            name, line("scale", scales, default), lambda call: scorer.state(scorer.merge(call), examples), mean
         )
         chosen[name] = best_on_line(found, "scale").varied["scale"]
     return chosen
@@ -103,7 +104,7 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
     steps = {name: state for states in paths.values() for name, state in states.items()}
     points = {"base": inputs.base, **experts, **merges, **steps, **joint}
     scored = {"base": inputs.base, **merges, **joint, **ends}
-    images = {task: data.first(options.images) for task, data in inputs.images("test").items()}
+    examples = {task: Subset.first(data, options.images) for task, data in inputs.examples("test").items()}
     return {
         "seed": seed,
         "scales": scales,
@@ -114,7 +115,7 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
         "joint": options.joint,
         "names": list(points),
         "gram": centred_gram(points).tolist(),
-        "accuracy": {name: mean_accuracy(scorer.state(state, images)) for name, state in scored.items()},
+        "accuracy": {name: mean_accuracy(scorer.state(state, examples)) for name, state in scored.items()},
         "drops": _drops(scorer, options.drops, scales[AGAINST]),
     }
 

@@ -28,11 +28,12 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow.evaluation import LabelledImages
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
 from mergeflow.merging import configure
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples
 from mergeflow.search.grid import grid_of
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
@@ -64,7 +65,7 @@ class Options(Section):
     wider: dict[str, list[float]]
 
 
-Images = Mapping[str, LabelledImages]
+Split = Mapping[str, Examples]
 
 
 def run(io: StageIO) -> None:
@@ -73,7 +74,7 @@ def run(io: StageIO) -> None:
     options = Options.model_validate(inputs.options(STUDY))
     experts = inputs.run(options.experts).experts(inputs.seeds[0])
     splits = [
-        {task: data.first(count) for task, data in inputs.images(split).items()}
+        {task: Subset.first(data, count) for task, data in inputs.examples(split).items()}
         for split, count in (("validation", options.validation), ("test", options.test))
     ]
     known = kept(io, "known", lambda: references(inputs, experts, splits))
@@ -89,15 +90,15 @@ def run(io: StageIO) -> None:
     result.write(io.out(f"outputs/studies/{STUDY}"), figures(*told))
 
 
-def references(inputs: StudyInputs, experts: Mapping[str, State], splits: Sequence[Images]) -> Row:
+def references(inputs: StudyInputs, experts: Mapping[str, State], splits: Sequence[Split]) -> Row:
     """Return zero-shot and individual accuracy per task on the images that the study uses of each split."""
     scorer = inputs.scorer({})
     return {
         name: {
-            "zero_shot": scorer.state(inputs.base, images),
-            "individual": {task: scorer.state(experts[task], {task: images[task]})[task] for task in images},
+            "zero_shot": scorer.state(inputs.base, split),
+            "individual": {task: scorer.state(experts[task], {task: split[task]})[task] for task in split},
         }
-        for name, images in zip(("validation", "test"), splits, strict=True)
+        for name, split in zip(("validation", "test"), splits, strict=True)
     }
 
 
@@ -129,14 +130,14 @@ def plan(tasks: Sequence[str], known: Mapping[str, Accuracy], options: Options) 
 def measure(
     inputs: StudyInputs,
     options: Options,
-    splits: Sequence[Images],
+    splits: Sequence[Split],
     experts: Mapping[str, State],
     subset: Sequence[str],
 ) -> Row:
     """Return of one subset each method's choice on validation, and its test accuracy per task."""
     scorer = inputs.scorer({task: experts[task] for task in subset})
     scorer.renew_cache(max(options.grids.get("cart", {}).get("rank_ratio", [1.0])))
-    validation, test = ({task: images[task] for task in subset} for images in splits)
+    validation, test = ({task: split[task] for task in subset} for split in splits)
     found = {}
     for method, grid in options.grids.items():
         scored = _score(scorer, validation, method, grid_of(method, grid))
@@ -154,17 +155,17 @@ def measure(
 
 
 def _score(
-    scorer: CandidateScorer, images: Images, method: str, tried: Sequence[dict[str, Any]]
+    scorer: CandidateScorer, examples: Split, method: str, tried: Sequence[dict[str, Any]]
 ) -> list[tuple[dict[str, Any], float]]:
     """Return each candidate's arguments and mean accuracy; a single candidate needs no choice, so no score."""
     if len(tried) == 1:
         return [(tried[0], 0.0)]
-    return [(args, mean(scorer.state(scorer.merge(configure(method, args)), images))) for args in tried]
+    return [(args, mean(scorer.state(scorer.merge(configure(method, args)), examples))) for args in tried]
 
 
 def _choose(
     scorer: CandidateScorer,
-    images: Images,
+    examples: Split,
     method: str,
     scored: Sequence[tuple[dict[str, Any], float]],
     known: Row | None = None,
@@ -173,4 +174,4 @@ def _choose(
     args = max(scored, key=lambda one: one[1])[0]
     if known is not None and known["args"] == args:
         return known
-    return {"args": args, "test": scorer.state(scorer.merge(configure(method, args)), images)}
+    return {"args": args, "test": scorer.state(scorer.merge(configure(method, args)), examples)}

@@ -1,0 +1,76 @@
+"""Examples with one label each, judged by a model's features and a head: images, texts, rows of numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mergeflow.modalities.activations import activations
+from mergeflow.modality import Model
+
+
+class Inputs(Protocol):
+    """Anything from which rows can be taken: a tensor, or several arrays side by side."""
+
+    def __getitem__(self, rows: Tensor | slice, /) -> Any: ...
+
+
+def _apply(module: nn.Module, inputs: Any) -> Tensor:
+    features: Tensor = module(inputs)
+    return features
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One split of a task whose examples have one label each.
+
+    Attributes:
+        task: The task's name.
+        inputs: N inputs; they may stay on disk, a batch at a time goes to the module.
+        labels: int64 [N] on the model's device, each below C.
+        head: Features [n, D] to logits [n, C], on the model's device; none where the module gives logits.
+        encode: Module and inputs to features; a call of the module by default.
+    """
+
+    task: str
+    inputs: Inputs
+    labels: Tensor
+    head: nn.Module | None = None
+    encode: Callable[[nn.Module, Any], Tensor] = _apply
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the mean cross-entropy over `rows`, in nats: −(1/n) Σ_i log p(y_i | x_i).
+
+        Example:
+            >>> from mergeflow.modality import Network
+            >>> data = Classification("pets", torch.zeros(2, 3), torch.tensor([0, 1]))
+            >>> round(float(data.loss(Network(nn.Identity()), torch.arange(2))), 4)
+            1.0986
+        """
+        return cross_entropy(self.logits(model, rows), self.labels[rows])
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        """Return 1 where the class with the largest logit is the right one, else 0: float32 [n]."""
+        return (self.logits(model, rows).argmax(dim=1) == self.labels[rows]).float()
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        """Return log p(c | x_i), [n, C]."""
+        return self.logits(model, rows).log_softmax(dim=1)
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return what the named submodules give for `rows`, [n, ...] each."""
+        return activations(model.module, layers, lambda: self.encode(model.module, self.inputs[rows]))
+
+    def logits(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the logits [n, C] of `rows`."""
+        features = self.encode(model.module, self.inputs[rows])
+        # Under autocast too: logits have CLIP's temperature of up to 100, in bfloat16 they would be off by a quarter.
+        with torch.autocast(features.device.type, enabled=False):
+            features = features.float() if features.dtype.itemsize < 4 else features
+            return features if self.head is None else self.head(features)

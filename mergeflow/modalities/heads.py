@@ -1,0 +1,85 @@
+"""A linear classifier of one task on a model's features, frozen or trained, and its file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.errors import MergeflowError
+
+
+class Head(nn.Module):
+    r"""Logits s · f Wᵀ + b of features f.
+
+    A zero-shot head of CLIP is frozen, has one unit row per class and no b.
+
+    Args:
+        weight: W, [C, D].
+        logit_scale: s > 0.
+        class_names: the C classes in label order.
+        bias: b, [C]; none by default.
+        trained: whether W and b are trained beside the model.
+
+    Example:
+        >>> import torch
+        >>> head = Head(torch.eye(2), 10.0, ["cat", "dog"])
+        >>> head(torch.tensor([[0.6, 0.8]])).tolist()
+        [[6.0, 8.0]]
+
+    Source: Radford et al. 2021 (CLIP), section 3.1.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        logit_scale: float,
+        class_names: Sequence[str],
+        bias: Tensor | None = None,
+        trained: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=trained)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=trained)
+        self.logit_scale, self.class_names = logit_scale, list(class_names)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the head is trained beside the model."""
+        return self.weight.requires_grad
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits [B, C] of features [B, D], in their dtype and on their device."""
+        logits = self.logit_scale * features @ self.weight.to(features).T
+        return logits if self.bias is None else logits + self.bias.to(features)
+
+
+def save_head(head: Head, path: str | Path) -> str:
+    """Write a head as safetensors with its class names and scale in the metadata; return its fingerprint."""
+    record = {"kind": "head", "class_names": json.dumps(head.class_names), "logit_scale": repr(head.logit_scale)}
+    if head.trained:
+        record["trained"] = "yes"
+    tensors = {name: value.detach().contiguous().cpu() for name, value in head.named_parameters()}
+    return write_checkpoint(path, tensors, record)
+
+
+def load_head(path: str | Path) -> Head:
+    """Read a head that `save_head` wrote.
+
+    Raises:
+        MergeflowError: the file is missing, truncated, or not a head.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            record = file.metadata() or {}
+            if record.get("kind") != "head":
+                raise MergeflowError(f"{path} is not a head: its record says {record.get('kind', 'nothing')!r}.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise MergeflowError(
+            f"cannot read the head {path}: {error}. Build it again with the stage that makes it."
+        ) from error
+    names, scale = json.loads(record["class_names"]), float(record["logit_scale"])
+    return Head(tensors["weight"], scale, names, tensors.get("bias"), trained="trained" in record)

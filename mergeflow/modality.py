@@ -1,0 +1,142 @@
+"""What a project's models and examples are: the three things that every stage, loop and study works on.
+
+A *model* is a torch module with shared weights; merging combines these. *Examples* are one split of one task and know
+how a model is judged on them. Training, evaluation, estimates and searches take both as they are, whatever they hold.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mergeflow.errors import MergeflowError
+
+State = Mapping[str, Tensor]
+
+
+class Model(Protocol):
+    """What the base, the experts and the merges of a project are weights of."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The torch module: its device, its mode, and the parameters that a gradient reaches."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the shared weights, those that are merged, by the module's own names."""
+        ...
+
+    def load(self, state: State) -> None:
+        """Copy shared weights into the existing parameters, cheap enough for every candidate of a search.
+
+        Raises:
+            MergeflowError: listing every missing, unexpected and misshapen tensor.
+        """
+        ...
+
+
+class Predictions(Protocol):
+    """Examples as far as they need no labels: what entropy, Fisher information and Gram matrices are estimated from."""
+
+    def __len__(self) -> int: ...
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        """Return log-probabilities [m, C], one line for each prediction of the examples `rows` (int64 [n], m ≥ n)."""
+        ...
+
+
+class Examples(Predictions, Protocol):
+    """One split of one task, and how a model is judged on it. `rows` are int64 [n] on the CPU."""
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        ...
+
+    @property
+    def head(self) -> nn.Module | None:
+        """Weights of this task alone, which are never merged: frozen, trained beside the model, or none."""
+        ...
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the mean loss over `rows`, differentiable, in float32 or wider even under autocast."""
+        ...
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        """Return one score in [0, 1] for each of `rows`, larger is better; their mean is the task's accuracy."""
+        ...
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return what the named submodules give for `rows`, [n, ...] each.
+
+        Raises:
+            MergeflowError: the module has no submodule of such a name.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model all of whose weights are shared.
+
+    Attributes:
+        module: The module; its persistent parameters and buffers are the shared weights.
+
+    Example:
+        >>> network = Network(nn.Linear(2, 1, bias=False))
+        >>> network.load({"weight": torch.tensor([[1.0, 2.0]])})
+        >>> network.state()
+        {'weight': tensor([[1., 2.]])}
+    """
+
+    module: nn.Module
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the weights by the module's names; the tensors share memory with the module."""
+        return {name: value.detach() for name, value in self.module.state_dict().items()}
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Copy weights into the existing parameters.
+
+        Raises:
+            MergeflowError: listing every missing, unexpected and misshapen tensor.
+        """
+        own = self.state()
+        if state.keys() != own.keys() or any(state[name].shape != own[name].shape for name in own):
+            check_fit("the state", state, own)
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+def check_fit(source: str, found: State, expected: State) -> None:
+    """Compare the names and shapes of weights with a model's.
+
+    Args:
+        source: what an error message calls the weights.
+        found: the weights.
+        expected: the model's own.
+
+    Raises:
+        MergeflowError: listing every difference.
+    """
+    problems = [f"  {name}: missing" for name in expected if name not in found]
+    problems += [f"  {name}: not expected" for name in found if name not in expected]
+    problems += [
+        f"  {name}: shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if problems:
+        raise MergeflowError(
+            f"{source} does not fit the model, {len(problems)} differences:\n"
+            + "\n".join(problems)
+            + "\nChoose the architecture that the weights were trained with."
+        )
+
+
+def device_of(model: Model) -> torch.device:
+    """Return the device of a model's parameters."""
+    return next(model.module.parameters()).device
