@@ -1,0 +1,1 @@
+"""What the tensors of known architectures are: their roles, and how fused weights are cut into matrices."""

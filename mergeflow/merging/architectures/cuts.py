@@ -1,0 +1,173 @@
+"""How fused weights are cut into the matrices they hold: one cut, and the rules that find it from config.json."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.errors import MergeflowError
+
+Config = Mapping[str, Any]
+ROWS, COLUMNS = -2, -1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A fused weight: its axis holds `groups` times parts of the given sizes, side by side.
+
+    Attributes:
+        axis: -2 for rows (a torch Linear), -1 for columns (a Conv1D, stored [in, out]).
+        groups: How often the parts repeat: 1, or the number of heads where each head has its own query, key and value.
+        sizes: Rows or columns of each part within one group.
+
+    Example:
+        >>> two_heads = Cut(ROWS, 2, (1, 1, 1))  # rows q0 k0 v0 q1 k1 v1
+        >>> [part.flatten().tolist() for part in two_heads.split(torch.arange(6.0).reshape(6, 1))]
+        [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    """
+
+    axis: int
+    groups: int
+    sizes: tuple[int, ...]
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """Return the parts of [..., m, n]; views where each lies in one piece."""
+        if self.groups == 1:
+            return list(matrix.split(self.sizes, self.axis))
+        grouped = matrix.unflatten(self.axis, (self.groups, sum(self.sizes)))
+        return [part.flatten(self.axis - 1, self.axis) for part in grouped.split(self.sizes, self.axis)]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the fused weight of its parts."""
+        if self.groups == 1:
+            return torch.cat(list(parts), self.axis)
+        grouped = [part.unflatten(self.axis, (self.groups, -1)) for part in parts]
+        return torch.cat(grouped, self.axis).flatten(self.axis - 1, self.axis)
+
+    def __str__(self) -> str:
+        """Say it in words, for `mergeflow check`."""
+        sizes = "/".join(map(str, self.sizes)) if len(set(self.sizes)) > 1 else f"{len(self.sizes)} × {self.sizes[0]}"
+        times = f", {self.groups} times in turn" if self.groups > 1 else ""
+        return f"{'rows' if self.axis == ROWS else 'columns'} {sizes}{times}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the cut of a fused weight follows from.
+
+    Attributes:
+        words: The layout in words, for the page of architectures.
+        cut: (config.json, rows or columns of the fused axis) → groups and sizes.
+        axis: The fused axis.
+        always: Whether the weight is cut without `split_qkv` too, because it is no matrix as it stands.
+    """
+
+    words: str
+    cut: Callable[[Config, int], tuple[int, Sequence[int]]]
+    axis: int = ROWS
+    always: bool = False
+
+    def __call__(self, name: str, shape: Sequence[int], config: Config) -> Cut:
+        """Return the cut of one tensor.
+
+        Raises:
+            MergeflowError: config.json lacks a size, or its sizes are not the tensor's.
+        """
+        length = shape[self.axis]
+        try:
+            groups, sizes = self.cut(config, length)
+        except (KeyError, TypeError, ZeroDivisionError) as error:
+            raise MergeflowError(
+                f"tensor '{name}' is fused ({self.words}), and how depends on {error} of config.json, which is missing "
+                "or not a number. Put the model's config.json beside its weights, or leave `split_qkv: false`."
+            ) from None
+        if groups * sum(sizes) != length or min(sizes) < 1:
+            raise MergeflowError(
+                f"tensor '{name}' has {length} {'rows' if self.axis == ROWS else 'columns'}, but its layout "
+                f"({self.words}) gives {groups} × {list(sizes)}: config.json is of another model, or the layout is "
+                "another one. Correct it, or leave `split_qkv: false`."
+            )
+        return Cut(self.axis, groups, tuple(sizes))
+
+
+def size(config: Config, *keys: str) -> int:
+    """Return a size of config.json under the first of its names that is there."""
+    for key in keys:
+        if isinstance(config.get(key), int) and not isinstance(config.get(key), bool):
+            return int(config[key])
+    raise KeyError(keys[0])
+
+
+def heads(config: Config) -> int:
+    """Return the number of attention heads."""
+    return size(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+
+
+def _equal(count: int) -> Callable[[Config, int], tuple[int, Sequence[int]]]:
+    return lambda config, length: (1, [length // count] * count)
+
+
+def _per_head(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    return heads(config), [length // (3 * heads(config))] * 3
+
+
+def _grouped(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    """Query heads, then key heads, then value heads."""
+    queries = heads(config)
+    given = {**config, **(config.get("attn_config") or {})}
+    keys = size(given, "num_key_value_heads", "kv_n_heads")
+    width = length // (queries + 2 * keys)
+    return 1, [queries * width, keys * width, keys * width]
+
+
+def _falcon(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    queries = heads(config)
+    if config.get("new_decoder_architecture"):
+        groups = size(config, "num_kv_heads")
+        width = length // (queries + 2 * groups)
+        return groups, [queries // groups * width, width, width]
+    if config["multi_query"]:
+        width = length // (queries + 2)
+        return 1, [queries * width, width, width]
+    return _per_head(config, length)
+
+
+def _bigcode(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    if not config["multi_query"]:
+        return _per_head(config, length)
+    width = size(config, "n_embd", "hidden_size")
+    return 1, [width, (length - width) // 2, (length - width) // 2]
+
+
+def _latent_down(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    return 1, [size(config, "kv_lora_rank"), size(config, "qk_rope_head_dim")]
+
+
+def _latent_up(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    return heads(config), [size(config, "qk_nope_head_dim"), size(config, "v_head_dim")]
+
+
+def _pairs(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    return length // 2, [1, 1]
+
+
+def _dbrx_experts(config: Config, length: int) -> tuple[int, Sequence[int]]:
+    count = size(config["ffn_config"], "moe_num_experts")
+    return 1, [length // count] * count
+
+
+THIRDS = Rule("query, key and value: thirds of the rows", _equal(3))
+COLUMN_THIRDS = Rule("query, key and value: thirds of the columns", _equal(3), COLUMNS)
+PER_HEAD = Rule("query, key and value of each head in turn", _per_head)
+GROUPED = Rule("all query heads, then all key heads, then all value heads", _grouped)
+FALCON = Rule("of each group of heads (or head, or once) its queries, its key, its value", _falcon)
+BIGCODE = Rule("all queries, then the one key and the one value; or each head in turn", _bigcode)
+CODEGEN = Rule("query, value and key of each quarter of the heads in turn", lambda _, length: (4, [length // 12] * 3))
+HALVES = Rule("gate and up: halves of the rows", _equal(2))
+COLUMN_HALVES = Rule("gate and up: halves of the columns", _equal(2), COLUMNS)
+COLUMN_PAIRS = Rule("gate and up: columns in turn", _pairs, COLUMNS)
+LATENT_DOWN = Rule("latent key/value, then the rotary key", _latent_down)
+LATENT_UP = Rule("key and value of each head in turn", _latent_up)
+DBRX_EXPERTS = Rule("the experts below each other", _dbrx_experts, always=True)

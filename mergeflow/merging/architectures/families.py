@@ -1,0 +1,120 @@
+"""The table of architectures: which `model_type` belongs to which family, and what a family names or fuses in its way."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mergeflow.merging.architectures.cuts import (
+    BIGCODE,
+    CODEGEN,
+    COLUMN_HALVES,
+    COLUMN_PAIRS,
+    COLUMN_THIRDS,
+    DBRX_EXPERTS,
+    FALCON,
+    GROUPED,
+    HALVES,
+    LATENT_DOWN,
+    LATENT_UP,
+    PER_HEAD,
+    THIRDS,
+    Rule,
+)
+from mergeflow.merging.architectures.roles import Patterns, Role
+
+Fused = tuple[tuple[str, Rule], ...]
+"""Regular expressions searched in the name of a fused weight, each with the rule of its cut."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Architectures that name and fuse their weights alike.
+
+    Attributes:
+        name: What `mergeflow check` calls it.
+        types: The `model_type`s of config.json.
+        fused: Its fused weights beside `in_proj_weight` of torch's own attention, which all families share.
+        roles: Patterns of names that mean something else here than elsewhere.
+        sign: A name that only this family has, for state dicts without config.json.
+        also: Roles that `matrices: all` takes here besides the usual ones.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    fused: Fused = ()
+    roles: Patterns = ()
+    sign: str | None = None
+    also: tuple[Role, ...] = ()
+
+
+# Torch's own attention and, in state dicts of timm and DINO, `attn.qkv` hold query, key and value below each other.
+EVERYWHERE: Fused = ((r"\bin_proj_weight$", THIRDS),)
+BARE: Fused = (*EVERYWHERE, (r"(?:attn|attention)\.qkv\.weight$", THIRDS))
+# Names by which fused weights go, whatever the family: where no rule knows such a weight, `split_qkv` is refused.
+LOOKS_FUSED = re.compile(r"qkv|query_key_value|c_attn|w_pack|gate_up|in_proj_weight|kv_b_proj|\bwi\.weight", re.IGNORECASE)
+_STACKED: Fused = ((r"experts\.gate_up_proj$", HALVES), (r"moe\.input_linear\.weight$", HALVES))
+_LATENT: Fused = ((r"\.kv_a_proj_with_mqa\.weight$", LATENT_DOWN), (r"\.kv_b_proj\.weight$", LATENT_UP))
+_CLIP: Patterns = ((r"text_projection", "head"), (r"visual\.head\.proj|visual\.proj$|visual_projection", "projection"))
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "llama",
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "stablelm", "cohere",
+         "cohere2", "granite", "ernie4_5", "smollm3"),
+    ),
+    Family("mixture", ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "jamba"), _STACKED),
+    Family("deepseek", ("deepseek_v2", "deepseek_v3"), _STACKED + _LATENT),
+    Family("llama4", ("llama4_text",), ((r"experts\.gate_up_proj$", COLUMN_HALVES),)),
+    Family("gpt_oss", ("gpt_oss",), ((r"experts\.gate_up_proj$", COLUMN_PAIRS),)),
+    Family(
+        "dbrx", ("dbrx",), ((r"attn\.wqkv\.weight$", GROUPED), (r"experts\.mlp\.(?:w1|v1|w2)$", DBRX_EXPERTS)),
+        sign=r"norm_attn_norm\.attn\.Wqkv\.weight$",
+    ),
+    Family("phi", ("phi",)),
+    Family("phi3", ("phi3",), ((r"\.qkv_proj\.weight$", GROUPED), (r"\.gate_up_proj\.weight$", HALVES))),
+    Family("glm", ("glm", "glm4"), ((r"\.gate_up_proj\.weight$", HALVES),)),
+    Family("gpt2", ("gpt2",), ((r"\.c_attn\.weight$", COLUMN_THIRDS),)),
+    Family("gpt_bigcode", ("gpt_bigcode",), ((r"\.c_attn\.weight$", BIGCODE),)),
+    Family("gpt_neo", ("gpt_neo", "gptj")),
+    Family("codegen", ("codegen",), ((r"\.qkv_proj\.weight$", CODEGEN),)),
+    Family("gpt_neox", ("gpt_neox", "persimmon", "bloom"), ((r"\.query_key_value\.weight$", PER_HEAD),)),
+    Family("falcon", ("falcon",), ((r"\.query_key_value\.weight$", FALCON),)),
+    Family("mpt", ("mpt",), ((r"\.wqkv\.weight$", THIRDS),), sign=r"(^|\.)blocks\.\d+\.attn\.Wqkv\.weight$"),
+    Family("opt", ("opt",)),
+    Family("starcoder2", ("starcoder2",)),
+    Family("bert", ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "albert", "deberta-v2")),
+    Family("deberta", ("deberta",), ((r"attention\.self\.in_proj\.weight$", PER_HEAD),)),
+    Family(
+        "modernbert", ("modernbert",), ((r"\.wqkv\.weight$", THIRDS), (r"\.wi\.weight$", HALVES)),
+        roles=((r"^(?:head\.|decoder\.(?:weight|bias)$)", "head"),),
+        sign=r"(^|\.)layers\.\d+\.attn\.Wqkv\.weight$",
+    ),
+    Family("t5", ("t5", "mt5")),
+    Family("bart", ("bart", "mbart", "pegasus")),
+    Family("vit", ("vit", "deit", "dinov2", "beit", "swin")),
+    # Published results on CLIP treat its position tables as matrices (2-D and not the text's tables): so do we.
+    Family("clip", ("clip", "siglip"), roles=_CLIP, sign=r"(^|\.)(?:text_projection(?:\.weight)?|visual\.\w+(?:\..*)?)$",
+           also=("position",)),
+    Family("whisper", ("whisper",)),
+    Family("wav2vec2", ("wav2vec2",)),
+    Family("mamba", ("mamba", "mamba2")),
+    Family("rwkv", ("rwkv",)),
+)  # fmt: skip
+UNKNOWN = Family("names alone", ())
+
+
+def family_of(model_type: str | None, names: Iterable[str]) -> Family:
+    """Return a model's family by its `model_type`, or without one by a name that only one family has.
+
+    Example:
+        >>> family_of("bloom", ()).name, family_of(None, ["visual.conv1.weight"]).name
+        ('gpt_neox', 'clip')
+    """
+    if model_type is not None:
+        return next((family for family in FAMILIES if model_type in family.types), UNKNOWN)
+    signed = [family for family in FAMILIES if family.sign is not None]
+    for name in names:
+        for family in signed:
+            if re.search(str(family.sign), name):
+                return family
+    return UNKNOWN

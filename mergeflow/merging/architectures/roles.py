@@ -1,0 +1,69 @@
+"""What a tensor does in its model, told by its name: one vocabulary that transformers, timm and open_clip share."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal, get_args
+
+Role = Literal[
+    "attention", "mlp", "expert", "projection", "router", "embedding", "position", "head", "norm", "other"
+]
+ROLES: tuple[Role, ...] = get_args(Role)
+TREATED: dict[str, tuple[Role, ...]] = {
+    "attn_mlp": ("attention", "mlp", "expert"),
+    "all": ("attention", "mlp", "expert", "projection"),
+}
+"""Roles that `matrices` takes. Embeddings, positions and heads are tables of rows that are looked up or compared, and a
+router's rows are compared too: their singular directions have no meaning across rows."""
+
+Patterns = tuple[tuple[str, Role], ...]
+"""Regular expressions searched in the lower-case name, each with its role; the first that fits decides."""
+
+# `B` is where a part of a name begins, `E` where it ends.
+_B, _E = r"(?:^|\.)", r"(?:\.|$)"
+_VOCABULARY: Patterns = (
+    # A norm is told by the module that owns the parameter: dbrx keeps attention inside `norm_attn_norm`.
+    (rf"{_B}\w*norm\w*\.\w+$|{_B}(?:ln|bn)\w*\.\w+$|(?:attention|pos_conv_embed)\.\w*norm", "norm"),
+    (r"num_batches_tracked$|logit_(?:scale|bias)$|layer_?scale|lambda_?\w*$|gamma_\w+$|\bls\d\.gamma$", "other"),
+    (rf"{_B}router{_E}|shared_expert_gate\.|(?:mlp|moe|ffn|feed_forward)\.gate\.|expert_bias$", "router"),
+    (rf"{_B}experts?{_E}|{_B}shared_experts?{_E}|moe\.(?:input|output)_linear\.", "expert"),
+    (r"relative_(?:attention_bias|position)|rel_embeddings|rel_pos|inv_freq|rotary_emb|alibi", "position"),
+    (rf"embed_out\.|lm_head|predictions?\.|{_B}lm_predictions|vocab_(?:transform|projector)|final_logits_bias", "head"),
+    (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|proj_out|fc|head)\.(?:weight|bias)$", "head"),
+    (r"embeddings?_proj\w*\.|embed_proj\.|embedding_hidden_mapping_in|project_(?:in|out)\.", "projection"),
+    (r"position|pos_(?:embed|conv_embed)|\bwpe\.", "position"),
+    (r"embed(?:ding|dings)?(?:_in|_tokens|_positions)?(?:\b|_)|token_type|\bwte\.|shared\.weight$|patch_embed", "embedding"),
+    (r"(?:cls|class|mask|distillation|register|dist)_(?:token|embedding)s?$|\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
+    (r"attn|attention", "attention"),
+    (rf"mlp|ffn|feed_forward|denserelu|{_B}fc(?:\d|_in|_out)\.|(?:intermediate|output)\.dense\.|{_B}linear[12]\.", "mlp"),
+    (r"a_log$|conv1d\.|dt_bias$|time_mix|time_decay|time_first|\.d$", "other"),
+    (r"mixer\.|mamba\.|ssm\.|pooler\.|projector\.|projection\b|downsample\.|reduction\.|connector\.", "projection"),
+    (rf"{_B}(?:linear|dense|lin|proj)\d*\.weight$|{_B}proj$", "projection"),
+)  # fmt: skip
+
+
+def role_of(name: str, shape: Sequence[int], own: Patterns = ()) -> Role | None:
+    """Return a tensor's role by its name, or None where no pattern fits and it could be a matrix.
+
+    Args:
+        name: The tensor's name.
+        shape: Its shape: what is not 2-D, or has one row, and has no known name is `other`.
+        own: Patterns of its architecture; they come before the shared ones.
+
+    Example:
+        >>> role_of("model.layers.0.self_attn.q_proj.weight", (64, 64)), role_of("lm_head.weight", (999, 64))
+        ('attention', 'head')
+    """
+    found = _named(name, own)
+    return found if found is not None or (len(shape) == 2 and min(shape) > 1) else "other"
+
+
+@cache
+def _named(name: str, own: Patterns) -> Role | None:
+    text = name.lower()
+    return next((role for pattern, role in (*own, *_VOCABULARY) if re.search(pattern, text)), None)
+
+
+def vocabulary() -> Patterns:
+    """Return the shared patterns, for the page of architectures."""
+    return _VOCABULARY
