@@ -50,6 +50,7 @@ lock:
 # The pages that are written from the code.
 docs: $(INSTALLED)
 	@python -m mergeflow.commands.methods_page docs/methods.md
+	@python -m mergeflow.merging.architectures.page docs/architectures.md
 	@python -m mergeflow.commands.reference
 
 clean:

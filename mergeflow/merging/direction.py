@@ -13,8 +13,8 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.catalog import MethodCall, methods
 from mergeflow.merging.engine import Engine, Unit
 from mergeflow.merging.linalg.cache import FactorCache
-from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
+from mergeflow.merging.treatment import survey
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def prepare(
     data: Mapping[str, Any] | None = None,
     workers: int | None = None,
     device: str = "cpu",
+    config: Mapping[str, Any] | None = None,
 ) -> Direction:
     """Compute a method's anchor and direction once, to be used at any number of scales.
 
@@ -91,6 +92,8 @@ def prepare(
         data: Statistics of data for methods that need them, by kind, then expert, then tensor.
         workers: Threads, by default one per core; the result does not depend on it.
         device: "cpu" or a CUDA device for the arithmetic.
+        config: The model's config.json as a mapping (`model.config.to_dict()`), for a base in memory: spectral methods
+            learn from it how fused weights are laid out. A base opened from a model folder brings its own.
 
     Returns:
         The direction, with new tensors that share no memory with the inputs (but for an anchor that is the base).
@@ -109,9 +112,10 @@ def prepare(
         raise MergeflowError(f"`prepare` takes a configured method, `configure(name, arguments)`, found {call!r:.60}.")
     check_inputs(call, experts, data)
     check_compatible(base, experts)
-    engine = Engine(call, base, experts, weights_by_name(weights, experts, call), cache, data, workers, device=device)
-    infos = infos_of(base)
-    count_matrices(f"method '{call.name}'", call.arguments.selection, infos, engine.model.tied)
+    named = weights_by_name(weights, experts, call)
+    engine = Engine(call, base, experts, named, cache, data, workers, device=device, config=config)
+    infos, model, args = infos_of(base), engine.model, call.arguments
+    survey(f"method '{call.name}'", args.selection, args.splits, infos, model.tied, model.architecture)
     anchors = {name: base[name].detach() for name in infos}
     directions = {
         name: torch.empty(info.shape, dtype=engine.dtype)

@@ -19,6 +19,7 @@ from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
+from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.linalg.lapack import one_thread
@@ -79,6 +80,7 @@ class Engine:
         device: Where arithmetic happens.
         watch: Sees every piece that `run` reads: owner, tensor, first element, flat values as stored.
         seen: Told the number of bytes after each read, in every pass.
+        config: The base's config.json, for a base in memory.
     """
 
     call: Call
@@ -92,6 +94,7 @@ class Engine:
     device: str = "cpu"
     watch: Watch | None = None
     seen: Callable[[int], None] | None = None
+    config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.infos: dict[str, TensorInfo] = infos_of(self.base)
@@ -107,6 +110,7 @@ class Engine:
             data=self.data or {},
             tied=common_ties(self.base, self.experts),
             cache=self.cache,
+            architecture=architecture_of(self.base, self.config),
         )
         self._scratch = local()
         check_device(self.device)

@@ -16,6 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
 from mergeflow.schema import Frozen
@@ -39,6 +41,11 @@ class Args(Frozen):
         found: Selection | None = getattr(self, "matrices", None)
         return found
 
+    @property
+    def splits(self) -> bool:
+        """Whether fused weights are cut into the matrices they hold."""
+        return bool(getattr(self, "split_qkv", False))
+
 
 @dataclass(frozen=True)
 class Model:
@@ -51,6 +58,7 @@ class Model:
         shapes: Shape of every floating-point tensor.
         dtype: The type of all arithmetic: float32, or float64 where any input is.
         known: Results of the method's first passes, by statistic.
+        architecture: What its tensors are.
     """
 
     experts: tuple[str, ...]
@@ -62,6 +70,7 @@ class Model:
     data: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     cache: FactorCache | None = None
+    architecture: Architecture = field(default_factory=Architecture)
 
     @property
     def numel(self) -> int:
@@ -116,6 +125,14 @@ class Stack:
     def shape(self) -> torch.Size:
         """Shape of the whole tensor."""
         return torch.Size(self.model.shapes[self.name])
+
+    def is_matrix(self, selection: Selection) -> bool:
+        """Whether a selection takes the tensor as a matrix, or a stack of matrices of experts."""
+        return self.model.architecture.treats(self.name, self.base.shape, selection)
+
+    def form(self, splits: bool) -> Form:
+        """Return how the tensor is made of matrices."""
+        return self.model.architecture.form(self.name, self.base.shape, splits)
 
 
 Parts = tuple[Tensor, Tensor]

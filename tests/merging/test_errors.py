@@ -207,7 +207,7 @@ def test_a_task_vector_is_no_base(files):
 @pytest.mark.parametrize(
     ("matrices", "told"),
     [
-        (["*attn.qkv*"], r"method 'cart': the pattern '\*attn\.qkv\*' of `matrices` fits no matrix.*'embedding'"),
+        (["*attn.qkv*"], r"method 'cart': the pattern '\*attn\.qkv\*' of `matrices` fits no matrix.*1 × embedding"),
         (["*mlp*", "*.atn.*"], r"the pattern '\*\.atn\.\*'"),
         (["bias"], "the pattern 'bias'"),
         (["head"], "the pattern 'head'"),  # tied: both go by the name 'embedding'
@@ -229,23 +229,26 @@ def test_patterns_that_fit_no_matrix_are_refused_before_weights_are_read(files, 
         check_recipe(recipe(files, method="lines", args=of_args))
 
 
-def test_names_that_the_preset_does_not_know(files):
-    bert = {"encoder.layer.0.attention.self.query.weight": torch.zeros(4, 4), "encoder.layer.0.bias": torch.zeros(4)}
-    experts = {"a": {name: value + 1 for name, value in bert.items()}}
-    with pytest.raises(MergeflowError, match=r"attn_mlp.*'encoder\.layer\.0\.attention.*Give `matrices: all`"):
-        prepare(configure("cart"), bert, experts)
-    prepare(configure("cart", {"matrices": "all"}), bert, experts)
+def test_a_preset_that_takes_nothing():
+    mixer = {
+        "backbone.layers.0.mixer.in_proj.weight": torch.zeros(4, 4),
+        "backbone.layers.0.norm.weight": torch.ones(4),
+    }
+    experts = {"a": {name: value + 1 for name, value in mixer.items()}}
+    with pytest.raises(MergeflowError, match=r"attn_mlp` takes none.*1 × backbone\.layers\.\*\.mixer.*`matrices: all`"):
+        prepare(configure("cart"), mixer, experts)
+    prepare(configure("cart", {"matrices": "all"}), mixer, experts)
     bias = {"bias": torch.zeros(4)}
     prepare(configure("cart"), bias, {"a": {"bias": torch.ones(4)}})
 
 
 @pytest.mark.parametrize(
     ("method", "args", "count"),
-    [("cart", {}, 4), ("cart", {"matrices": "all"}, 6), ("cart", {"matrices": ["*.1.mlp*"]}, 1), ("ties", {}, 0)],
+    [("cart", {}, 4), ("cart", {"matrices": "all"}, 4), ("cart", {"matrices": ["*.1.mlp*"]}, 1), ("ties", {}, 0)],
 )
 def test_the_plan_counts_the_matrices_that_are_treated(files, method, args, count):
     plan = check_recipe(recipe(files, method=method, args=args))
-    assert plan.matrices == count
+    assert plan.treatment.count == count
     assert ("treated as matrices" in plan.lines()[2]) == (method == "cart")
 
 

@@ -5,7 +5,7 @@ import torch
 
 from mergeflow.merging import FactorCache, configure, prepare
 from mergeflow.merging.linalg.spectra import polar, svd, truncate
-from mergeflow.merging.matrices import is_matrix, parts, rank_of
+from mergeflow.merging.matrices import is_matrix, rank_of
 from tests.merging.helpers import one
 
 
@@ -79,8 +79,6 @@ def test_which_tensors_are_matrices():
     assert not any(is_matrix(name, (4, 4), "all") for name in ("text_projection", "token_embedding.weight"))
     assert not any(is_matrix("attn", shape, "all") for shape in ((4,), (4, 1), (1, 4), (2, 2, 2), ()))
     assert is_matrix("layer.3.w", (4, 4), ("layer.?.w",))
-    assert len(parts("x.attn.in_proj_weight", draw(12, 4), True)) == 3
-    assert len(parts("x.attn.in_proj_weight", draw(12, 4), False)) == 1
 
 
 def test_ranks():

@@ -10,6 +10,7 @@ from torch import Tensor
 from mergeflow.errors import MergeflowError
 
 Config = Mapping[str, Any]
+Sizes = tuple[int, Sequence[int]]
 ROWS, COLUMNS = -2, -1
 
 
@@ -54,18 +55,48 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How a tensor is made of matrices [out, in].
+
+    Attributes:
+        stacked: Whether it is a stack of experts, [E, m, n].
+        cut: How each matrix is cut; None where it is whole.
+        transposed: Whether it is stored as [in, out].
+    """
+
+    stacked: bool = False
+    cut: Cut | None = None
+    transposed: bool = False
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """Return the matrices of [..., m, n] or [..., E, m, n]; views where they can be."""
+        matrices = tensor.unbind(-3) if self.stacked else [tensor]
+        parts = [part for matrix in matrices for part in (self.cut.split(matrix) if self.cut else [matrix])]
+        return [part.mT for part in parts] if self.transposed else parts
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the tensor of its matrices; a single one is not copied."""
+        if self.transposed:
+            parts = [part.mT for part in parts]
+        if self.cut is not None:
+            each = len(self.cut.sizes)
+            parts = [self.cut.join(parts[at : at + each]) for at in range(0, len(parts), each)]
+        return torch.stack(list(parts), -3) if self.stacked else parts[0]
+
+
+@dataclass(frozen=True)
 class Rule:
     """What the cut of a fused weight follows from.
 
     Attributes:
         words: The layout in words, for the page of architectures.
-        cut: (config.json, rows or columns of the fused axis) → groups and sizes.
+        cut: (config.json, length of the fused axis, length of the other) → groups and sizes.
         axis: The fused axis.
         always: Whether the weight is cut without `split_qkv` too, because it is no matrix as it stands.
     """
 
     words: str
-    cut: Callable[[Config, int], tuple[int, Sequence[int]]]
+    cut: Callable[[Config, int, int], Sizes]
     axis: int = ROWS
     always: bool = False
 
@@ -77,7 +108,7 @@ class Rule:
         """
         length = shape[self.axis]
         try:
-            groups, sizes = self.cut(config, length)
+            groups, sizes = self.cut(config, length, shape[-3 - self.axis])
         except (KeyError, TypeError, ZeroDivisionError) as error:
             raise MergeflowError(
                 f"tensor '{name}' is fused ({self.words}), and how depends on {error} of config.json, which is missing "
@@ -105,15 +136,15 @@ def heads(config: Config) -> int:
     return size(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
 
 
-def _equal(count: int) -> Callable[[Config, int], tuple[int, Sequence[int]]]:
-    return lambda config, length: (1, [length // count] * count)
+def _equal(count: int) -> Callable[[Config, int, int], Sizes]:
+    return lambda config, length, _: (1, [length // count] * count)
 
 
-def _per_head(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _per_head(config: Config, length: int, _: int) -> Sizes:
     return heads(config), [length // (3 * heads(config))] * 3
 
 
-def _grouped(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _grouped(config: Config, length: int, _: int) -> Sizes:
     """Query heads, then key heads, then value heads."""
     queries = heads(config)
     given = {**config, **(config.get("attn_config") or {})}
@@ -122,7 +153,7 @@ def _grouped(config: Config, length: int) -> tuple[int, Sequence[int]]:
     return 1, [queries * width, keys * width, keys * width]
 
 
-def _falcon(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _falcon(config: Config, length: int, _: int) -> Sizes:
     queries = heads(config)
     if config.get("new_decoder_architecture"):
         groups = size(config, "num_kv_heads")
@@ -131,40 +162,44 @@ def _falcon(config: Config, length: int) -> tuple[int, Sequence[int]]:
     if config["multi_query"]:
         width = length // (queries + 2)
         return 1, [queries * width, width, width]
-    return _per_head(config, length)
+    return _per_head(config, length, _)
 
 
-def _bigcode(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _bigcode(config: Config, length: int, _: int) -> Sizes:
     if not config["multi_query"]:
-        return _per_head(config, length)
+        return _per_head(config, length, _)
     width = size(config, "n_embd", "hidden_size")
     return 1, [width, (length - width) // 2, (length - width) // 2]
 
 
-def _latent_down(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _latent_down(config: Config, length: int, _: int) -> Sizes:
     return 1, [size(config, "kv_lora_rank"), size(config, "qk_rope_head_dim")]
 
 
-def _latent_up(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _latent_up(config: Config, length: int, _: int) -> Sizes:
     return heads(config), [size(config, "qk_nope_head_dim"), size(config, "v_head_dim")]
 
 
-def _pairs(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _quarters(config: Config, length: int, _: int) -> Sizes:
+    return 4, [length // 12] * 3
+
+
+def _pairs(config: Config, length: int, _: int) -> Sizes:
     return length // 2, [1, 1]
 
 
-def _dbrx_experts(config: Config, length: int) -> tuple[int, Sequence[int]]:
+def _dbrx_experts(config: Config, length: int, _: int) -> Sizes:
     count = size(config["ffn_config"], "moe_num_experts")
     return 1, [length // count] * count
 
 
 THIRDS = Rule("query, key and value: thirds of the rows", _equal(3))
-COLUMN_THIRDS = Rule("query, key and value: thirds of the columns", _equal(3), COLUMNS)
+COLUMN_THIRDS = Rule("query, key and value: thirds of the columns", lambda config, _, rows: (1, [rows] * 3), COLUMNS)
 PER_HEAD = Rule("query, key and value of each head in turn", _per_head)
 GROUPED = Rule("all query heads, then all key heads, then all value heads", _grouped)
 FALCON = Rule("of each group of heads (or head, or once) its queries, its key, its value", _falcon)
 BIGCODE = Rule("all queries, then the one key and the one value; or each head in turn", _bigcode)
-CODEGEN = Rule("query, value and key of each quarter of the heads in turn", lambda _, length: (4, [length // 12] * 3))
+CODEGEN = Rule("query, value and key of each quarter of the heads in turn", _quarters)
 HALVES = Rule("gate and up: halves of the rows", _equal(2))
 COLUMN_HALVES = Rule("gate and up: halves of the columns", _equal(2), COLUMNS)
 COLUMN_PAIRS = Rule("gate and up: columns in turn", _pairs, COLUMNS)

@@ -1,4 +1,4 @@
-"""The table of architectures: which `model_type` belongs to which family, and what a family names or fuses in its way."""
+"""The table of architectures: which `model_type` is of which family, and what each family names or fuses in its way."""
 
 import re
 from collections.abc import Iterable
@@ -37,6 +37,7 @@ class Family:
         roles: Patterns of names that mean something else here than elsewhere.
         sign: A name that only this family has, for state dicts without config.json.
         also: Roles that `matrices: all` takes here besides the usual ones.
+        transposed: Names of weights that are stored as [in, out].
     """
 
     name: str
@@ -45,15 +46,17 @@ class Family:
     roles: Patterns = ()
     sign: str | None = None
     also: tuple[Role, ...] = ()
+    transposed: str | None = None
 
 
 # Torch's own attention and, in state dicts of timm and DINO, `attn.qkv` hold query, key and value below each other.
 EVERYWHERE: Fused = ((r"\bin_proj_weight$", THIRDS),)
 BARE: Fused = (*EVERYWHERE, (r"(?:attn|attention)\.qkv\.weight$", THIRDS))
 # Names by which fused weights go, whatever the family: where no rule knows such a weight, `split_qkv` is refused.
-LOOKS_FUSED = re.compile(r"qkv|query_key_value|c_attn|w_pack|gate_up|in_proj_weight|kv_b_proj|\bwi\.weight", re.IGNORECASE)
+LOOKS_FUSED = re.compile(r"qkv|query_key_value|c_attn|w_pack|gate_up|in_proj_weight|kv_b_proj", re.IGNORECASE)
 _STACKED: Fused = ((r"experts\.gate_up_proj$", HALVES), (r"moe\.input_linear\.weight$", HALVES))
 _LATENT: Fused = ((r"\.kv_a_proj_with_mqa\.weight$", LATENT_DOWN), (r"\.kv_b_proj\.weight$", LATENT_UP))
+_IN_OUT_EXPERTS = r"experts\.(?:gate_up_proj|down_proj)$"
 _CLIP: Patterns = ((r"text_projection", "head"), (r"visual\.head\.proj|visual\.proj$|visual_projection", "projection"))
 
 FAMILIES: tuple[Family, ...] = (
@@ -64,16 +67,21 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("mixture", ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "jamba"), _STACKED),
     Family("deepseek", ("deepseek_v2", "deepseek_v3"), _STACKED + _LATENT),
-    Family("llama4", ("llama4_text",), ((r"experts\.gate_up_proj$", COLUMN_HALVES),)),
-    Family("gpt_oss", ("gpt_oss",), ((r"experts\.gate_up_proj$", COLUMN_PAIRS),)),
+    Family(
+        "llama4", ("llama4", "llama4_text"), ((r"experts\.gate_up_proj$", COLUMN_HALVES),), transposed=_IN_OUT_EXPERTS
+    ),
+    Family("gpt_oss", ("gpt_oss",), ((r"experts\.gate_up_proj$", COLUMN_PAIRS),), transposed=_IN_OUT_EXPERTS),
     Family(
         "dbrx", ("dbrx",), ((r"attn\.wqkv\.weight$", GROUPED), (r"experts\.mlp\.(?:w1|v1|w2)$", DBRX_EXPERTS)),
-        sign=r"norm_attn_norm\.attn\.Wqkv\.weight$",
+        sign=r"norm_attn_norm\.attn\.Wqkv\.weight$", transposed=r"experts\.mlp\.w2$",
     ),
     Family("phi", ("phi",)),
     Family("phi3", ("phi3",), ((r"\.qkv_proj\.weight$", GROUPED), (r"\.gate_up_proj\.weight$", HALVES))),
     Family("glm", ("glm", "glm4"), ((r"\.gate_up_proj\.weight$", HALVES),)),
-    Family("gpt2", ("gpt2",), ((r"\.c_attn\.weight$", COLUMN_THIRDS),)),
+    Family(
+        "gpt2", ("gpt2",), ((r"\.c_attn\.weight$", COLUMN_THIRDS),), sign=r"\bh\.\d+\.attn\.c_attn\.weight$",
+        transposed=r"\.(?:c_attn|q_attn|c_proj|c_fc)\.weight$",
+    ),
     Family("gpt_bigcode", ("gpt_bigcode",), ((r"\.c_attn\.weight$", BIGCODE),)),
     Family("gpt_neo", ("gpt_neo", "gptj")),
     Family("codegen", ("codegen",), ((r"\.qkv_proj\.weight$", CODEGEN),)),
@@ -86,21 +94,21 @@ FAMILIES: tuple[Family, ...] = (
     Family("deberta", ("deberta",), ((r"attention\.self\.in_proj\.weight$", PER_HEAD),)),
     Family(
         "modernbert", ("modernbert",), ((r"\.wqkv\.weight$", THIRDS), (r"\.wi\.weight$", HALVES)),
-        roles=((r"^(?:head\.|decoder\.(?:weight|bias)$)", "head"),),
+        roles=((r"^(?:head\.dense\.|decoder\.(?:weight|bias)$)", "head"),),
         sign=r"(^|\.)layers\.\d+\.attn\.Wqkv\.weight$",
     ),
     Family("t5", ("t5", "mt5")),
     Family("bart", ("bart", "mbart", "pegasus")),
     Family("vit", ("vit", "deit", "dinov2", "beit", "swin")),
     # Published results on CLIP treat its position tables as matrices (2-D and not the text's tables): so do we.
-    Family("clip", ("clip", "siglip"), roles=_CLIP, sign=r"(^|\.)(?:text_projection(?:\.weight)?|visual\.\w+(?:\..*)?)$",
-           also=("position",)),
+    Family("clip", ("clip", "siglip"), roles=_CLIP, also=("position",),
+           sign=r"resblocks\.|text_projection|positional_embedding$|\bvisual\.(?:proj|conv1|trunk|attnpool)\b"),
     Family("whisper", ("whisper",)),
     Family("wav2vec2", ("wav2vec2",)),
     Family("mamba", ("mamba", "mamba2")),
     Family("rwkv", ("rwkv",)),
 )  # fmt: skip
-UNKNOWN = Family("names alone", ())
+UNKNOWN = Family("unknown", ())
 
 
 def family_of(model_type: str | None, names: Iterable[str]) -> Family:

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Literal, get_args
 
-Role = Literal[
-    "attention", "mlp", "expert", "projection", "router", "embedding", "position", "head", "norm", "other"
-]
+Role = Literal["attention", "mlp", "expert", "projection", "router", "embedding", "position", "head", "norm", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
 TREATED: dict[str, tuple[Role, ...]] = {
     "attn_mlp": ("attention", "mlp", "expert"),
@@ -23,7 +21,7 @@ Patterns = tuple[tuple[str, Role], ...]
 _B, _E = r"(?:^|\.)", r"(?:\.|$)"
 _VOCABULARY: Patterns = (
     # A norm is told by the module that owns the parameter: dbrx keeps attention inside `norm_attn_norm`.
-    (rf"{_B}\w*norm\w*\.\w+$|{_B}(?:ln|bn)\w*\.\w+$|(?:attention|pos_conv_embed)\.\w*norm", "norm"),
+    (rf"{_B}\w*norm\w*\.\w+$|{_B}(?:ln|bn|\w+_ln)\w*\.\w+$|(?:attention|pos_conv_embed)\.\w*norm", "norm"),
     (r"num_batches_tracked$|logit_(?:scale|bias)$|layer_?scale|lambda_?\w*$|gamma_\w+$|\bls\d\.gamma$", "other"),
     (rf"{_B}router{_E}|shared_expert_gate\.|(?:mlp|moe|ffn|feed_forward)\.gate\.|expert_bias$", "router"),
     (rf"{_B}experts?{_E}|{_B}shared_experts?{_E}|moe\.(?:input|output)_linear\.", "expert"),
@@ -32,10 +30,12 @@ _VOCABULARY: Patterns = (
     (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|proj_out|fc|head)\.(?:weight|bias)$", "head"),
     (r"embeddings?_proj\w*\.|embed_proj\.|embedding_hidden_mapping_in|project_(?:in|out)\.", "projection"),
     (r"position|pos_(?:embed|conv_embed)|\bwpe\.", "position"),
-    (r"embed(?:ding|dings)?(?:_in|_tokens|_positions)?(?:\b|_)|token_type|\bwte\.|shared\.weight$|patch_embed", "embedding"),
-    (r"(?:cls|class|mask|distillation|register|dist)_(?:token|embedding)s?$|\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
+    (r"embed(?:dings?)?(?:_in|_tokens)?(?:\b|_)|token_type|\bwte\.|shared\.weight$", "embedding"),
+    (r"(?:cls|class|mask|distillation|register|dist)_(?:token|embedding)s?$", "embedding"),
+    (r"\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
     (r"attn|attention", "attention"),
-    (rf"mlp|ffn|feed_forward|denserelu|{_B}fc(?:\d|_in|_out)\.|(?:intermediate|output)\.dense\.|{_B}linear[12]\.", "mlp"),
+    (r"mlp|ffn|feed_forward|denserelu|(?:intermediate|output)\.dense\.", "mlp"),
+    (rf"{_B}fc(?:\d|_in|_out)\.|{_B}linear[12]\.", "mlp"),
     (r"a_log$|conv1d\.|dt_bias$|time_mix|time_decay|time_first|\.d$", "other"),
     (r"mixer\.|mamba\.|ssm\.|pooler\.|projector\.|projection\b|downsample\.|reduction\.|connector\.", "projection"),
     (rf"{_B}(?:linear|dense|lin|proj)\d*\.weight$|{_B}proj$", "projection"),

@@ -21,8 +21,8 @@ from mergeflow.merging.catalog import Call, arguments_of
 from mergeflow.merging.compression.compressor import Compressor, Payload, Stored
 from mergeflow.merging.engine import Engine, Unit
 from mergeflow.merging.files.origin import check_origin
-from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.method import Stack
+from mergeflow.merging.treatment import survey
 from mergeflow.shelf import Shelf
 
 _WHOLE = "@whole"
@@ -130,7 +130,8 @@ def compress(
     check_origin(base, experts)
     infos = infos_of(base)
     engine = Engine(call, base, experts, workers=workers, device=device)
-    count_matrices(f"compressor '{call.name}'", getattr(call.arguments, "matrices", None), infos, engine.model.tied)
+    selection, splits = getattr(call.arguments, "matrices", None), getattr(call.arguments, "split_qkv", False)
+    survey(f"compressor '{call.name}'", selection, splits, infos, engine.model.tied, engine.model.architecture)
     stored: dict[str, Tensor] = {}
     lock = Lock()
 

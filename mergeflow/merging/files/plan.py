@@ -15,6 +15,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
+from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, common_ties
@@ -23,7 +24,7 @@ from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.files.output import check_replaceable, partial_folder
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, local_path
-from mergeflow.merging.matrices import count_matrices
+from mergeflow.merging.treatment import Treatment, survey
 
 # What Python with torch (a build with CUDA) holds before any tensor is read.
 _PROCESS_BYTES = 530 * 2**20
@@ -46,7 +47,8 @@ class Plan:
     Attributes:
         call: The method with all its arguments.
         experts: Names of the experts.
-        tensors: Number of tensors of the result, of which the method treats `matrices` as matrices.
+        tensors: Number of tensors of the result.
+        treatment: Which of them the method treats as matrices.
         parameters: Number of floating-point elements.
         bytes_read: Bytes read from all inputs, over all passes.
         bytes_written: Bytes of the result.
@@ -59,7 +61,7 @@ class Plan:
     call: MethodCall
     experts: tuple[str, ...]
     tensors: int
-    matrices: int
+    treatment: Treatment
     parameters: int
     bytes_read: int
     bytes_written: int
@@ -73,7 +75,8 @@ class Plan:
         args = ", ".join(f"{key} {value}" for key, value in self.call.args.items())
         count = len(self.shards)
         where = f"to {self.out}" if self.out else "no `out` yet: give it with `merge --out`"
-        treated = "" if self.call.arguments.selection is None else f", {self.matrices} of them treated as matrices"
+        spectral = self.call.arguments.selection is not None
+        treated = f", {self.treatment.count} of them treated as matrices" if spectral else ""
         return [
             f"method        {self.call.name} ({args})",
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
@@ -81,6 +84,7 @@ class Plan:
             f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
             f"writes        {_size(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}",
             f"peak memory   about {_size(self.peak_memory)}",
+            *(self.treatment.lines() if spectral else ()),
         ]
 
 
@@ -199,7 +203,7 @@ def check_recipe(recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int 
 def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
     """Return what a merge of opened inputs will do."""
     call = recipe.call()
-    infos = inputs.base.infos
+    infos, args = inputs.base.infos, call.arguments
     out_infos = output_infos(infos, recipe.dtype)
     ties = common_ties(inputs.base, inputs.experts)
     wide = any(
@@ -217,7 +221,9 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         call=call,
         experts=tuple(inputs.experts),
         tensors=len(infos),
-        matrices=count_matrices(f"method '{call.name}'", call.arguments.selection, infos, ties),
+        treatment=survey(
+            f"method '{call.name}'", args.selection, args.splits, infos, ties, architecture_of(inputs.base)
+        ),
         parameters=sum(info.numel for info in infos.values() if info.dtype.is_floating_point),
         bytes_read=read * passes,
         bytes_written=sum(info.nbytes for info in out_infos.values()),

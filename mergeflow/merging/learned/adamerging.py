@@ -19,8 +19,8 @@ from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.learned.directions import Directions, LowRank, TaskVectors
-from mergeflow.merging.matrices import count_matrices
 from mergeflow.merging.methods.informed import AdamergingArgs
+from mergeflow.merging.treatment import survey
 
 State = Mapping[str, Tensor]
 Loss = Callable[[dict[str, Tensor], int], tuple[float, Mapping[str, Tensor]]]
@@ -76,7 +76,8 @@ def learn(
     check_compatible(base, experts)
     check_origin(base, experts)
     engine = Engine(call, base, experts, workers=1, device=device)
-    count_matrices(f"method '{call.name}'", args.selection, engine.infos, engine.model.tied)
+    model = engine.model
+    survey(f"method '{call.name}'", args.selection, args.splits, engine.infos, model.tied, model.architecture)
     with TemporaryDirectory(prefix="directions-", dir=scratch) as folder:
         directions = TaskVectors(engine) if args.on == "task_vectors" else LowRank(engine, args, Path(folder))
         return _descend(args, engine, directions, loss, progress or (lambda done, total: None))

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import write_checkpoint
+from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.spectra import low_rank_factors
-from mergeflow.merging.matrices import is_matrix, parts, rank_of
+from mergeflow.merging.matrices import rank_of
 from mergeflow.merging.methods.informed import AdamergingArgs
 
 
@@ -61,16 +62,21 @@ class LowRank:
     """
 
     def __init__(self, engine: Engine, args: AdamergingArgs, folder: Path) -> None:
-        self._engine, self._split = engine, args.split_qkv
+        self._engine = engine
         self._means = {name: _mean(engine, name) for name in engine.model.shapes}
         self._files: list[LazyStateDict] = []
         ties, shapes = engine.model.tied, engine.model.shapes
-        treated = [name for name in shapes if is_matrix(ties.get(name, name), shapes[name], args.matrices)]
+        known, first = engine.model.architecture, {name: ties.get(name, name) for name in shapes}
+        self._forms = {
+            name: known.form(first[name], shape, args.split_qkv)
+            for name, shape in shapes.items()
+            if known.treats(first[name], shape, args.matrices)
+        }
         for number, expert in enumerate(engine.names):
             factors: dict[str, Tensor] = {}
-            for name in treated:
+            for name, form in self._forms.items():
                 _, (tau,) = engine.one_by_one(name, [expert])
-                for index, part in enumerate(parts(name, tau.sub_(self._means[name]), self._split)):
+                for index, part in enumerate(form.split(tau.sub_(self._means[name]))):
                     rank = rank_of(part.shape, args.rank_ratio, "ceil")
                     factors.update({f"{name}/{index}/{side}": f for side, f in _factors(part, rank).items()})
             write_checkpoint(folder / f"{number}.safetensors", factors)
@@ -80,25 +86,28 @@ class LowRank:
         """Return θ̄ + Σ_t λ_t SVD_k(θ_t − θ̄)."""
         base, _ = self._engine.one_by_one(name, [])
         total = base + self._means[name]
+        form = self._forms.get(name, Form())
+        parts = form.split(total)
         for value, file in zip(values, self._files, strict=True):
-            for part, left, right in self._parts(name, file, total):
+            for part, left, right in self._factored(name, file, parts):
                 part.addmm_(left, right, alpha=value)
-        return total
+        return form.join(parts)
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:
         """Return ⟨G, L R⟩ = ⟨G Rᵀ, L⟩ for every expert."""
-        gradient = gradient.to(self._means[name])
+        parts = self._forms.get(name, Form()).split(gradient.to(self._means[name]))
         return [
-            sum(_inner(part @ right.T, left) for part, left, right in self._parts(name, file, gradient))
+            sum(_inner(part @ right.T, left) for part, left, right in self._factored(name, file, parts))
             for file in self._files
         ]
 
-    def _parts(self, name: str, file: LazyStateDict, whole: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield each part of a tensor that has a direction, as a view, with the direction's factors."""
+    @staticmethod
+    def _factored(name: str, file: LazyStateDict, parts: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield each part of a tensor that has a direction with the direction's factors."""
         if f"{name}/0/left" not in file:
             return
-        for index, part in enumerate(parts(name, whole, self._split)):
-            left, right = (file[f"{name}/{index}/{side}"].to(whole.device) for side in ("left", "right"))
+        for index, part in enumerate(parts):
+            left, right = (file[f"{name}/{index}/{side}"].to(part.device) for side in ("left", "right"))
             yield part, left, right
 
 

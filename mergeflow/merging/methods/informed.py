@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.linalg.spectra import truncate
-from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
+from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Datum, Parts, Stack, method
 
 FISHER = Datum("fisher", lambda shape: shape, everywhere=True)
@@ -44,8 +44,8 @@ class AdamergingArgs(Args):
     steps: int = Field(500, ge=0, description="optimisation steps, ≥ 0")
     clamp: bool = Field(False, description="keep every λ within 0 … 1")
     rank_ratio: float = Field(0.08, gt=0, le=1, description="rank of the directions `cart`, (0, 1]")
-    matrices: Selection = Field("attn_mlp", description="which matrices `cart` treats: attn_mlp, all, or patterns")
-    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+    matrices: Matrices = "attn_mlp"
+    split_qkv: SplitQkv = False
 
     @property
     def selection(self) -> Selection | None:
@@ -120,18 +120,14 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
         return stack.base, list(stack.weighted)
     mean = stack.taus.mean(0)
     centred = (stack.taus - mean) * stack.weight_column
-    if not is_matrix(stack.name, stack.base.shape, args.matrices):
+    if not stack.is_matrix(args.matrices):
         return stack.base + mean, [torch.zeros_like(mean) for _ in centred]
-    cache = stack.model.cache
-    return stack.base + mean, [
-        torch.cat(
-            [
-                truncate(part, rank_of(part.shape, args.rank_ratio, "ceil"), cache)
-                for part in parts(stack.name, delta, args.split_qkv)
-            ]
-        )
-        for delta in centred
-    ]
+    form, cache = stack.form(args.split_qkv), stack.model.cache
+
+    def low_rank(part: Tensor) -> Tensor:
+        return truncate(part, rank_of(part.shape, args.rank_ratio, "ceil"), cache)
+
+    return stack.base + mean, [form.join([low_rank(part) for part in form.split(delta)]) for delta in centred]
 
 
 @method("adamerging", AdamergingArgs, anchor="θ0 or mean θ_t", data=(COEFFICIENTS,))

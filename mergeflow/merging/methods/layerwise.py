@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
 from mergeflow.merging.method import Args, Method, Parts, Stack, Statistic, method
@@ -57,6 +58,11 @@ class LinesArgs(Args):
         found: Selection | None = self.inner()[1].selection
         return found
 
+    @property
+    def splits(self) -> bool:
+        """Whether the scaled method cuts fused weights."""
+        return bool(self.inner()[1].splits)
+
     def inner(self) -> tuple[Method, Any]:
         """Return the method that is scaled and its arguments."""
         from mergeflow.merging.catalog import configure
@@ -65,8 +71,10 @@ class LinesArgs(Args):
         return call.method, call.arguments
 
 
-def depth(name: str, shapes: Mapping[str, Any]) -> float:
+def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | None = None) -> float:
     """Return l/(L−1) of a tensor: its block's index among its tower's blocks; 0 before the blocks, 1 after them.
+
+    Outside the blocks embeddings and positions come before, heads after them; of other tensors their names tell.
 
     Example:
         >>> shapes = {f"visual.resblocks.{i}.w": () for i in range(5)}
@@ -75,7 +83,9 @@ def depth(name: str, shapes: Mapping[str, Any]) -> float:
     """
     found = _BLOCK.match(name)
     if not found:
-        return 0.0 if _FIRST.search(name.lower()) else 1.0
+        role = (architecture or Architecture()).role(name, shapes.get(name, ()))
+        first = role != "head" and (role in ("embedding", "position") or _FIRST.search(name.lower()))
+        return 0.0 if first else 1.0
     tower = found.group(1)
     blocks = [int(match.group(2)) for other in shapes if (match := _BLOCK.match(other)) and match.group(1) == tower]
     return int(found.group(2)) / max(max(blocks), 1)
@@ -115,8 +125,8 @@ def lines(stack: Stack, args: LinesArgs) -> Parts:
 
     θ = θ0 + scale · λ_l · direction,  λ_l = α + β · l/(L−1) by block index
 
-    Tensors before the first block take l = 0, those after the last l = L−1. Names tell them apart: embeddings, tokens,
-    the stem and the norm behind it come before the blocks, all else after them.
+    Tensors before the first block take l = 0, those after the last l = L−1. Roles and names tell them apart:
+    embeddings, positions, the stem and the norm behind it come before the blocks, heads and all else after them.
 
     Property:
         With β = 0 every block is scaled by α alone; with β > 0 shallow blocks stay nearer to the base.
@@ -127,4 +137,4 @@ def lines(stack: Stack, args: LinesArgs) -> Parts:
     inner, inner_args = args.inner()
     anchor, direction = inner(stack, inner_args)
     alpha = args.alpha if args.alpha is not None else stack.model.known["lines.alpha"]
-    return anchor, direction * (alpha + args.beta * depth(stack.name, stack.model.shapes))
+    return anchor, direction * (alpha + args.beta * depth(stack.name, stack.model.shapes, stack.model.architecture))

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.linalg.spectra import add_truncated, is_zero
-from mergeflow.merging.matrices import Selection, is_matrix, parts, rank_of
+from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 
@@ -16,8 +16,8 @@ class LowRankArgs(Args):
 
     rank_ratio: float = Field(0.08, gt=0, le=1, description="rank kept, as a share of the smaller side, (0, 1]")
     rounding: Literal["ceil", "floor"] = Field("ceil", description="ceil(ratio · side), or max(1, floor(ratio · side))")
-    matrices: Selection = Field("attn_mlp", description="which matrices are treated: attn_mlp, all, or glob patterns")
-    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+    matrices: Matrices = "attn_mlp"
+    split_qkv: SplitQkv = False
 
 
 class CartArgs(LowRankArgs):
@@ -25,15 +25,16 @@ class CartArgs(LowRankArgs):
 
 
 def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tensor:
-    """Return Σ w_t SVD_k(τ_t − mean) for a stack of matrices; one difference is held at a time."""
-    total, room = torch.zeros_like(stack.base), None if mean is None else torch.empty_like(stack.base)
+    """Return Σ w_t SVD_k(τ_t − mean) of each matrix of a stack; one difference is held at a time."""
+    form = stack.form(args.split_qkv)
+    room = None if mean is None else torch.empty_like(stack.base)
+    totals = form.split(torch.zeros_like(stack.base))
     for weight, tau in zip(stack.model.weights, stack.taus, strict=True):
         delta = tau if mean is None else torch.sub(tau, mean, out=room)
-        pairs = (parts(stack.name, each, args.split_qkv) for each in (total, delta))
-        for sum_of_part, part in zip(*pairs, strict=True):
+        for total, part in zip(totals, form.split(delta), strict=True):
             rank = rank_of(part.shape, args.rank_ratio, args.rounding)
-            add_truncated(sum_of_part, part, rank, weight, stack.model.cache)
-    return total
+            add_truncated(total, part, rank, weight, stack.model.cache)
+    return form.join(totals)
 
 
 @method("cart", CartArgs, anchor="mean θ_t")
@@ -52,7 +53,7 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
     """
     mean = stack.taus.mean(0)
     anchor = stack.base + mean
-    if not is_matrix(stack.name, stack.base.shape, args.matrices) or is_zero(stack.taus):
+    if not stack.is_matrix(args.matrices) or is_zero(stack.taus):
         return anchor, torch.zeros_like(anchor)
     return anchor, sum_truncated(stack, mean, args)
 
@@ -69,6 +70,6 @@ def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     Source:
         Choi et al., Revisiting weight averaging for model merging (CART), section 4, "original task vectors".
     """
-    if not is_matrix(stack.name, stack.base.shape, args.matrices):
+    if not stack.is_matrix(args.matrices):
         return stack.base, stack.weighted.sum(0)
     return stack.base, sum_truncated(stack, None, args)

@@ -5,7 +5,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.linalg.spectra import is_zero
-from mergeflow.merging.matrices import Selection, is_matrix, join, parts
+from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -16,8 +16,8 @@ class WudiArgs(Args):
 
     steps: int = Field(300, ge=0, description="Adam steps per matrix, ≥ 0")
     lr: float = Field(1e-5, gt=0, description="Adam's learning rate, > 0")
-    matrices: Selection = Field("attn_mlp", description="which matrices are treated: attn_mlp, all, or glob patterns")
-    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+    matrices: Matrices = "attn_mlp"
+    split_qkv: SplitQkv = False
 
 
 def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
@@ -60,9 +60,9 @@ def wudi(stack: Stack, args: WudiArgs) -> Parts:
     Source:
         Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
     """
-    if not is_matrix(stack.name, stack.base.shape, args.matrices) or is_zero(stack.taus):
+    if not stack.is_matrix(args.matrices) or is_zero(stack.taus):
         return stack.base, stack.weighted.sum(0) / len(stack.taus)
-    pieces = [
-        minimise_interference(part, args.steps, args.lr) for part in parts(stack.name, stack.weighted, args.split_qkv)
-    ]
-    return stack.base, join(pieces)
+    form = stack.form(args.split_qkv)
+    return stack.base, form.join(
+        [minimise_interference(part, args.steps, args.lr) for part in form.split(stack.weighted)]
+    )

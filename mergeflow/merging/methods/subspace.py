@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.linalg.spectra import is_zero, polar, polar_and_values, svd
-from mergeflow.merging.matrices import Selection, is_matrix, join, parts
+from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
 
@@ -16,8 +16,8 @@ from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, tr
 class MatrixArgs(Args):
     """Arguments of methods that treat matrices."""
 
-    matrices: Selection = Field("all", description="which matrices are treated: attn_mlp, all, or glob patterns")
-    split_qkv: bool = Field(False, description="treat a fused q/k/v weight as three matrices")
+    matrices: Matrices = "all"
+    split_qkv: SplitQkv = False
 
 
 class TsvArgs(MatrixArgs):
@@ -42,15 +42,15 @@ class KnotsArgs(MatrixArgs):
 
 
 def _treated(stack: Stack, args: MatrixArgs) -> bool:
-    return is_matrix(stack.name, stack.base.shape, args.matrices) and not is_zero(stack.taus)
+    return stack.is_matrix(args.matrices) and not is_zero(stack.taus)
 
 
 def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tensor]) -> Tensor:
-    """Merge a matrix, or each of its q/k/v thirds, by [T, m, n] → [m, n]; average what is not treated as one."""
+    """Merge each matrix of a tensor by [T, m, n] → [m, n]; average what is not treated as one."""
     if not _treated(stack, args):
         return stack.weighted.sum(0) / len(stack.taus)
-    pieces = [merge(part, args) for part in parts(stack.name, stack.weighted, args.split_qkv)]
-    return join(pieces).to(stack.taus.dtype)
+    form = stack.form(args.split_qkv)
+    return form.join([merge(part, args) for part in form.split(stack.weighted)]).to(stack.taus.dtype)
 
 
 def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
@@ -65,8 +65,10 @@ def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
 
 
 def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
-    """TSV-M of a stack of matrices."""
-    rank = max(1, min(taus.shape[1:]) // len(taus))
+    """TSV-M of a stack of matrices; the average of those with a side shorter than their number."""
+    rank = min(taus.shape[1:]) // len(taus)
+    if not rank:
+        return taus.sum(0) / len(taus)
     factors = [svd(tau, rank) for tau in taus if not is_zero(tau)]
     if not factors:
         return torch.zeros_like(taus[0])
@@ -125,7 +127,7 @@ def tsv(stack: Stack, args: TsvArgs) -> Parts:
 
     w_t τ_t ≈ U_t Σ_t V_tᵀ at rank ⌊min side / T⌋;  U = [U_1 … U_T], V, Σ alike;  θ = θ0 + scale · polar(U) Σ polar(V)ᵀ
 
-    What is not treated as a matrix is averaged.
+    What is not treated as a matrix is averaged; so is a matrix with fewer than T rows or columns, whose rank is 0.
 
     Property:
         Experts with orthogonal row and column spaces of low rank are summed without loss.

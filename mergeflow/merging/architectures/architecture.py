@@ -1,0 +1,98 @@
+"""A model's architecture: its family and its config.json, and what they say of each tensor."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from mergeflow.checkpoints.formats import read_json
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.merging.architectures.cuts import Config, Form, Rule
+from mergeflow.merging.architectures.families import BARE, EVERYWHERE, UNKNOWN, Family, family_of
+from mergeflow.merging.architectures.roles import TREATED, Role, role_of
+
+Selected = Literal["attn_mlp", "all"] | tuple[str, ...]
+# Files that a model folder's config.json speaks of; any other file may lie beside a config of something else.
+_WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a model's tensors are.
+
+    Attributes:
+        family: Its line of the table.
+        config: config.json; empty where there is none.
+    """
+
+    family: Family = UNKNOWN
+    config: Config = field(default_factory=dict)
+
+    def role(self, name: str, shape: Sequence[int]) -> Role | None:
+        """Return a tensor's role; None where its name says nothing and it could be a matrix."""
+        return role_of(name, shape, self.family.roles)
+
+    def is_wide(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a tensor is a matrix with both sides > 1, or a stack of such matrices of experts."""
+        if name.endswith("bias") or min(shape[-2:], default=0) < 2:
+            return False
+        return len(shape) == 2 or (len(shape) == 3 and self.role(name, shape) == "expert")
+
+    def treats(self, name: str, shape: Sequence[int], selection: Selected) -> bool:
+        """Whether a selection takes a tensor as a matrix or a stack of matrices."""
+        if not self.is_wide(name, shape):
+            return False
+        if isinstance(selection, tuple):
+            return any(fnmatchcase(name, pattern) for pattern in selection)
+        role = self.role(name, shape)
+        return role in TREATED[selection] or (selection == "all" and role in self.family.also)
+
+    def fused(self, name: str) -> Rule | None:
+        """Return the rule by which a fused weight is cut, where one is known."""
+        rules = (*self.family.fused, *(EVERYWHERE if "model_type" in self.config else BARE))
+        return next((rule for pattern, rule in rules if re.search(pattern, name, re.IGNORECASE)), None)
+
+    def form(self, name: str, shape: Sequence[int], split_fused: bool) -> Form:
+        """Return how a treated tensor is made of matrices.
+
+        Args:
+            name: Its name.
+            shape: Its shape, [m, n] or [E, m, n].
+            split_fused: Whether fused weights are cut.
+
+        Raises:
+            MergeflowError: config.json does not say how a fused weight is cut.
+        """
+        rule = self.fused(name)
+        cut = rule(name, shape, self.config) if rule is not None and (split_fused or rule.always) else None
+        transposed = self.family.transposed is not None and bool(re.search(self.family.transposed, name))
+        return Form(len(shape) == 3, cut, transposed)
+
+
+def architecture_of(state: Mapping[str, Tensor], config: Config | None = None) -> Architecture:
+    """Return a model's architecture: by `model_type` of its config.json, or without one by names.
+
+    Args:
+        state: Its state dict; one opened from a model folder brings its config.json.
+        config: config.json's content, for weights in memory.
+
+    Example:
+        >>> architecture_of({}, {"model_type": "gpt2"}).family.name
+        'gpt2'
+    """
+    if config is None:
+        config = config_beside(Path(state.path)) if isinstance(state, LazyStateDict) else {}
+    model_type = config.get("model_type")
+    return Architecture(family_of(model_type if isinstance(model_type, str) else None, state), config)
+
+
+def config_beside(path: Path) -> dict[str, Any]:
+    """Return config.json of a model folder, or of the folder of a file named as its weights are; {} without one."""
+    folder = path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
+    if folder is None or not (folder / "config.json").is_file():
+        return {}
+    return read_json(folder / "config.json")

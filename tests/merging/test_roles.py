@@ -1,0 +1,176 @@
+"""Roles of tensors: every parameter of transformers' own classes, and what `matrices` takes of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import check_recipe, configure, merge, prepare
+from mergeflow.merging.architectures.architecture import Architecture, architecture_of
+from mergeflow.merging.architectures.families import FAMILIES, UNKNOWN, family_of
+from mergeflow.merging.architectures.page import architectures_page
+from mergeflow.merging.architectures.roles import ROLES
+from mergeflow.merging.matrices import is_matrix
+from tests.merging.tiny_models import CAUSAL, MASKED, NAMES, tiny
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Every architecture on the meta device: shapes and modules without numbers."""
+    with torch.device("meta"):
+        return {name: tiny(name) for name in NAMES}
+
+
+def _architecture(model: nn.Module) -> Architecture:
+    return architecture_of({}, model.config.to_dict())
+
+
+def test_every_type_of_the_table_is_built_here():
+    assert {kind for family in FAMILIES for kind in family.types} - set(NAMES) == {
+        *("cohere2", "granite", "ernie4_5", "smollm3", "llama4")  # as cohere, llama, and llama4_text inside another
+    }
+    assert len(NAMES) >= 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_has_a_role_that_fits_its_module(models, name):
+    model = models[name]
+    architecture = _architecture(model)
+    assert architecture.family is not UNKNOWN
+    owners = {f"{place}.{leaf}": module for place, module in model.named_modules() for leaf in ("weight", "bias")}
+    for parameter, value in model.state_dict().items():
+        role, owner = architecture.role(parameter, value.shape), type(owners.get(parameter)).__name__
+        assert role in ROLES, (parameter, list(value.shape))
+        if "Embedding" in owner:
+            assert role in ("embedding", "position"), (parameter, role)
+        elif owner in ("Linear", "Conv1D", "FalconLinear", "NonDynamicallyQuantizableLinear"):
+            assert role not in ("embedding", "position", "norm", "other"), (parameter, role)
+        elif "Norm" in owner:
+            assert role == "norm", (parameter, role)
+        elif "Router" in owner or "Gate" in owner:
+            assert role == "router", (parameter, role)
+
+
+@pytest.mark.parametrize("name", [*CAUSAL, *MASKED])
+def test_tables_of_the_vocabulary_are_embedding_and_head(models, name):
+    model = models[name]
+    architecture = _architecture(model)
+    names = {id(value): key for key, value in model.named_parameters(remove_duplicate=False)}
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    roles = {architecture.role(names[id(one)], one.shape) for one in (table, head)}
+    assert roles == {"embedding", "head"} or (head is table and roles < {"embedding", "head"})
+    assert not architecture.treats(names[id(table)], table.shape, "all")
+    assert not architecture.treats(names[id(head)], head.shape, "all")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("mamba", "mamba2", "jamba")])
+def test_attn_mlp_takes_every_matrix_of_every_block(models, name):
+    """All Linear layers and experts inside the blocks but routers: none may be averaged by oversight."""
+    model = models[name]
+    architecture = _architecture(model)
+    for parameter, value in model.state_dict().items():
+        block = re.search(r"\b(?:layers?|h|blocks?|albert_layers)\.\d+\.", parameter)
+        role = architecture.role(parameter, value.shape)
+        if block and value.ndim in (2, 3) and min(value.shape) > 1 and not parameter.endswith("bias"):
+            left = role in ("router", "position", "norm") or "downsample" in parameter or "conv_layers" in parameter
+            assert architecture.treats(parameter, value.shape, "attn_mlp") != left, (parameter, role)
+        if not block:
+            inside = "head.attention" in parameter or "head.mlp" in parameter  # SigLIP pools by attention
+            assert not architecture.treats(parameter, value.shape, "attn_mlp") or inside, (parameter, role)
+
+
+def test_state_space_layers_are_projections(models):
+    architecture = _architecture(models["mamba"])
+    shapes = {name: value.shape for name, value in models["mamba"].state_dict().items()}
+    taken = {name.split(".mixer.")[1] for name, shape in shapes.items() if architecture.treats(name, shape, "all")}
+    assert taken == {"in_proj.weight", "x_proj.weight", "dt_proj.weight", "out_proj.weight"}
+    assert not any(architecture.treats(name, shape, "attn_mlp") for name, shape in shapes.items())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "vit", "swin", "gpt_neox", "phimoe"])
+def test_names_on_disk_have_the_roles_of_those_in_memory(name, tmp_path):
+    """transformers saves some architectures under older names, and experts in a list."""
+    from mergeflow.checkpoints import open_checkpoint
+
+    model = tiny(name)
+    model.save_pretrained(tmp_path)
+    with open_checkpoint(tmp_path) as saved:
+        architecture = architecture_of(saved)
+        assert architecture.family is family_of(model.config.model_type, ()) is not UNKNOWN
+        counts = [
+            {role: sum(value.numel() for key, value in state.items() if architecture.role(key, value.shape) == role)
+             for role in ROLES}
+            for state in (saved, model.state_dict())
+        ]  # fmt: skip
+    assert counts[0] == counts[1]
+
+
+def test_mixtral_is_taken_whole(tmp_path):
+    """12 of 53 matrices were, and the rest averaged without a word."""
+    tiny("mixtral", num_hidden_layers=3).save_pretrained(tmp_path / "base")
+    tiny("mixtral", 1, num_hidden_layers=3).save_pretrained(tmp_path / "a")
+    recipe = {"method": "cart", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "a")]}
+    plan = check_recipe(recipe)
+    assert {role: len(names) for role, names in plan.treatment.treated.items()} == {"attention": 12, "expert": 36}
+    assert {role: len(names) for role, names in plan.treatment.left.items()} == {"router": 3, "embedding": 1, "head": 1}
+    text = "\n".join(plan.lines())
+    assert "treated       expert: 36 × model.layers.*.block_sparse_moe.experts.*.w1.weight" not in text
+    assert "treated       expert: 12 × model.layers.*.block_sparse_moe.experts.*.w1.weight, 12 × " in text
+    assert "not treated   router: 3 × model.layers.*.block_sparse_moe.gate.weight" in text
+    assert "architecture  mixture (model_type mixtral)" in text
+
+
+def test_clip_is_treated_as_published():
+    names = {
+        "visual.transformer.resblocks.0.attn.in_proj_weight": ("attn_mlp", "all"),
+        "visual.transformer.resblocks.0.mlp.c_fc.weight": ("attn_mlp", "all"),
+        "visual.positional_embedding": ("all",),
+        "visual.proj": ("all",),
+        "positional_embedding": ("all",),
+        "text_projection": (),
+        "token_embedding.weight": (),
+        "visual.trunk.blocks.0.attn.qkv.weight": ("attn_mlp", "all"),
+    }
+    for name, wanted in names.items():
+        assert tuple(s for s in ("attn_mlp", "all") if is_matrix(name, (8, 8), s)) == wanted, name
+
+
+def test_matrices_that_no_rule_knows_are_refused():
+    base = {"body.0.weight": torch.zeros(4, 4), "body.1.weight": torch.zeros(4, 4), "body.1.bias": torch.zeros(4)}
+    experts = {"a": {name: value + 1 for name, value in base.items()}}
+    for selection in ("all", "attn_mlp"):
+        with pytest.raises(MergeflowError, match=r"what 2 of 2 matrices are \(2 × body\.\*\.weight\).*patterns"):
+            prepare(configure("tsv", {"matrices": selection}), base, experts)
+    found = prepare(configure("tsv", {"matrices": ["body.*"]}), base, experts).at(1.0)
+    torch.testing.assert_close(found["body.0.weight"], torch.ones(4, 4))
+
+
+def test_the_page_of_architectures_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "architectures.md"
+    assert page.read_text(encoding="utf-8") == architectures_page(), "run make docs"
+
+
+def test_lines_places_heads_last_and_embeddings_first():
+    from mergeflow.merging.methods.layerwise import depth
+
+    shapes = {"embed_out.weight": (9, 4), "gpt_neox.embed_in.weight": (9, 4)}
+    shapes |= {f"gpt_neox.layers.{i}.mlp.w.weight": (4, 4) for i in range(3)}
+    assert [depth(name, shapes) for name in shapes] == [1.0, 0.0, 0.0, 0.5, 1.0]
+
+
+def test_a_model_folder_brings_its_config_for_files_named_as_its_weights(tmp_path):
+    from mergeflow.checkpoints import open_checkpoint
+
+    tiny("bloom").save_pretrained(tmp_path)
+    with open_checkpoint(tmp_path / "model.safetensors") as state:
+        assert architecture_of(state).config["n_head"] == 4
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    with open_checkpoint(tmp_path / "other.safetensors") as state:
+        assert architecture_of(state).config == {}
+    (tmp_path / "other.safetensors").rename(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(MergeflowError, match=r"config\.json"):
+        merge({"method": "cart", "base": str(tmp_path), "experts": [str(tmp_path)], "out": f"{tmp_path}2"})

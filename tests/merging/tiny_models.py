@@ -1,0 +1,161 @@
+"""transformers' own classes, built small from their configurations."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig
+
+_PLAIN = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 40,
+    "max_position_embeddings": 16,
+}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+_GROUPED = {**_PLAIN, **_TOKENS, "num_key_value_heads": 2, "head_dim": 8}
+_EXPERTS = {
+    **_GROUPED,
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_LATENT = {
+    **_EXPERTS,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+}
+_GPT = {**_TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "vocab_size": 40}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 40}
+_BART = {
+    **_TOKENS,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "vocab_size": 40,
+    "max_position_embeddings": 16,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": 0,
+}
+_VIT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_DEBERTA = {**_PLAIN, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+_MAMBA = {**_TOKENS, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 40}
+
+Sizes = dict[str, Any]
+CAUSAL: dict[str, Sizes] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _GROUPED),
+    **dict.fromkeys(("olmo", "olmo2", "stablelm", "cohere", "starcoder2", "phi3", "glm", "glm4"), _GROUPED),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "granitemoe", "phimoe"), _EXPERTS),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT),
+    **{name: {**_PLAIN, **_TOKENS} for name in ("phi", "gpt_neox", "persimmon")},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 24},
+    "llama4_text": {**_EXPERTS, "intermediate_size_mlp": 48},
+    "gpt_oss": _EXPERTS,
+    "jamba": {**_EXPERTS, "mamba_d_state": 4, "mamba_dt_rank": 4},
+    "dbrx": {
+        **_TOKENS,
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "vocab_size": 40,
+        "max_seq_len": 16,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "gptj": {**_GPT, "rotary_dim": 4},
+    "codegen": {**_GPT, "n_head": 8, "rotary_dim": 4},
+    "gpt_neo": {
+        **_TOKENS,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "vocab_size": 40,
+        "max_position_embeddings": 16,
+    },
+    "bloom": {**_TOKENS, "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 40},
+    "falcon": {**_PLAIN, **_TOKENS, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "mpt": {**_TOKENS, "d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 40, "max_seq_len": 16},
+    "opt": {**_PLAIN, **_TOKENS, "ffn_dim": 48, "word_embed_proj_dim": 16},
+    "mamba": _MAMBA,
+    "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "rwkv": {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 40, "attention_hidden_size": 32},
+}
+MASKED: dict[str, Sizes] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), _PLAIN),
+    **{name: {**_PLAIN, "embedding_size": 16} for name in ("electra", "albert")},
+    "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 40},
+    "deberta": _DEBERTA,
+    "deberta-v2": {**_DEBERTA, "position_buckets": 8, "norm_rel_ebd": "layer_norm"},
+    "modernbert": {**_PLAIN, **_TOKENS, "cls_token_id": 0, "sep_token_id": 0},
+}
+OTHERS: dict[str, tuple[str, Sizes]] = {
+    **dict.fromkeys(("t5", "mt5"), ("AutoModelForSeq2SeqLM", _T5)),
+    **dict.fromkeys(("bart", "mbart", "pegasus"), ("AutoModelForSeq2SeqLM", _BART)),
+    **dict.fromkeys(("vit", "dinov2", "beit"), ("AutoModelForImageClassification", _VIT)),
+    "deit": ("AutoModel", _VIT),
+    "swin": (
+        "AutoModelForImageClassification",
+        {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "image_size": 16, "patch_size": 4, "window_size": 2},
+    ),
+    **{
+        name: ("AutoModel", {"text_config": {**_PLAIN, **_TOKENS}, "vision_config": _VIT, "projection_dim": 16})
+        for name in ("clip", "siglip")
+    },
+    "whisper": (
+        "AutoModelForSpeechSeq2Seq",
+        {**_BART, "max_source_positions": 16, "max_target_positions": 16, "num_mel_bins": 8},
+    ),
+    "wav2vec2": (
+        "AutoModel",
+        {
+            **_PLAIN,
+            "conv_dim": [16, 16],
+            "conv_stride": [2, 2],
+            "conv_kernel": [3, 3],
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embedding_groups": 4,
+            "num_conv_pos_embeddings": 4,
+        },
+    ),
+}
+NAMES = (*CAUSAL, *MASKED, *OTHERS)
+
+
+def tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """Build a small model of an architecture, in evaluation mode; on the device that is set."""
+    if name in OTHERS:
+        kind, sizes = OTHERS[name]
+    else:
+        kind = "AutoModelForCausalLM" if name in CAUSAL else "AutoModelForMaskedLM"
+        sizes = CAUSAL.get(name) or MASKED[name]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(name, **{**sizes, **changes})
+    model: nn.Module = getattr(transformers, kind).from_config(config)
+    return model.eval()
