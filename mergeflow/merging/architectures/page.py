@@ -55,9 +55,7 @@ def _code(pattern: str) -> str:
 
 
 def _row(family: Family) -> str:
-    fused = "; ".join(
-        f"{_code(pattern)}: {rule.words}{' (always cut)' * rule.always}" for pattern, rule in family.fused
-    )
+    cuts = [f"{_code(pattern)}: {rule.words}{' (always cut)' * rule.always}" for pattern, rule in family.fused]
     turned = _code(family.transposed) if family.transposed else "–"
     return f"| {family.name} | {', '.join(family.types)} | {'; '.join(cuts) or '–'} | {turned} |"
 
