@@ -59,16 +59,18 @@ def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
     from mergeflow.merging.catalog import MethodCall
     from mergeflow.merging.engine import Engine
     from mergeflow.merging.method import Args, Method
+    from mergeflow.merging.stacks import Stacks, model_of
 
     real = recipe.call()
-    alone = real.method.elementwise(real.arguments)
     mover = Method(
-        "moving", lambda stack, args: (stack.base, stack.base), Args, lambda args: alone, lambda args, dtype: (), "θ0",
-        True, (0, None), (),
+        "moving", lambda stack, args: (stack.base, stack.base), Args, real.method.elementwise, lambda args, dtype: (),
+        "θ0", "factors", (0, None), (),
     )  # fmt: skip
     opened = {name: open_checkpoint(path) for name, path in experts.items()}
     with open_checkpoint(base) as start:
-        engine = Engine(MethodCall(mover, Args()), start, opened, device=recipe.device)
+        engine = Engine(
+            MethodCall(mover, real.arguments), Stacks(start, opened, model_of(start, opened), recipe.device)
+        )
         began = time.perf_counter()
         engine.run(lambda unit, stack, result: None if stack is None else result[1].cpu())
         return time.perf_counter() - began

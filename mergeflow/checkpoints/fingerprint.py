@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from mergeflow.checkpoints.reader import LazyStateDict
+
 # Elements hashed as one leaf. The merge engine reads in the same blocks, so it can hash what passes through it.
 BLOCK = 1 << 17
 
@@ -23,10 +25,19 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
         >>> fingerprint({"w": torch.zeros(2)})[:12]
         'e2723d745b78'
     """
+    infos = state.infos if isinstance(state, LazyStateDict) else state
     return combine(
-        (name, tensor.dtype, tuple(tensor.shape), tensor_digest(block_digest(part) for part in blocks(tensor)))
-        for name, tensor in ((name, state[name]) for name in sorted(state))
+        (name, infos[name].dtype, tuple(infos[name].shape), tensor_digest_of(state, name)) for name in sorted(state)
     )
+
+
+def tensor_digest_of(state: Mapping[str, Tensor], name: str) -> str:
+    """Return the digest of one tensor, hexadecimal; of a lazy one only a block is held at a time."""
+    if not isinstance(state, LazyStateDict):
+        return tensor_digest(block_digest(part) for part in blocks(state[name]))
+    count = state.infos[name].numel
+    parts = (state.read(name, start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+    return tensor_digest(map(block_digest, parts))
 
 
 def blocks(tensor: Tensor) -> Iterable[Tensor]:

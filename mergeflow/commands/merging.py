@@ -133,7 +133,8 @@ def compress(
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.compression.suite_file import compress as run
     from mergeflow.merging.compression.suite_file import configure_compressor
-    from mergeflow.merging.files.plan import check_file, open_base
+    from mergeflow.merging.files.inputs import open_base
+    from mergeflow.merging.files.place import check_file
 
     changes = read_pairs(overrides or [], "--set")
     call = configure_compressor(name, {argument: yaml.safe_load(text) for argument, text in changes.items()})
@@ -158,7 +159,7 @@ def extract_task(
     """Write one task's model out of a compressed suite; only its part is read."""
     from mergeflow.checkpoints import write_checkpoint
     from mergeflow.merging.compression.suite_file import extract_task as run
-    from mergeflow.merging.files.plan import check_file
+    from mergeflow.merging.files.place import check_file
 
     suite, origin = local(context, compressed), local(context, base) if base is not None else None
     check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})})

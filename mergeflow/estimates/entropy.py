@@ -12,7 +12,7 @@ from mergeflow.checkpoints import write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
-from mergeflow.merging.files.plan import open_inputs
+from mergeflow.merging.files.inputs import open_inputs
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head

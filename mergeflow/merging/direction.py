@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
-from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.catalog import MethodCall, methods
-from mergeflow.merging.engine import Engine, Unit
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.method import Stack
+from mergeflow.merging.stacks import Stacks, Unit, model_of
 from mergeflow.merging.treatment import survey
 
 
@@ -112,15 +114,13 @@ def prepare(
         raise MergeflowError(f"`prepare` takes a configured method, `configure(name, arguments)`, found {call!r:.60}.")
     check_inputs(call, experts, data)
     check_compatible(base, experts)
-    named = weights_by_name(weights, experts, call)
-    engine = Engine(call, base, experts, named, cache, data, workers, device=device, config=config)
-    infos, model, args = infos_of(base), engine.model, call.arguments
+    infos, args = infos_of(base), call.arguments
+    model = model_of(base, experts, weights_by_name(weights, experts, call), data, cache, config)
     survey(f"method '{call.name}'", args.selection, args.splits, infos, model.tied, model.architecture)
+    engine = Engine(call, Stacks(base, experts, model, device), workers)
     anchors = {name: base[name].detach() for name in infos}
     directions = {
-        name: torch.empty(info.shape, dtype=engine.dtype)
-        for name, info in infos.items()
-        if info.dtype.is_floating_point
+        name: torch.empty(info.shape, dtype=model.dtype) for name, info in infos.items() if info.dtype.is_floating_point
     }
     own: set[str] = set()
     lock = Lock()
@@ -134,70 +134,10 @@ def prepare(
             return
         with lock:
             if unit.name not in own:
-                anchors[unit.name] = torch.empty(infos[unit.name].shape, dtype=engine.dtype)
+                anchors[unit.name] = torch.empty(infos[unit.name].shape, dtype=model.dtype)
                 own.add(unit.name)
         anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
 
     engine.first_passes()
     engine.run(keep)
     return Direction(anchors, directions, {name: info.dtype for name, info in infos.items()})
-
-
-def weights_by_name(
-    weights: Mapping[str, float] | Sequence[float] | None, experts: Mapping[str, Any], call: MethodCall
-) -> dict[str, float]:
-    """Return one weight per expert, checked.
-
-    Raises:
-        MergeflowError: Another number of weights than experts, an unknown name, or a method without weights.
-    """
-    if weights is None:
-        return dict.fromkeys(experts, 1.0)
-    if not call.method.weighted and any(weight != 1 for weight in _values(weights)):
-        raise MergeflowError(f"method '{call.name}' takes no weights per expert: remove `weights`.")
-    if isinstance(weights, Mapping):
-        unknown = sorted(set(weights) - set(experts))
-        if unknown:
-            raise MergeflowError(f"weights are given for unknown experts {unknown}. Known: {', '.join(experts)}.")
-        found = {name: float(weights.get(name, 1.0)) for name in experts}
-    else:
-        if len(weights) != len(experts):
-            raise MergeflowError(f"{len(weights)} weights for {len(experts)} experts: give one per expert.")
-        found = dict(zip(experts, map(float, weights), strict=True))
-    if not all(abs(weight) < float("inf") for weight in found.values()):
-        raise MergeflowError(f"weights must be finite numbers, found {found}.")
-    normalised = call.args.get("normalize", call.method.anchor == "–")
-    if normalised and sum(found.values()) == 0:
-        raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
-    return found
-
-
-def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
-    return list(weights.values()) if isinstance(weights, Mapping) else weights
-
-
-def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:
-    """Check the number of experts, arguments that depend on it, and that needed data statistics are there.
-
-    Raises:
-        MergeflowError: Too few or too many experts, for the method or an argument; a statistic that is missing,
-            unknown or of no expert.
-    """
-    if not isinstance(experts, Mapping):
-        raise MergeflowError(f"experts are a mapping of names to state dicts, found a {type(experts).__name__}.")
-    least, most = call.method.experts
-    if not least <= len(experts) <= (most or len(experts)):
-        wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
-        raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
-    call.arguments.check_experts(len(experts))
-    known = {datum.name for method in methods().values() for datum in method.given}
-    for kind, by_expert in (data or {}).items():
-        if kind not in known:
-            raise unknown_name("statistic", kind, known)
-        for name in by_expert:
-            if name not in experts:
-                raise unknown_name(f"expert of the statistic '{kind}'", name, experts)
-    for kind in call.method.data:
-        missing = sorted(set(experts) - set((data or {}).get(kind, {})))
-        if missing:
-            raise MergeflowError(f"method '{call.name}' needs the statistic '{kind}' of experts {missing}.")

@@ -9,7 +9,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -57,7 +57,10 @@ class Model:
         weights: One per expert, in sorted order.
         shapes: Shape of every floating-point tensor.
         dtype: The type of all arithmetic: float32, or float64 where any input is.
-        known: Results of the method's first passes, by statistic.
+        known: Results of the method's first passes, by name.
+        data: Given statistics of data, by kind, then expert.
+        tied: Names that share storage, each with the first name of its group.
+        cache: Kept factorisations.
         architecture: What its tensors are.
     """
 
@@ -137,6 +140,8 @@ class Stack:
 
 Parts = tuple[Tensor, Tensor]
 Shape = tuple[int, ...]
+Elementwise = Callable[[Any, str, Model], bool]
+Weights = Literal["factors", "shares", "none"]
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ class Datum:
 
 
 @dataclass(frozen=True)
-class Statistic:
+class Pass:
     """A first pass over the whole model, for methods that need a fact about all of it.
 
     Each worker folds what it sees into an accumulator of its own; accumulators are merged at the end, so both steps
@@ -177,9 +182,9 @@ class Statistic:
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any, Model, Any], Any]
 
-    def given(self, inner: Callable[[Any], Any]) -> "Statistic":
+    def with_arguments(self, inner: Callable[[Any], Any]) -> "Pass":
         """Return the same pass for a method that wraps another: it sees `inner(args)` in place of args."""
-        return Statistic(
+        return Pass(
             self.name,
             lambda model, args: self.start(model, inner(args)),
             lambda total, stack, args: self.observe(total, stack, inner(args)),
@@ -196,10 +201,11 @@ class Method:
         name: What a recipe says.
         function: (stack, args) → (anchor, direction).
         args: The type of its arguments.
-        elementwise: Whether elements are treated alone, so that blocks of a tensor may be treated apart.
-        statistics: The first passes it needs, from its arguments.
+        elementwise: (args, tensor's name, model) → whether the tensor's elements are treated alone, so that its blocks
+            may be treated apart.
+        passes: The first passes it needs, from its arguments.
         anchor: The anchor, in words.
-        weighted: Whether per-expert weights have a meaning.
+        weights: What per-expert weights are: factors, shares of their sum, or without a meaning.
         experts: Smallest and largest number of experts.
         given: The statistics of data it takes.
     """
@@ -207,10 +213,10 @@ class Method:
     name: str
     function: Callable[[Stack, Any], Parts]
     args: type[Args]
-    elementwise: Callable[[Any], bool]
-    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]]
+    elementwise: Elementwise
+    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]]
     anchor: str
-    weighted: bool
+    weights: Weights
     experts: tuple[int, int | None]
     given: tuple[Datum, ...]
 
@@ -254,22 +260,46 @@ def section_of(doc: str, title: str) -> str:
     return textwrap.dedent("\n".join(found)).strip()
 
 
+def all_but_matrices(args: Any, name: str, model: Model) -> bool:
+    """Whether a tensor is not treated as a matrix; `elementwise` of methods that average or sum such tensors."""
+    return not model.architecture.treats(name, model.shapes[name], args.matrices)
+
+
 def method(
     name: str,
     args: type[Args],
     *,
-    elementwise: bool | Callable[[Any], bool] = False,
-    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]] | None = None,
+    elementwise: bool | Elementwise = False,
+    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]] | None = None,
     anchor: str = "θ0",
-    weighted: bool = True,
+    weights: Weights = "factors",
     experts: tuple[int, int | None] = (1, None),
     data: tuple[Datum, ...] = (),
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
-    """Declare a function as a method of the catalog; the catalog finds it in its module."""
+    """Declare a function (stack, args) → (anchor, direction) as a method; the catalog finds it in its module.
+
+    Args:
+        name: What a recipe calls it.
+        args: The type of its arguments.
+        elementwise: Whether each element of the result depends on the same element of base and task vectors alone; or
+            (args, tensor's name, model) → whether it is so for a tensor. Such tensors come in flat blocks, which keeps
+            memory small; others come whole.
+        passes: (args, type of arithmetic) → first passes over the whole model.
+        anchor: The anchor, in words; "–" for methods whose result is the same for every base.
+        weights: What per-expert weights are: "factors", "shares" of their sum (which then must not be 0), or "none".
+        experts: Smallest and largest number of experts; None for any number.
+        data: The statistics of data it takes.
+
+    Example:
+        >>> @method("halved", Args, elementwise=True)
+        ... def halved(stack, args):
+        ...     return stack.base, stack.taus.sum(0) / 2
+        >>> halved.name
+        'halved'
+    """
 
     def declare(function: Callable[[Stack, Any], Parts]) -> Method:
-        alone = elementwise if callable(elementwise) else lambda _: bool(elementwise)
-        passes = statistics or (lambda _args, _dtype: ())
-        return Method(name, function, args, alone, passes, anchor, weighted, experts, data)
+        alone = elementwise if callable(elementwise) else lambda _args, _name, _model: bool(elementwise)
+        return Method(name, function, args, alone, passes or (lambda _args, _dtype: ()), anchor, weights, experts, data)
 
     return declare

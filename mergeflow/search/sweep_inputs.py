@@ -15,7 +15,7 @@ import torch
 from mergeflow.checkpoints import LazyStateDict, fingerprint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe
-from mergeflow.merging.files.plan import Inputs, open_inputs
+from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.data import load_manifest, load_split, open_source, prepare_task

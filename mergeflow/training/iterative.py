@@ -11,7 +11,7 @@ from torch import Tensor
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall, configure, prepare
-from mergeflow.merging.direction import check_inputs
+from mergeflow.merging.fit import check_inputs
 from mergeflow.modality import Examples, Model, device_of
 from mergeflow.training.batches import plan_batches
 from mergeflow.training.loop import Report, Span, fine_tune

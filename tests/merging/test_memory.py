@@ -1,5 +1,6 @@
 """The engine holds blocks, not experts."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,58 @@ print(peak(4), peak(16))
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     few, many = map(float, done.stdout.split())
     assert many - few < 0.25 * 12 * 48
+
+
+SPECTRAL = {
+    "cart": {},
+    "low_rank": {},
+    "wudi": {"steps": 1},
+    "tsv": {"matrices": ["*.mlp.*"]},
+    "iso_c": {"matrices": ["*.mlp.*"]},
+    "iso_cts": {"matrices": ["*.mlp.*"]},
+    "knots": {"matrices": ["*.mlp.*"], "then": "task_arithmetic"},
+    "adamerging": {"on": "cart"},
+    "regmean": {},
+}
+
+
+def test_what_a_spectral_method_only_averages_passes_in_blocks(tmp_path):
+    """Peak memory of merges of 4 experts with an embedding of 16 MB, which is averaged, and a small treated matrix."""
+    code = """
+import json, os, sys, torch
+from pathlib import Path
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.merging import check_recipe, make_recipe, merge
+folder = Path(sys.argv[1])
+state = {"0.mlp.weight": torch.eye(64), "token_embedding": torch.ones(4096, 1024)}
+write_checkpoint(folder / "base.safetensors", state)
+del state
+for i in range(4):
+    os.link(folder / "base.safetensors", folder / f"{i}.safetensors")
+    write_checkpoint(folder / f"gram{i}.safetensors", {"0.mlp.weight": torch.eye(64)})
+def peak(method, args):
+    Path("/proc/self/clear_refs").write_text("5")
+    before = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+    experts = {f"e{i}": str(folder / f"{i}.safetensors") for i in range(4)}
+    grams = {"gram": {f"e{i}": str(folder / f"gram{i}.safetensors") for i in range(4)}} if method == "regmean" else {}
+    recipe = {"method": method, "args": args, "base": str(folder / "base.safetensors"), "experts": experts}
+    made = make_recipe({**recipe, "data": grams, "out": str(folder / "out.safetensors")})
+    merge(made, workers=2, buffer=0)
+    held = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) - before
+    return held / 1024, (check_recipe(made, buffer=0).peak_memory - 530 * 2**20) / 2**20
+methods = json.loads(sys.argv[2])
+peak("cart", {})
+print(json.dumps({method: peak(method, args) for method, args in methods.items()}))
+"""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("needs /proc to measure a peak")
+    command = [sys.executable, "-c", code, str(tmp_path), json.dumps(SPECTRAL)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    stack = (4 + 3) * 16
+    # A block of base, task vectors and result is 3.5 MB; what is left is the allocator's.
+    assert {method: held for method, (held, _) in found.items() if held > 0.25 * stack} == {}
+    assert {method: planned for method, (_, planned) in found.items() if planned > 4} == {}
 
 
 @pytest.mark.parametrize("on", ["task_vectors", "cart"])

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.linalg.select import order_statistics, ordered_bits
-from mergeflow.merging.method import Statistic
+from mergeflow.merging.linalg.select import kth_largest_passes, ordered_bits
+from mergeflow.merging.method import Pass
+from mergeflow.merging.stacks import Stacks, model_of
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.
 VALUES = st.one_of(
@@ -27,12 +28,12 @@ def found(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool)
         for index, row in enumerate(rows)
     }
     base = {name: torch.zeros_like(value) for name, value in experts["e0"].items()}
-    engine = Engine(configure("ties"), base, experts, workers=1)
-    passes: tuple[Statistic, ...] = order_statistics(
+    engine = Engine(configure("ties"), Stacks(base, experts, model_of(base, experts)), workers=1)
+    passes: tuple[Pass, ...] = kth_largest_passes(
         lambda stack, args: stack.taus, lambda args, n: k, dtype, "kth", magnitudes
     )
-    for statistic in passes:
-        engine.first_pass(statistic)
+    for one in passes:
+        engine.first_pass(one)
     result: torch.Tensor = engine.model.known["kth"]
     return result
 

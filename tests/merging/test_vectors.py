@@ -10,10 +10,10 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, make_recipe, merge
 from mergeflow.merging.compression.suite_file import compress, configure_compressor
-from mergeflow.merging.engine import common_ties
 from mergeflow.merging.files.diff import diff
 from mergeflow.merging.files.vectors import add, analogy, extract, negate, scale
 from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.stacks import common_ties
 from tests.merging.helpers import awkward
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergeflow.merging.method import Model, Stack, Statistic
+from mergeflow.merging.method import Elementwise, Model, Pass, Stack
 from mergeflow.schema import Frozen
 
 
@@ -54,19 +54,20 @@ class Compressor:
         encode: (stack, args) → payload.
         decode: (stored, args) → the task's tensor, in the type of arithmetic.
         args: The type of its arguments.
-        statistics: First passes over the whole model.
+        passes: First passes over the whole model.
         whole: Values of each task for the whole model, from the first passes.
         needs_base: Whether decoding needs θ0.
+        elementwise: Never so: what is stored of a tensor is made of all of it.
     """
 
     name: str
     encode: Callable[[Stack, Any], Payload]
     decode: Callable[[Stored, Any], Tensor]
     args: type[CompressArgs]
-    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]]
+    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]]
     whole: Callable[[Model], Mapping[str, Named]]
     needs_base: bool
-    elementwise: Callable[[Any], bool] = lambda _: False
+    elementwise: Elementwise = lambda _args, _name, _model: False
 
     def __call__(self, stack: Stack, args: Any) -> Payload:
         """Encode one tensor."""
@@ -88,14 +89,14 @@ def compressor(
     args: type[CompressArgs],
     decode: Callable[[Stored, Any], Tensor],
     *,
-    statistics: Callable[[Any, torch.dtype], tuple[Statistic, ...]] = lambda _args, _dtype: (),
+    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]] = lambda _args, _dtype: (),
     whole: Callable[[Model], Mapping[str, Named]] = lambda _: {},
     needs_base: bool = True,
 ) -> Callable[[Callable[[Stack, Any], Payload]], Compressor]:
     """Declare a function as a compressor; the catalog finds it in its module."""
 
     def declare(encode: Callable[[Stack, Any], Payload]) -> Compressor:
-        return Compressor(name, encode, decode, args, statistics, whole, needs_base)
+        return Compressor(name, encode, decode, args, passes, whole, needs_base)
 
     return declare
 

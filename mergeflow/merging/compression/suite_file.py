@@ -1,7 +1,7 @@
 """Compress the experts of a suite into one file, and read one task back out of it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,9 +19,10 @@ from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.catalog import Call, arguments_of
 from mergeflow.merging.compression.compressor import Compressor, Payload, Stored
-from mergeflow.merging.engine import Engine, Unit
+from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.method import Stack
+from mergeflow.merging.stacks import Stacks, Unit, model_of
 from mergeflow.merging.treatment import survey
 from mergeflow.shelf import Shelf
 
@@ -129,9 +130,10 @@ def compress(
     check_compatible(base, experts)
     check_origin(base, experts)
     infos = infos_of(base)
-    engine = Engine(call, base, experts, workers=workers, device=device)
+    model = model_of(base, experts)
     selection, splits = getattr(call.arguments, "matrices", None), getattr(call.arguments, "split_qkv", False)
-    survey(f"compressor '{call.name}'", selection, splits, infos, engine.model.tied, engine.model.architecture)
+    survey(f"compressor '{call.name}'", selection, splits, infos, model.tied, model.architecture)
+    engine = Engine(call, Stacks(base, experts, model, device), workers)
     stored: dict[str, Tensor] = {}
     lock = Lock()
 
@@ -139,20 +141,20 @@ def compress(
         found = (
             _integers(unit, result)
             if stack is None
-            else _named(unit.name, result, engine.names, infos[unit.name].dtype)
+            else _named(unit.name, result, model.experts, infos[unit.name].dtype)
         )
         with lock:
             stored.update({name: tensor.to("cpu", copy=True) for name, tensor in found.items()})
 
     engine.first_passes()
-    engine.run(keep, None if not call.method.needs_base else engine.model.shapes)
-    for task, values in call.method.whole(engine.model).items():
+    engine.run(keep, None if not call.method.needs_base else model.shapes)
+    for task, values in call.method.whole(model).items():
         stored.update({f"task/{task}/{_WHOLE}/{key}": value for key, value in values.items()})
     return Compressed(
         call,
         dict(sorted(stored.items())),
         {name: info.dtype for name, info in infos.items()},
-        tuple(engine.names),
+        model.experts,
         fingerprint(base),
         8 * len(experts) * sum(info.nbytes for info in infos.values()),
     )
@@ -163,7 +165,7 @@ def _integers(unit: Unit, piece: Tensor) -> dict[str, Tensor]:
     return {f"shared/{unit.name}/copy": piece.reshape(-1)}
 
 
-def _named(name: str, payload: Payload, tasks: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
     def stored(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 

@@ -2,28 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.place import CARD_HEAD
 from mergeflow.merging.files.recipe import Recipe
 
 if TYPE_CHECKING:
     from mergeflow.merging.files.plan import Plan
-
-_HEAD = "---\nlibrary_name: mergeflow\n"
-
-
-def check_card(path: Path) -> None:
-    """Check that a card may be written: nothing is there but an older card of ours.
-
-    Raises:
-        MergeflowError: Somebody else's file or a folder has the card's name.
-    """
-    if path.is_dir() or (path.exists() and not path.read_bytes().startswith(_HEAD.encode())):
-        raise MergeflowError(
-            f"the model card would overwrite '{path}', which no merge made: give `out` another name or move that file."
-        )
 
 
 def model_card(recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, str], version: str) -> str:
@@ -32,7 +17,7 @@ def model_card(recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, s
     paths = {"base": recipe.base, **dict(recipe.experts), **dict(recipe.task_vectors)}
     rows = "\n".join(f"| {name} | `{paths[name]}` | `{inputs[name]}` |" for name in paths)
     again = json.dumps(json.loads(recipe.record()), indent=2, ensure_ascii=False)
-    return f"""{_HEAD}tags: [model-merging, {recipe.method}]
+    return f"""{CARD_HEAD}tags: [model-merging, {recipe.method}]
 ---
 # Merged model: {recipe.method} of {len(plan.experts)} experts
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, tensor_digest
+from mergeflow.checkpoints.fingerprint import tensor_digest_of
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
+from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.lock import lock_file
-from mergeflow.merging.files.output import check_replaceable, partial_folder
+from mergeflow.merging.files.place import check_partial, check_replaceable, partial_folder
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -79,10 +79,7 @@ class OutputFolder:
         Raises:
             MergeflowError: Something else has the unfinished folder's name.
         """
-        if self.partial.is_symlink() or self.partial.is_file():
-            raise MergeflowError(
-                f"'{self.partial}', where the unfinished folder belongs, is a file or a link: move it."
-            )
+        check_partial(self.target)
         self._identity = identity
         if resume:
             self._read_journal(shards)
@@ -165,16 +162,9 @@ def _digests(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, str] | No
     """Return the digests of a file's tensors; None where it does not hold exactly these."""
     try:
         with open_safetensors(path) as state:
-            return {name: _digest(state, name) for name in infos} if state.infos == dict(infos) else None
+            return {name: tensor_digest_of(state, name) for name in infos} if state.infos == dict(infos) else None
     except (MergeflowError, OSError):
         return None
-
-
-def _digest(state: LazyStateDict, name: str) -> str:
-    count = state.infos[name].numel
-    return tensor_digest(
-        block_digest(state.read(name, start, min(start + BLOCK, count))) for start in range(0, count, BLOCK)
-    )
 
 
 @contextmanager

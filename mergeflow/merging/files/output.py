@@ -1,4 +1,4 @@
-"""What a merge leaves on disk beside the tensors: digests, companions of the weights, the record of what is its own."""
+"""What a merge leaves beside the tensors: digests of all that passed, and companions of the weights."""
 
 import json
 import re
@@ -15,9 +15,8 @@ from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tens
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.checkpoints.writer import write_text
-from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.place import RECORD
 
-RECORD = "mergeflow.json"
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")
 
@@ -30,8 +29,8 @@ class Digests:
     blocks: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def watch(self, owner: str, name: str, start: int, values: Tensor) -> None:
-        """See a flat piece of an owner's tensor, from element `start` on."""
+    def add(self, owner: str, name: str, start: int, values: Tensor) -> None:
+        """Take a flat piece of an owner's tensor, from element `start` on."""
         found = {start + at: block_digest(values[at : at + BLOCK]) for at in range(0, values.numel(), BLOCK)}
         with self.lock:
             self.blocks.setdefault((owner, name), {}).update(found)
@@ -95,33 +94,3 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def partial_folder(target: Path) -> Path:
-    """Return where a folder is made before it gets its name."""
-    return target.parent / f".{target.name}.partial"
-
-
-def check_replaceable(folder: Path) -> None:
-    """Check that a merge may replace a folder: all it holds was put there by a merge, as its record says.
-
-    Raises:
-        MergeflowError: It holds something else; the first names are listed.
-    """
-    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not held:
-        return
-    try:
-        record = json.loads((folder / RECORD).read_bytes())
-        own = {RECORD, *record.get("files", [])}
-    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
-        raise MergeflowError(
-            f"out '{folder}' exists and was not made by a merge: choose another place or remove it."
-        ) from None
-    strange = sorted(held - own)
-    if strange:
-        more = f" … and {len(strange) - 5} more" if len(strange) > 5 else ""
-        raise MergeflowError(
-            f"out '{folder}' would be replaced, but holds what its {RECORD} does not list as the merge's own: "
-            f"{', '.join(strange[:5])}{more}. Move that, remove the folder, or choose another place."
-        )

@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -19,6 +20,7 @@ from pydantic import (
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
+from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.schema import Frozen, faults_of, refusal
@@ -159,6 +161,8 @@ class Recipe(Frozen):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
     shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
+    _call: MethodCall = PrivateAttr()
+    _weights: dict[str, float] = PrivateAttr()
 
     @model_validator(mode="before")
     @classmethod
@@ -187,24 +191,29 @@ class Recipe(Frozen):
     def _check(self) -> "Recipe":
         names = [name for name, _ in (*self.experts, *self.task_vectors)]
         together(self._complete_arguments, lambda: _check_names(names))
-        from mergeflow.merging.direction import check_inputs, weights_by_name
-
-        call = self.call()
         given = {kind: dict(paths) for kind, paths in self.data}
         together(
-            lambda: check_inputs(call, dict.fromkeys(names), given),
-            lambda: weights_by_name(self.weights_given(), dict.fromkeys(names), call),
+            lambda: check_inputs(self._call, dict.fromkeys(names), given),
+            lambda: self._weigh(names),
         )
         return self
 
     def _complete_arguments(self) -> None:
-        object.__setattr__(self, "args", frozen(self.call().args))
+        self._call = configure(self.method, thawed(self.args))
+        object.__setattr__(self, "args", frozen(self._call.args))
+
+    def _weigh(self, names: Sequence[str]) -> None:
+        self._weights = weights_by_name(self._weights_given(), dict.fromkeys(names), self._call)
 
     def call(self) -> MethodCall:
         """Return the configured method."""
-        return configure(self.method, thawed(self.args))
+        return self._call
 
-    def weights_given(self) -> Mapping[str, float] | Sequence[float] | None:
+    def expert_weights(self) -> Mapping[str, float]:
+        """Return the weight of every expert."""
+        return self._weights
+
+    def _weights_given(self) -> Mapping[str, float] | Sequence[float] | None:
         """Return the weights as a list or a mapping."""
         if self.weights and isinstance(self.weights[0], tuple):
             return dict(self.weights)

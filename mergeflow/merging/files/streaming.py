@@ -9,8 +9,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from torch import Tensor
-
 from mergeflow.checkpoints.checks import all_finite
 from mergeflow.checkpoints.fingerprint import combine
 from mergeflow.checkpoints.header import TensorInfo
@@ -18,23 +16,19 @@ from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.device import check_device
-from mergeflow.merging.direction import settle, weights_by_name
-from mergeflow.merging.engine import BUFFER, Engine, Unit, common_ties
+from mergeflow.merging.direction import settle
+from mergeflow.merging.engine import BUFFER, Engine
 from mergeflow.merging.files.card import model_card
 from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.origin import BASE, another_base
-from mergeflow.merging.files.output import RECORD, Digests, copy_companions, identity_of
-from mergeflow.merging.files.plan import (
-    Inputs,
-    Plan,
-    check_place,
-    make_plan,
-    open_inputs,
-    output_infos,
-)
+from mergeflow.merging.files.output import Digests, copy_companions, identity_of
+from mergeflow.merging.files.place import RECORD, check_place
+from mergeflow.merging.files.plan import Plan, make_plan, output_infos
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, fix_references
 from mergeflow.merging.method import Stack
+from mergeflow.merging.stacks import Stacks, Unit
 
 _UNKNOWN = "0" * 64
 
@@ -98,7 +92,7 @@ def merge(
     check_device(recipe.device)
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
-        target = check_place(recipe, inputs)
+        target = check_place(recipe.out, recipe.shard_size, inputs.paths)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
         single = target.suffix == ".safetensors"
         result, digests = job.into_file() if single else job.into_folder(resume)
@@ -123,23 +117,11 @@ class _Job:
         self.recipe, self.inputs, self.plan, self.target = recipe, inputs, plan, target
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
         self.digests = Digests()
-        weights = weights_by_name(recipe.weights_given(), inputs.experts, plan.call)
-        self.engine = Engine(
-            plan.call,
-            inputs.base,
-            inputs.experts,
-            weights,
-            data=inputs.data,
-            workers=workers,
-            buffer=buffer,
-            device=recipe.device,
-            watch=self._watch,
-        )
         self._progress, self._done, self._lock = progress, 0, Lock()
-        self.engine.seen = self._advance
-
-    def _watch(self, owner: str, name: str, start: int, values: Tensor) -> None:
-        self.digests.watch(owner, name, start, values)
+        stacks = Stacks(
+            inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=self._advance
+        )
+        self.engine = Engine(plan.call, stacks, workers, buffer)
 
     def _advance(self, count: int) -> None:
         if self._progress is None:
@@ -177,8 +159,7 @@ class _Job:
 
     def _metadata(self, names: Iterable[str], result: str, inputs: Mapping[str, str]) -> dict[str, str]:
         chosen = set(names)
-        ties = common_ties(self.inputs.base, self.inputs.experts)
-        notes = {name: first for name, first in ties.items() if name in chosen and first in chosen}
+        notes = {name: first for name, first in self.inputs.model.tied.items() if name in chosen and first in chosen}
         found = {
             "format": "pt",
             "mergeflow.version": _version(),

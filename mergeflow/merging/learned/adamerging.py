@@ -16,10 +16,11 @@ from torch import Tensor
 from mergeflow.checkpoints.checks import check_compatible
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
-from mergeflow.merging.engine import Engine
+from mergeflow.merging.device import check_device
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.learned.directions import Directions, LowRank, TaskVectors
 from mergeflow.merging.methods.informed import AdamergingArgs
+from mergeflow.merging.stacks import Stacks, model_of
 from mergeflow.merging.treatment import survey
 
 State = Mapping[str, Tensor]
@@ -75,23 +76,24 @@ def learn(
         raise MergeflowError(f"only 'adamerging' learns coefficients, not '{call.name}'.")
     check_compatible(base, experts)
     check_origin(base, experts)
-    engine = Engine(call, base, experts, workers=1, device=device)
-    model = engine.model
-    survey(f"method '{call.name}'", args.selection, args.splits, engine.infos, model.tied, model.architecture)
+    check_device(device)
+    stacks = Stacks(base, experts, model_of(base, experts), device)
+    model = stacks.model
+    survey(f"method '{call.name}'", args.selection, args.splits, stacks.infos, model.tied, model.architecture)
     with TemporaryDirectory(prefix="directions-", dir=scratch) as folder:
-        directions = TaskVectors(engine) if args.on == "task_vectors" else LowRank(engine, args, Path(folder))
-        return _descend(args, engine, directions, loss, progress or (lambda done, total: None))
+        directions = TaskVectors(stacks) if args.on == "task_vectors" else LowRank(stacks, args, Path(folder))
+        return _descend(args, stacks, directions, loss, progress or (lambda done, total: None))
 
 
 def _descend(
-    args: AdamergingArgs, engine: Engine, directions: Directions, loss: Loss, progress: Callable[[int, int], None]
+    args: AdamergingArgs, stacks: Stacks, directions: Directions, loss: Loss, progress: Callable[[int, int], None]
 ) -> Learned:
-    names = list(engine.model.shapes)
-    values = torch.full((len(engine.names), len(names)), args.init, dtype=torch.float64)
+    names = list(stacks.model.shapes)
+    values = torch.full((len(stacks.model.experts), len(names)), args.init, dtype=torch.float64)
     mean, square = torch.zeros_like(values), torch.zeros_like(values)
     found = Learned({})
     for step in range(args.steps):
-        value, gradients = loss(_merged(engine, directions, names, values), step)
+        value, gradients = loss(_merged(stacks, directions, names, values), step)
         if not torch.isfinite(torch.tensor(value)):
             raise MergeflowError(f"the loss is {value} at step {step}: lower lr ({args.lr}) or init ({args.init}).")
         slope = _slopes(directions, names, gradients, values)
@@ -104,16 +106,16 @@ def _descend(
         if args.clamp:
             values.clamp_(0, 1)
         found.losses.append(float(value))
-        found.history.append({name: float(row.mean()) for name, row in zip(engine.names, values, strict=True)})
+        found.history.append({name: float(row.mean()) for name, row in zip(stacks.model.experts, values, strict=True)})
         progress(step + 1, args.steps)
-    for name, row in zip(engine.names, values.tolist(), strict=True):
+    for name, row in zip(stacks.model.experts, values.tolist(), strict=True):
         found.coefficients[name] = dict(zip(names, row, strict=True))
     return found
 
 
-def _merged(engine: Engine, directions: Directions, names: list[str], values: Tensor) -> dict[str, Tensor]:
+def _merged(stacks: Stacks, directions: Directions, names: list[str], values: Tensor) -> dict[str, Tensor]:
     """θ at the present coefficients, in the type of arithmetic; integer tensors are the base's."""
-    state = {name: engine.base[name] for name in engine.infos if name not in engine.model.shapes}
+    state = {name: stacks.base[name] for name in stacks.infos if name not in stacks.model.shapes}
     for column, name in enumerate(names):
         state[name] = directions.merged(name, values[:, column].tolist())
     return state

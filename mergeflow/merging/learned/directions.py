@@ -14,17 +14,17 @@ from torch import Tensor
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.merging.architectures.cuts import Form
-from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.spectra import low_rank_factors
 from mergeflow.merging.matrices import rank_of
 from mergeflow.merging.methods.informed import AdamergingArgs
+from mergeflow.merging.stacks import Stacks
 
 
 class Directions(Protocol):
     """An anchor and one direction per expert, for every tensor."""
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
-        """Return anchor + Σ_t λ_t d_t of a tensor as a new tensor; `values` are λ in the engine's order of experts."""
+        """Return anchor + Σ_t λ_t d_t of a tensor as a new tensor; `values` are λ in order of the experts' names."""
         ...
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:
@@ -35,12 +35,12 @@ class Directions(Protocol):
 class TaskVectors:
     """τ_t = θ_t − θ0 on the base."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
         """Return θ0 + Σ_t λ_t τ_t."""
-        total, taus = self._engine.one_by_one(name)
+        total, taus = self._stacks.one_by_one(name)
         total = total.clone()  # the task vectors are differences from what was read
         for value, tau in zip(values, taus, strict=True):
             total += tau.mul_(value)
@@ -48,7 +48,7 @@ class TaskVectors:
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:
         """Return ⟨gradient, τ_t⟩ for every expert."""
-        _, taus = self._engine.one_by_one(name)
+        _, taus = self._stacks.one_by_one(name)
         return [_inner(gradient.to(tau), tau) for tau in taus]
 
 
@@ -56,26 +56,26 @@ class LowRank:
     """SVD_k(θ_t − θ̄) on the mean θ̄, as factors in one file per expert; tensors that are no matrices have none.
 
     Args:
-        engine: Of the experts.
+        stacks: Base and experts.
         args: Which matrices, and their rank.
         folder: For the files; it must last as long as this object.
     """
 
-    def __init__(self, engine: Engine, args: AdamergingArgs, folder: Path) -> None:
-        self._engine = engine
-        self._means = {name: _mean(engine, name) for name in engine.model.shapes}
+    def __init__(self, stacks: Stacks, args: AdamergingArgs, folder: Path) -> None:
+        self._stacks = stacks
+        self._means = {name: _mean(stacks, name) for name in stacks.model.shapes}
         self._files: list[LazyStateDict] = []
-        ties, shapes = engine.model.tied, engine.model.shapes
-        known, first = engine.model.architecture, {name: ties.get(name, name) for name in shapes}
+        ties, shapes = stacks.model.tied, stacks.model.shapes
+        known, first = stacks.model.architecture, {name: ties.get(name, name) for name in shapes}
         self._forms = {
             name: known.form(first[name], shape, args.split_qkv)
             for name, shape in shapes.items()
             if known.treats(first[name], shape, args.matrices)
         }
-        for number, expert in enumerate(engine.names):
+        for number, expert in enumerate(stacks.model.experts):
             factors: dict[str, Tensor] = {}
             for name, form in self._forms.items():
-                _, (tau,) = engine.one_by_one(name, [expert])
+                _, (tau,) = stacks.one_by_one(name, [expert])
                 for index, part in enumerate(form.split(tau.sub_(self._means[name]))):
                     rank = rank_of(part.shape, args.rank_ratio, "ceil")
                     factors.update({f"{name}/{index}/{side}": f for side, f in _factors(part, rank).items()})
@@ -84,7 +84,7 @@ class LowRank:
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
         """Return θ̄ + Σ_t λ_t SVD_k(θ_t − θ̄)."""
-        base, _ = self._engine.one_by_one(name, [])
+        base, _ = self._stacks.one_by_one(name, [])
         total = base + self._means[name]
         form = self._forms.get(name, Form())
         parts = form.split(total)
@@ -111,12 +111,12 @@ class LowRank:
             yield part, left, right
 
 
-def _mean(engine: Engine, name: str) -> Tensor:
-    base, taus = engine.one_by_one(name)
+def _mean(stacks: Stacks, name: str) -> Tensor:
+    base, taus = stacks.one_by_one(name)
     total = torch.zeros_like(base)
     for tau in taus:
         total += tau
-    return total.div_(len(engine.names))
+    return total.div_(len(stacks.model.experts))
 
 
 def _factors(part: Tensor, rank: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.merging.method import Model, Stack, Statistic
+from mergeflow.merging.method import Model, Pass, Stack
 
 DIGIT = 16
 _BINS = 1 << DIGIT
@@ -129,9 +129,9 @@ def flip_negative(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> last) & ((1 << last) - 1))
 
 
-def order_statistics(
+def kth_largest_passes(
     values: Values, rank: Rank, dtype: torch.dtype, name: str, magnitudes: bool = False
-) -> tuple[Statistic, ...]:
+) -> tuple[Pass, ...]:
     """Return the passes that find each expert's k-th largest value over the whole model.
 
     Args:
@@ -143,7 +143,7 @@ def order_statistics(
     """
     search = _Search(values, rank, dtype, name, magnitudes)
     return tuple(
-        Statistic(
+        Pass(
             f"{name}.{digit}",
             search.start,
             partial(search.observe, digit),
@@ -154,8 +154,8 @@ def order_statistics(
     )
 
 
-def threshold_statistics(
+def threshold_passes(
     values: Values, keep: Callable[[Any], float], dtype: torch.dtype, name: str = "threshold"
-) -> tuple[Statistic, ...]:
+) -> tuple[Pass, ...]:
     """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model."""
-    return order_statistics(values, lambda args, n: floor(keep(args) * n + 1e-9), dtype, name, magnitudes=True)
+    return kth_largest_passes(values, lambda args, n: floor(keep(args) * n + 1e-9), dtype, name, magnitudes=True)

@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.merging.linalg.select import threshold_statistics
-from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
-from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_statistic, trim_to
+from mergeflow.merging.linalg.select import threshold_passes
+from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, trim_to
 
 
 class ThenArgs(Args):
@@ -112,16 +112,16 @@ def rest_passes(sparsify: Any) -> Any:
         sparse: Tensor = sparsify(stack, args)
         return trim_to(sparse, stack.model.known["threshold"]) if args.keep < 1 else sparse
 
-    def passes(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+    def passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
         if args.then == "task_arithmetic":
             return ()
-        cut = threshold_statistics(sparsify, lambda args: args.keep, dtype) if args.keep < 1 else ()
-        return (*cut, majority_statistic(trimmed))
+        cut = threshold_passes(sparsify, lambda args: args.keep, dtype) if args.keep < 1 else ()
+        return (*cut, majority_pass(trimmed))
 
     return passes
 
 
-@method("dare", DareArgs, elementwise=True, statistics=rest_passes(dare_sparsify))
+@method("dare", DareArgs, elementwise=True, passes=rest_passes(dare_sparsify))
 def dare(stack: Stack, args: DareArgs) -> Parts:
     """Random entries dropped and the rest rescaled, then summed or merged by TIES.
 
@@ -137,7 +137,7 @@ def dare(stack: Stack, args: DareArgs) -> Parts:
     return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-@method("della", DellaArgs, statistics=rest_passes(della_sparsify))
+@method("della", DellaArgs, passes=rest_passes(della_sparsify))
 def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 

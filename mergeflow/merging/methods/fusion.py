@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
+from mergeflow.merging.method import Args, Parts, Pass, Stack, method
 
 # Elements whose softmax is held in float64 at a time.
 _CHUNK = 2**22
@@ -44,7 +44,7 @@ class RamPlusArgs(RamArgs):
     over: Literal["model", "tensor"] = Field("model", description="where shared and unique entries are counted")
 
 
-@method("nearswap", NearswapArgs, elementwise=True, weighted=False, experts=(1, 1))
+@method("nearswap", NearswapArgs, elementwise=True, weights="none", experts=(1, 1))
 def nearswap(stack: Stack, args: NearswapArgs) -> Parts:
     """The base, moved to the expert where they are near, by t at most.
 
@@ -59,7 +59,7 @@ def nearswap(stack: Stack, args: NearswapArgs) -> Parts:
     return stack.base, stack.taus[0].clamp(-args.t, args.t)
 
 
-@method("arcee_fusion", ArceeFusionArgs, weighted=False, experts=(1, 1))
+@method("arcee_fusion", ArceeFusionArgs, weights="none", experts=(1, 1))
 def arcee_fusion(stack: Stack, args: ArceeFusionArgs) -> Parts:
     """The base, with those entries of an expert that are important by size and by the change of the row's softmax.
 
@@ -97,7 +97,7 @@ def _softmax_divergence(base: Tensor, tau: Tensor) -> Tensor:
     return found.reshape(*base.shape[:-1], 1) if base.ndim else found.reshape(())
 
 
-@method("sce", SceArgs, weighted=False)
+@method("sce", SceArgs, weights="none")
 def sce(stack: Stack, args: SceArgs) -> Parts:
     """Select entries by their variance, weight experts by their energy, erase minority signs; per tensor.
 
@@ -137,7 +137,7 @@ def _changed(stack: Stack, args: RamArgs) -> tuple[Tensor, Tensor]:
     return changed, changed.sum(0)
 
 
-@method("ram", RamArgs, elementwise=True, weighted=False)
+@method("ram", RamArgs, elementwise=True, weights="none")
 def ram(stack: Stack, args: RamArgs) -> Parts:
     """Mean of the task vectors over the experts that changed an entry; a unique change is kept whole.
 
@@ -164,11 +164,11 @@ def _over_model(args: Any) -> bool:
     return bool(args.over == "model")
 
 
-def _ram_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+def _ram_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
     if not _over_model(args):
         return ()
     return (
-        Statistic(
+        Pass(
             "ram.counts",
             lambda model, args: torch.zeros(len(model.experts), 2, dtype=torch.int64),
             lambda total, stack, args: total + _counts(stack, args),
@@ -178,7 +178,13 @@ def _ram_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
     )
 
 
-@method("ram_plus", RamPlusArgs, elementwise=_over_model, weighted=False, statistics=_ram_statistics)
+@method(
+    "ram_plus",
+    RamPlusArgs,
+    elementwise=lambda args, _name, _model: _over_model(args),
+    weights="none",
+    passes=_ram_passes,
+)
 def ram_plus(stack: Stack, args: RamPlusArgs) -> Parts:
     """RAM with the unique changes of an expert boosted, the more of its changes are shared with others.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
-from mergeflow.merging.method import Args, Datum, Parts, Stack, method
+from mergeflow.merging.method import Args, Datum, Model, Parts, Stack, all_but_matrices, method
 
 FISHER = Datum("fisher", lambda shape: shape, everywhere=True)
 GRAM = Datum("gram", lambda shape: (shape[-1], shape[-1]) if len(shape) == 2 else ())
@@ -61,7 +61,7 @@ def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
     return found
 
 
-@method("fisher", FisherArgs, elementwise=True, anchor="–", data=(FISHER,))
+@method("fisher", FisherArgs, elementwise=True, anchor="–", weights="shares", data=(FISHER,))
 def fisher(stack: Stack, args: FisherArgs) -> Parts:
     """Mean of the experts weighted by their diagonal Fisher information.
 
@@ -82,7 +82,11 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 
 
-@method("regmean", RegmeanArgs, anchor="–", data=(GRAM,))
+def _without_grams(args: RegmeanArgs, name: str, model: Model) -> bool:
+    return all(name not in found for found in model.data["gram"].values())
+
+
+@method("regmean", RegmeanArgs, elementwise=_without_grams, anchor="–", weights="shares", data=(GRAM,))
 def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
     """The weights whose outputs are nearest to every expert's on its own inputs.
 
@@ -130,7 +134,11 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
     return stack.base + mean, [form.join([low_rank(part) for part in form.split(delta)]) for delta in centred]
 
 
-@method("adamerging", AdamergingArgs, anchor="θ0 or mean θ_t", data=(COEFFICIENTS,))
+def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
+    return args.on == "task_vectors" or all_but_matrices(args, name, model)
+
+
+@method("adamerging", AdamergingArgs, elementwise=_no_low_rank, anchor="θ0 or mean θ_t", data=(COEFFICIENTS,))
 def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     """Sum of directions with coefficients learned by entropy minimisation.
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.method import Args, Method, Parts, Stack, Statistic, method
+from mergeflow.merging.method import Args, Method, Model, Parts, Pass, Stack, method
 
 _BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
 # Outside the blocks a transformer has what makes tokens of its input, and behind them norms, projections and heads.
@@ -91,7 +91,7 @@ def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | Non
     return int(found.group(2)) / max(max(blocks), 1)
 
 
-def _length_statistic() -> Statistic:
+def _length_pass() -> Pass:
     """‖Στ‖ / (T ‖direction‖) over the whole model, from sums per unit that are added in order of name."""
 
     def observe(found: dict[Any, tuple[float, float]], stack: Stack, args: LinesArgs) -> Any:
@@ -105,21 +105,21 @@ def _length_statistic() -> Statistic:
         summed, directed = (fsum(pair[side] for pair in found.values()) for side in (0, 1))
         return sqrt(summed / directed) / len(model.experts) if directed else 0.0
 
-    return Statistic("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)
+    return Pass("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)
 
 
-def _statistics(args: LinesArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
+def _passes(args: LinesArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
     inner, inner_args = args.inner()
-    passes = tuple(each.given(lambda args: args.inner()[1]) for each in inner.statistics(inner_args, dtype))
-    return passes if args.alpha is not None else (*passes, _length_statistic())
+    passes = tuple(each.with_arguments(lambda args: args.inner()[1]) for each in inner.passes(inner_args, dtype))
+    return passes if args.alpha is not None else (*passes, _length_pass())
 
 
-def _elementwise(args: LinesArgs) -> bool:
+def _elementwise(args: LinesArgs, name: str, model: Model) -> bool:
     inner, inner_args = args.inner()
-    return inner.elementwise(inner_args)
+    return inner.elementwise(inner_args, name, model)
 
 
-@method("lines", LinesArgs, elementwise=_elementwise, statistics=_statistics)
+@method("lines", LinesArgs, elementwise=_elementwise, passes=_passes)
 def lines(stack: Stack, args: LinesArgs) -> Parts:
     """Another method's direction, scaled up with depth.
 

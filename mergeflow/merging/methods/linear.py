@@ -18,7 +18,7 @@ class TaskArithmeticArgs(Args):
     scale: float = Field(0.3, description="factor of the summed task vectors; any real number, 1/T is the average")
 
 
-@method("average", AverageArgs, elementwise=True)
+@method("average", AverageArgs, elementwise=True, weights="shares")
 def average(stack: Stack, args: AverageArgs) -> Parts:
     """Mean of the experts; with weights, their soup.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mergeflow.merging.linalg.spectra import add_truncated, is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
-from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
 
 
 class LowRankArgs(Args):
@@ -37,7 +37,7 @@ def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tenso
     return form.join(totals)
 
 
-@method("cart", CartArgs, anchor="mean θ_t")
+@method("cart", CartArgs, elementwise=all_but_matrices, anchor="mean θ_t")
 def cart(stack: Stack, args: CartArgs) -> Parts:
     """Low-rank parts of the task vectors centred at the experts' mean.
 
@@ -58,7 +58,7 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
     return anchor, sum_truncated(stack, mean, args)
 
 
-@method("low_rank", LowRankArgs)
+@method("low_rank", LowRankArgs, elementwise=all_but_matrices)
 def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """Low-rank parts of the original task vectors.
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mergeflow.merging.linalg.spectra import is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv
-from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -46,7 +46,7 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
     return result
 
 
-@method("wudi", WudiArgs)
+@method("wudi", WudiArgs, elementwise=all_but_matrices)
 def wudi(stack: Stack, args: WudiArgs) -> Parts:
     """The task vector that interferes least with the inputs of each expert, found without data.
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.linalg.select import order_statistics
-from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
+from mergeflow.merging.linalg.select import kth_largest_passes
+from mergeflow.merging.method import Args, Parts, Pass, Stack, method
 
 # Share of the smallest and largest magnitudes that PCB clips, as in its authors' implementation.
 _PCB_CLIP = 1e-4
@@ -84,7 +84,7 @@ def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
     return stack.weighted * keep.reshape(stack.taus.shape)
 
 
-@method("magmax", MagmaxArgs, elementwise=True, weighted=False)
+@method("magmax", MagmaxArgs, elementwise=True, weights="none")
 def magmax(stack: Stack, args: MagmaxArgs) -> Parts:
     """Entry of largest magnitude among the task vectors.
 
@@ -142,7 +142,7 @@ def _column(stack: Stack, name: str) -> Tensor:
     return values.to(stack.taus.device, stack.taus.dtype).reshape(-1, *[1] * (stack.taus.ndim - 1))
 
 
-def _pcb_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+def _pcb_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
     def weighted(stack: Stack, args: Any) -> Tensor:
         return stack.weighted
 
@@ -150,14 +150,14 @@ def _pcb_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
         return floor(_PCB_CLIP * n)
 
     return (
-        *order_statistics(weighted, lambda args, n: clip(n) + 1, dtype, "pcb.high", magnitudes=True),
-        *order_statistics(weighted, lambda args, n: n - clip(n), dtype, "pcb.low", magnitudes=True),
-        *order_statistics(_competition, lambda args, n: max(1, floor(args.keep * n + 1e-9)), dtype, "pcb.cut"),
-        *order_statistics(_competition, lambda args, n: 1, dtype, "pcb.top"),
+        *kth_largest_passes(weighted, lambda args, n: clip(n) + 1, dtype, "pcb.high", magnitudes=True),
+        *kth_largest_passes(weighted, lambda args, n: n - clip(n), dtype, "pcb.low", magnitudes=True),
+        *kth_largest_passes(_competition, lambda args, n: max(1, floor(args.keep * n + 1e-9)), dtype, "pcb.cut"),
+        *kth_largest_passes(_competition, lambda args, n: 1, dtype, "pcb.top"),
     )
 
 
-@method("pcb", PcbArgs, elementwise=True, statistics=_pcb_statistics)
+@method("pcb", PcbArgs, elementwise=True, passes=_pcb_passes)
 def pcb(stack: Stack, args: PcbArgs) -> Parts:
     """Sum of the task vectors balanced by competition within and between them.
 

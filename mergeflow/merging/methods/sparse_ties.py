@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from mergeflow.merging.method import Parts, Stack, Statistic, method
+from mergeflow.merging.method import Parts, Pass, Stack, method
 from mergeflow.merging.methods.dropout import (
     DareArgs,
     DellaArgs,
@@ -15,7 +15,7 @@ from mergeflow.merging.methods.dropout import (
     rest_passes,
 )
 from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
-from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_statistic
+from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
 
 _SCALE = "factor of the direction; any real number"
 
@@ -40,7 +40,7 @@ class BreadcrumbsTiesArgs(BreadcrumbsArgs):
     reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
 
 
-@method("dare_ties", DareTiesArgs, elementwise=True, statistics=rest_passes(dare_sparsify))
+@method("dare_ties", DareTiesArgs, elementwise=True, passes=rest_passes(dare_sparsify))
 def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
     """Random entries dropped, the rest rescaled and merged by TIES: `dare` with `then: ties`.
 
@@ -55,7 +55,7 @@ def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
     return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-@method("della_ties", DellaTiesArgs, statistics=rest_passes(della_sparsify))
+@method("della_ties", DellaTiesArgs, passes=rest_passes(della_sparsify))
 def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     """Like `dare_ties`, but large entries are dropped less often: `della` with `then: ties`.
 
@@ -71,11 +71,11 @@ def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     return merge_rest(stack, args, della_sparsify(stack, args))
 
 
-def _breadcrumbs_passes(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
-    return (majority_statistic(breadcrumbs_sparsify),)
+def _breadcrumbs_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
+    return (majority_pass(breadcrumbs_sparsify),)
 
 
-@method("breadcrumbs_ties", BreadcrumbsTiesArgs, statistics=_breadcrumbs_passes)
+@method("breadcrumbs_ties", BreadcrumbsTiesArgs, passes=_breadcrumbs_passes)
 def breadcrumbs_ties(stack: Stack, args: BreadcrumbsTiesArgs) -> Parts:
     """Task vectors without their smallest and largest entries, merged by TIES.
 

@@ -38,7 +38,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-@method("slerp", SlerpArgs, anchor="–", weighted=False, experts=(2, 2))
+@method("slerp", SlerpArgs, anchor="–", weights="none", experts=(2, 2))
 def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     """Spherical interpolation of two experts, per tensor.
 
@@ -65,7 +65,7 @@ def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     return stack.base, merged - stack.base
 
 
-@method("karcher", KarcherArgs, anchor="–")
+@method("karcher", KarcherArgs, anchor="–", weights="shares")
 def karcher(stack: Stack, args: KarcherArgs) -> Parts:
     """Riemannian mean of the experts on the sphere, per tensor.
 

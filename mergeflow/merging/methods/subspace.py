@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mergeflow.merging.linalg.spectra import is_zero, polar, polar_and_values, svd
 from mergeflow.merging.matrices import Matrices, SplitQkv
-from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
 
 
@@ -121,7 +121,7 @@ def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
     return (left * sigma) @ merged
 
 
-@method("tsv", TsvArgs)
+@method("tsv", TsvArgs, elementwise=all_but_matrices)
 def tsv(stack: Stack, args: TsvArgs) -> Parts:
     """Task singular vectors of all experts, made orthogonal to each other (TSV-M).
 
@@ -138,7 +138,7 @@ def tsv(stack: Stack, args: TsvArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_tsv)
 
 
-@method("iso_c", IsoCArgs)
+@method("iso_c", IsoCArgs, elementwise=all_but_matrices)
 def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     """Sum of the task vectors with all singular values replaced by their mean.
 
@@ -155,7 +155,7 @@ def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_iso_c)
 
 
-@method("iso_cts", IsoCtsArgs)
+@method("iso_cts", IsoCtsArgs, elementwise=all_but_matrices)
 def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     """A flat spectrum over the common space and each expert's own directions outside it.
 
@@ -173,7 +173,11 @@ def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_iso_cts)
 
 
-@method("knots", KnotsArgs)
+def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
+    return args.then == "task_arithmetic" and all_but_matrices(args, name, model)
+
+
+@method("knots", KnotsArgs, elementwise=_summed)
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
 

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.merging.linalg.select import threshold_statistics
-from mergeflow.merging.method import Args, Parts, Stack, Statistic, method
+from mergeflow.merging.linalg.select import threshold_passes
+from mergeflow.merging.method import Args, Parts, Pass, Stack, method
 
 Reduce = Literal["mean", "weighted_mean", "sum"]
 REDUCE = "of the agreeing entries w τ̂: their mean, their sum over that of their weights, or their sum"
@@ -68,13 +68,13 @@ def disjoint_merge(values: Tensor, majority: float, reduce: Reduce, weights: Ten
     return total.mul_(elected)
 
 
-def majority_statistic(trimmed: Any) -> Statistic:
+def majority_pass(trimmed: Any) -> Pass:
     """Return the pass that finds the majority sign of the summed trimmed vectors over the whole model."""
 
     def observe(total: int, stack: Stack, args: Any) -> int:
         return total + int(trimmed(stack, args).sum(0).sign_().sum(dtype=torch.int64))
 
-    return Statistic(
+    return Pass(
         "majority",
         lambda model, args: 0,
         observe,
@@ -89,14 +89,14 @@ def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
     return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed * stack.weight_column
 
 
-def _statistics(args: TiesArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
-    majority = majority_statistic(_trimmed)
+def _passes(args: TiesArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
+    majority = majority_pass(_trimmed)
     if args.trim == "tensor":
         return (majority,)
-    return (*threshold_statistics(lambda stack, args: stack.taus, lambda args: args.keep, dtype), majority)
+    return (*threshold_passes(lambda stack, args: stack.taus, lambda args: args.keep, dtype), majority)
 
 
-@method("ties", TiesArgs, elementwise=lambda args: args.trim == "global", statistics=_statistics)
+@method("ties", TiesArgs, elementwise=lambda args, _name, _model: args.trim == "global", passes=_passes)
 def ties(stack: Stack, args: TiesArgs) -> Parts:
     """Disjoint mean of the trimmed task vectors.
 

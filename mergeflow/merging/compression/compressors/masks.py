@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
-from mergeflow.merging.method import Model, Stack, Statistic
+from mergeflow.merging.method import Model, Pass, Stack
 from mergeflow.merging.methods.sparse import tall_masks
 from mergeflow.merging.methods.ties import TiesArgs, ties
 
@@ -29,10 +29,10 @@ def _ties_args(args: TallMaskArgs) -> TiesArgs:
     return TiesArgs.model_validate({"keep": args.keep, "reduce": "sum"})
 
 
-def _tall_statistics(args: TallMaskArgs, dtype: torch.dtype) -> tuple[Statistic, ...]:
+def _tall_passes(args: TallMaskArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
     if args.of != "ties":
         return ()
-    return tuple(found.given(_ties_args) for found in ties.statistics(_ties_args(args), dtype))
+    return tuple(found.with_arguments(_ties_args) for found in ties.passes(_ties_args(args), dtype))
 
 
 def _masked(stored: Stored, args: TallMaskArgs) -> Tensor:
@@ -41,7 +41,7 @@ def _masked(stored: Stored, args: TallMaskArgs) -> Tensor:
     return stored.base + torch.where(unpack(stored.own["mask"], stored.base.shape), merged, 0)
 
 
-@compressor("tall_mask", TallMaskArgs, _masked, statistics=_tall_statistics)
+@compressor("tall_mask", TallMaskArgs, _masked, passes=_tall_passes)
 def tall_mask(stack: Stack, args: TallMaskArgs) -> Payload:
     """One merged task vector and a bit mask per task.
 
@@ -63,7 +63,7 @@ def _elected(taus: Tensor) -> Tensor:
     return torch.where(taus * sign > 0, taus.abs(), 0).amax(0) * sign
 
 
-def _emr_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
+def _emr_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
     def observe(found: dict[Any, list[tuple[float, float]]], stack: Stack, args: Any) -> Any:
         elected = _elected(stack.taus)
         found[stack.name, stack.start] = [
@@ -76,7 +76,7 @@ def _emr_statistics(args: Any, dtype: torch.dtype) -> tuple[Statistic, ...]:
         sums = [[fsum(rows[t][side] for rows in found.values()) for side in (0, 1)] for t in range(len(model.experts))]
         return [own / masked if masked else 1.0 for own, masked in sums]
 
-    return (Statistic("emr", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish),)
+    return (Pass("emr", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish),)
 
 
 def _emr_whole(model: Model) -> dict[str, dict[str, Tensor]]:
@@ -93,7 +93,7 @@ def _rescaled(stored: Stored, args: EmrArgs) -> Tensor:
     return stored.base + kept * float(stored.whole["rescale"])
 
 
-@compressor("emr", EmrArgs, _rescaled, statistics=_emr_statistics, whole=_emr_whole)
+@compressor("emr", EmrArgs, _rescaled, passes=_emr_passes, whole=_emr_whole)
 def emr(stack: Stack, args: EmrArgs) -> Payload:
     """An elected vector for all tasks, a bit mask and one rescaler per task.
 

@@ -1,0 +1,127 @@
+"""The inputs of a merge, opened and checked against each other from headers alone."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mergeflow.checkpoints.checks import check_compatible
+from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.errors import MergeflowError, together
+from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
+from mergeflow.merging.files.recipe import Recipe
+from mergeflow.merging.files.references import Resolve, local_path
+from mergeflow.merging.method import Model
+from mergeflow.merging.stacks import model_of
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The opened inputs of a merge.
+
+    Attributes:
+        call: The method with all its arguments.
+        base: The base.
+        experts: Experts and task vectors by name, in the order of the recipe.
+        data: Statistics of data, by kind, then expert.
+        paths: Local paths of all inputs, by what they are.
+        model: What a method may know of them: names, weights, shapes, ties.
+    """
+
+    call: MethodCall
+    base: LazyStateDict
+    experts: dict[str, LazyStateDict]
+    data: dict[str, dict[str, LazyStateDict]]
+    paths: dict[str, str]
+    model: Model
+
+
+@contextmanager
+def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inputs]:
+    """Open every input of a recipe and check that they fit each other, from headers alone.
+
+    Raises:
+        MergeflowError: A path that cannot be opened, or tensors that do not fit, all at once.
+    """
+    with ExitStack() as opened:
+        found: dict[tuple[str, str], LazyStateDict] = {}
+
+        def enter(role: str, name: str, path: str) -> None:
+            read = open_base if role == "base" else open_checkpoint
+            state = found[role, name] = opened.enter_context(read(local_path(path, resolve)))
+            if role == "task_vectors" and not state.is_task_vector:
+                raise no_task_vector(path)
+
+        wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
+        listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
+        together(*(partial(enter, *one) for one in (("base", "base", recipe.base), *listed)))
+        base = found["base", "base"]
+        experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
+        data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
+        call = recipe.call()
+        together(
+            lambda: check_compatible(base, experts, dtypes=recipe.dtype is None),
+            lambda: _check_types(base),
+            lambda: _check_origin(base, experts),
+            lambda: _check_statistics(call, base, data),
+        )
+        paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
+        for kind, states in data.items():
+            paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
+        yield Inputs(call, base, experts, data, paths, model_of(base, experts, recipe.expert_weights(), data))
+
+
+def open_base(path: str | Path) -> LazyStateDict:
+    """Open a checkpoint that must be a whole model.
+
+    Raises:
+        MergeflowError: It is a difference from one.
+    """
+    state = open_checkpoint(path)
+    if state.is_task_vector:
+        state.close()
+        raise MergeflowError(
+            f"the base '{path}' is a task vector or an adapter, not a model: it can only be an expert."
+        )
+    return state
+
+
+def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, Mapping[str, LazyStateDict]]) -> None:
+    """Check from headers that the statistics a method is given fit the base, all faults at once."""
+    faults = []
+    tensors = {name: info.shape for name, info in base.infos.items() if info.dtype.is_floating_point}
+    for datum in call.method.given:
+        states = data.get(datum.name, {})
+        for name, shape in tensors.items():
+            found = {expert: state.infos[name].shape if name in state else None for expert, state in states.items()}
+            wanted = datum.shape(shape)
+            some = any(each is not None for each in found.values()) or (datum.everywhere and name not in base.tied)
+            faults += [
+                f"{datum.name} of '{expert}', tensor '{name}': "
+                + ("missing" if each is None else f"shape {list(each)}, expected {list(wanted)}")
+                for expert, each in found.items()
+                if (each != wanted and each is not None) or (each is None and some and datum.needed)
+            ]
+    if faults:
+        shown = "\n".join(f"  - {fault}" for fault in faults)
+        raise MergeflowError(
+            f"{len(faults)} statistics do not fit the base:\n{shown}\nMake them again with this base and experts."
+        )
+
+
+def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> None:
+    """Refuse task vectors that say they were taken from another base, where the base's file says which it is."""
+    known = base.metadata.get("mergeflow.fingerprint")
+    taken = {name: state.metadata.get(BASE) for name, state in experts.items() if state.is_task_vector}
+    for name, source in taken.items():
+        if known and source and source != known:
+            raise another_base(name, source, known)
+
+
+def _check_types(base: LazyStateDict) -> None:
+    odd = [name for name, info in base.infos.items() if info.dtype.is_complex]
+    if odd:
+        raise MergeflowError(f"tensor '{odd[0]}' is complex; only real tensors can be merged.")

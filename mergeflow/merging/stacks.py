@@ -1,0 +1,198 @@
+"""Reading what a merge works on: pieces of the base's tensors with the task vectors of all experts, checked."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import LazyStateDict, tied_names
+from mergeflow.merging.architectures.architecture import architecture_of
+from mergeflow.merging.linalg.cache import FactorCache
+from mergeflow.merging.method import Model, Stack
+
+State = Mapping[str, Tensor]
+OnPiece = Callable[[str, str, int, Tensor], None]
+"""Takes a piece that was read: owner, tensor, first element, flat values as stored."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work: a whole tensor, or one block of a tensor whose elements are treated alone."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+def model_of(
+    base: State,
+    experts: Mapping[str, State],
+    weights: Mapping[str, float] | None = None,
+    data: Mapping[str, Any] | None = None,
+    cache: FactorCache | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Model:
+    """Return what methods may know about the whole model, from shapes and types alone.
+
+    Args:
+        base: The base's state dict, in memory or lazy.
+        experts: The experts' state dicts by name, in the order of the recipe.
+        weights: Weights by expert; missing ones are 1.
+        data: Statistics of data that some methods need, by kind, then expert.
+        cache: Kept factorisations.
+        config: The base's config.json, for a base in memory.
+    """
+    infos, given = infos_of(base), weights or {}
+    found = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
+    return Model(
+        experts=tuple(sorted(experts)),
+        listed=tuple(experts),
+        weights=tuple(float(given.get(name, 1.0)) for name in sorted(experts)),
+        shapes={name: info.shape for name, info in sorted(infos.items()) if info.dtype.is_floating_point},
+        dtype=torch.float64 if torch.float64 in found else torch.float32,
+        data=data or {},
+        tied=common_ties(base, experts),
+        cache=cache,
+        architecture=architecture_of(base, config),
+    )
+
+
+@dataclass
+class Stacks:
+    """Base and experts, to be read piece by piece from any thread.
+
+    Attributes:
+        base: The base's state dict, in memory or lazy.
+        experts: The experts' state dicts by name.
+        model: What is known of them.
+        device: Where arithmetic happens.
+        on_piece: Sees every piece that is read for a result (not those read for first passes).
+        on_read: Told the number of bytes after each read, first passes included.
+    """
+
+    base: State
+    experts: Mapping[str, State]
+    model: Model
+    device: str = "cpu"
+    on_piece: OnPiece | None = None
+    on_read: Callable[[int], None] | None = None
+    infos: dict[str, TensorInfo] = field(init=False)
+    _scratch: local = field(default_factory=local)
+
+    def __post_init__(self) -> None:
+        self.infos = infos_of(self.base)
+
+    def stack(self, unit: Unit, on_piece: OnPiece | None = None) -> Stack:
+        """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
+        base, taus = self._buffers(unit.stop - unit.start)
+        self._load("base", self.base, unit, base, on_piece)
+        for row, name in zip(taus, self.model.experts, strict=True):
+            self._task_vector(name, unit, base, row, on_piece)
+        return Stack(
+            self.model.tied.get(unit.name, unit.name),
+            base.reshape(unit.shape).to(self.device),
+            taus.reshape(len(taus), *unit.shape).to(self.device),
+            unit.start,
+            self.model,
+        )
+
+    def one_by_one(self, name: str, experts: Sequence[str] | None = None) -> tuple[Tensor, Iterator[Tensor]]:
+        """Return a tensor of the base, and its task vectors one expert after the other (or some), all in one buffer."""
+        info = self.infos[name]
+        unit = Unit(name, 0, info.numel, info.shape)
+        base, row = self._empty(info.numel), self._empty(info.numel)
+        self._load("base", self.base, unit, base, None)
+
+        def taus() -> Iterator[Tensor]:
+            for expert in self.model.experts if experts is None else experts:
+                self._task_vector(expert, unit, base, row, None)
+                yield row.reshape(info.shape).to(self.device)
+
+        return base.reshape(info.shape).to(self.device), taus()
+
+    def copied(self, unit: Unit) -> Tensor:
+        """Read a unit of an integer tensor: the base's counts, the experts' are only shown to `on_piece`."""
+        piece = read(self.base, unit.name, unit.start, unit.stop)
+        if self.on_piece is not None:
+            self.on_piece("base", unit.name, unit.start, piece)
+            for name, state in self.experts.items():
+                if unit.name in state:
+                    self.on_piece(name, unit.name, unit.start, read(state, unit.name, unit.start, unit.stop))
+        return piece
+
+    def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, on_piece: OnPiece | None) -> None:
+        """Fill `out` with a unit of one expert's task vector."""
+        state = self.experts[name]
+        difference = getattr(state, "is_task_vector", False) and unit.name not in getattr(state, "absolute", ())
+        if difference and unit.name not in state:
+            out.zero_()
+            return
+        self._load(name, state, unit, out, on_piece)
+        if not difference:
+            out.sub_(base)
+
+    def _load(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
+        """Fill `out` with a unit of a state, checked; `on_piece` sees it in its storage type."""
+        if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype == out.dtype:
+            state.read_into(unit.name, out, unit.start)
+            stored = out
+        else:
+            stored = read(state, unit.name, unit.start, unit.stop)
+            out.copy_(stored)
+        # The sum is finite for finite values of any sane size, and far cheaper than looking at each.
+        if not bool(out.sum().isfinite()) and not all_finite(out):
+            raise not_finite(owner, unit.name)
+        if on_piece is not None:
+            on_piece(owner, unit.name, unit.start, stored)
+        if self.on_read is not None:
+            self.on_read(stored.nbytes)
+
+    def _buffers(self, count: int) -> tuple[Tensor, Tensor]:
+        experts = len(self.experts)
+        if count > BLOCK:
+            return self._empty(count), self._empty(experts, count)
+        if not hasattr(self._scratch, "space"):
+            self._scratch.space = self._empty((experts + 1) * BLOCK)
+        space: Tensor = self._scratch.space[: (experts + 1) * count]
+        return space[:count], space[count:].reshape(experts, count)
+
+    def _empty(self, *shape: int) -> Tensor:
+        # A device reads pinned memory without a copy in between.
+        return torch.empty(shape, dtype=self.model.dtype, pin_memory=self.device != "cpu")
+
+
+def unit_bytes(model: Model, unit: Unit) -> int:
+    """Return the bytes that work on a unit holds at most: base, task vectors, and two tensors of its size beside."""
+    return (len(model.experts) + 3) * (unit.stop - unit.start) * model.dtype.itemsize
+
+
+def read(state: State, name: str, start: int, stop: int) -> Tensor:
+    """Return elements start..stop of a flattened tensor in its storage type."""
+    if isinstance(state, LazyStateDict):
+        return state.read(name, start, stop)
+    return state[name].detach().reshape(-1)[start:stop]
+
+
+def common_ties(base: State, experts: Mapping[str, State]) -> dict[str, str]:
+    """Return the names that share storage in the base and stay equal in every expert, with the first of their group."""
+    return {
+        name: first
+        for name, first in tied_names(base).items()
+        if all(_tied_in(state, name, first) for state in experts.values())
+    }
+
+
+def _tied_in(state: State, name: str, first: str) -> bool:
+    """Whether two names tied in the base are so in an expert; of task vectors only their values can tell."""
+    if tied_names(state).get(name) == first:
+        return True
+    if not getattr(state, "is_task_vector", False) or (name in state) != (first in state):
+        return False
+    return name not in state or torch.equal(state[name], state[first])
