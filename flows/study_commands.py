@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
-    from tasks.project.stage import Stage
+    from tasks.studies.page import Study
     from tasks.studies.results import StudyResult, Table
 
 
@@ -25,57 +25,83 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         document: Annotated[bool, typer.Option(help="Write the studies' pages in docs/studies.")] = False,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them."""
-        found = study_stages(root)
+        found = find_studies(root)
         chosen = list(found.values()) if everything else [find_study(name, found) for name in names or []]
         if chosen:
             run_studies(root, list(dict.fromkeys(chosen)), document, Console())
         else:
-            Console().print(_list(root, found))
+            Console().print(_list(found))
 
 
-def study_stages(root: Path) -> dict[str, "Stage"]:
-    """Return the studies' stages by name, without what they share."""
+def find_studies(root: Path) -> dict[str, "Study"]:
+    """Return the studies of the project `root` and of the projects in its folder `worlds`, by name.
+
+    A name that is taken already gets its world's name before it.
+    """
+    from mergeflow.application import find_project
     from tasks.project.graph import load_graph
+    from tasks.studies.page import Study
 
-    return {stage.name: stage for stage in load_graph(root, studies=True).values() if stage.systems}
+    found: dict[str, Study] = {}
+    for folder in [root, *sorted(path for path in root.glob("worlds/*") if find_project(path) == path)]:
+        for stage in load_graph(folder, studies=True).values():
+            if stage.systems:
+                found[f"{folder.name}/{stage.name}" if stage.name in found else stage.name] = Study(folder, stage)
+    return found
 
 
-def find_study(name: str, studies: dict[str, "Stage"]) -> "Stage":
+def find_study(name: str, studies: dict[str, "Study"]) -> "Study":
     """Return the study with this name, or the one that covers this system of the papers."""
-    for stage in studies.values():
-        if name == stage.name or name.upper() in stage.systems:
-            return stage
-    raise unknown_name("study", name, [*studies, *(system for stage in studies.values() for system in stage.systems)])
+    for known, study in studies.items():
+        if name == known or name.upper() in study.stage.systems:
+            return study
+    raise unknown_name("study", name, [*studies, *(one for study in studies.values() for one in study.stage.systems)])
 
 
-def run_studies(root: Path, stages: list["Stage"], document: bool, console: Console) -> None:
-    """Bring the studies up to date, log each result once in MLflow, print it.
+def run_studies(root: Path, studies: list["Study"], document: bool, console: Console) -> None:
+    """Bring studies up to date, each in its own project, log each result once in MLflow, print it.
+
+    Args:
+        root: the project folder whose docs get the pages.
+        studies: of `find_studies`.
+        document: write the pages.
+        console: where results are shown.
 
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
     from flows.local import bring_up_to_date
-    from registry.store import connect
-    from registry.study_log import log_study
     from tasks.project.parameters import load_params, load_study_params
     from tasks.project.study_options import check_study_options
+
+    projects = list(dict.fromkeys(study.root for study in studies))
+    for project in projects:
+        check_study_options(project, load_study_params(project, load_params(project / "params.yaml")))
+    for project in projects:
+        targets = [study.stage.address for study in studies if study.root == project]
+        if not bring_up_to_date(project, console, targets=targets):
+            console.print("[bold]Nothing changed:[/] the studies are up to date.")
+    for study in studies:
+        _show(root, study, document, console)
+
+
+def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
+    """Print a study's result, log it in the MLflow of its project, write its page if asked to."""
+    from registry.store import connect
+    from registry.study_log import log_study
     from tasks.studies.page import study_text, write_index, write_page
     from tasks.studies.results import StudyResult
 
-    check_study_options(root, load_study_params(root, load_params(root / "params.yaml")))
-    if not bring_up_to_date(root, console, targets=[stage.address for stage in stages]):
-        console.print("[bold]Nothing changed:[/] the studies are up to date.")
-    for stage in stages:
-        folder = root / stage.outs[0]
-        if not (folder / "result.json").exists():
-            raise MergeflowError(f"study {stage.name} left no result in {stage.outs[0]}.")
-        result = StudyResult.read(folder)
-        _print(study_text(root, stage)[0], result, console)
-        log_study(connect(project_root=root), stage.name, result.findings, folder)
-        console.print(f"[bold]Outputs[/]   {stage.outs[0]}", highlight=False)
-        if document:
-            console.print(f"[bold]Page[/]      {write_page(root, stage).relative_to(root)}", highlight=False)
-            write_index(root, study_stages(root).values())
+    name, folder = study.stage.name, study.folder
+    if not (folder / "result.json").exists():
+        raise MergeflowError(f"study {name} left no result in {folder}.")
+    result = StudyResult.read(folder)
+    _print(study_text(study.stage)[0], result, console)
+    log_study(connect(project_root=study.root), name, result.findings, folder)
+    console.print(f"[bold]Outputs[/]   {folder.relative_to(root)}", highlight=False)
+    if document:
+        console.print(f"[bold]Page[/]      {write_page(root, study).relative_to(root)}", highlight=False)
+        write_index(root, find_studies(root).values())
 
 
 def _print(title: str, result: "StudyResult", console: Console) -> None:
@@ -98,10 +124,10 @@ def _rich(table: "Table") -> RichTable:
     return drawn
 
 
-def _list(root: Path, studies: dict[str, "Stage"]) -> RichTable:
+def _list(studies: dict[str, "Study"]) -> RichTable:
     from tasks.studies.page import study_text
 
     drawn = RichTable("study", "systems", "question", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, stage in studies.items():
-        drawn.add_row(name, " ".join(stage.systems), study_text(root, stage)[0].partition(": ")[2])
+    for name, study in studies.items():
+        drawn.add_row(name, " ".join(study.stage.systems), study_text(study.stage)[0].partition(": ")[2])
     return drawn

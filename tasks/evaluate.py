@@ -7,7 +7,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, load_examples, load_model
+from tasks.vision import choose_device, load_examples, load_model
 
 
 def run(io: StageIO) -> None:
@@ -15,7 +15,7 @@ def run(io: StageIO) -> None:
     device, tasks = choose_device(io), list(io.section("tasks"))
     batch_size = io.section("evaluation").batch_size
     selection = json.loads(io.dep(layout.SELECTION).read_text())
-    model = load_model(io, io.path(BASE), device)
+    model = load_model(io, layout.BASE_MODEL, device)
     data = {task: load_examples(io, "test", task, device) for task in tasks}
     checkpoints = {method: layout.merge(method) for method in selection["methods"]}
     total = len(checkpoints) + 2
@@ -30,7 +30,7 @@ def run(io: StageIO) -> None:
         individual |= score(layout.expert_model(task), [task])
     io.report("models", 1, total)
     rows = [
-        _row("zero_shot", {}, score(io.path(BASE), tasks), individual),
+        _row("zero_shot", {}, score(layout.BASE_MODEL, tasks), individual),
         _row("individual", {}, individual, individual),
     ]
     io.report("models", 2, total)

@@ -15,7 +15,6 @@ from mergeflow import layout
 from mergeflow.training import TOGETHER, IterativeRun
 from tasks.project.stage import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
-from tasks.vision import BASE
 
 
 def run(io: StageIO) -> None:
@@ -40,7 +39,7 @@ def run(io: StageIO) -> None:
 def open_rounds(io: StageIO) -> IterativeRun:
     """Return the stage's iterative run, begun or not."""
     tasks, settings = tuple(io.section("tasks")), io.section("finetune")
-    return IterativeRun(io.scratch / "rounds", io.dep(io.path(BASE)), tasks, settings, io.section("seed"))
+    return IterativeRun(io.scratch / "rounds", io.dep(layout.BASE_MODEL), tasks, settings, io.section("seed"))
 
 
 def tune(io: StageIO, number: int, task: str) -> None:

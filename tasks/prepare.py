@@ -2,27 +2,28 @@
 
 import shutil
 
+from mergeflow import layout
 from mergeflow.modalities.vision.data import SPLITS, Progress, open_source, prepare_task
 from mergeflow.modalities.vision.data.store import MANIFEST
 from tasks.project.stage import StageIO
 
 
 def run(io: StageIO) -> None:
-    """Write `data/<split>/<task>` of the stage's world for each split, and the manifest.
+    """Write `outputs/data/<split>/<task>` for each split, and the manifest.
 
     The splits lie in folders of their own so that the graph shows who reads which: test is read by `evaluate` alone.
     """
-    raw = open_source(io.item, io.choice(f"tasks.{io.item}"), io.params.seed, root=io.root)
+    raw = open_source(io.item, io.section(f"tasks.{io.item}"), io.params.seed, root=io.root)
     work = io.scratch / "prepared"
     shutil.rmtree(work, ignore_errors=True)
-    prepare_task(raw, work, io.choice("data").image_size, io.params.seed, _progress(io))
+    prepare_task(raw, work, io.section("data").image_size, io.params.seed, _progress(io))
     for split in SPLITS:
-        folder = io.out(io.path(f"data/{split}/{io.item}"))
+        folder = io.out(layout.split(split, io.item))
         folder.mkdir()
         for path in work.glob(f"{split}.*"):
             path.rename(folder / path.name)
         shutil.copy(work / MANIFEST, folder / MANIFEST)
-    manifests = io.out(io.path(f"data/manifests/{io.item}"))
+    manifests = io.out(layout.manifest_folder(io.item))
     manifests.mkdir()
     (work / MANIFEST).rename(manifests / MANIFEST)
 

@@ -10,7 +10,7 @@ from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
 from mergeflow.merging import configure, prepare
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, expert_summary, load_examples, load_model, load_states
+from tasks.vision import choose_device, expert_summary, load_examples, load_model, load_states
 
 
 def run(io: StageIO) -> None:
@@ -52,7 +52,7 @@ def _recipe(io: StageIO, method: str, args: dict[str, Any], base: Any, experts: 
     return {
         "method": method,
         "args": args,
-        "base": io.path(BASE),
+        "base": layout.BASE_MODEL,
         "base_fingerprint": fingerprint(base),
         "experts": {task: layout.expert_model(task) for task in experts},
         "fingerprints": {task: fingerprint(state) for task, state in experts.items()},
@@ -63,7 +63,7 @@ def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> Non
     from mergeflow.checkpoints import open_checkpoint
 
     device = choose_device(io)
-    model = load_model(io, io.path(BASE), device)
+    model = load_model(io, layout.BASE_MODEL, device)
     with open_checkpoint(checkpoint) as state:
         model.load(state)
     batch_size = io.section("evaluation").batch_size

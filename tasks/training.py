@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import accuracies
 from mergeflow.modality import Examples, Model
@@ -21,7 +22,7 @@ from mergeflow.training import (
     fine_tune,
 )
 from tasks.project.stage import StageIO
-from tasks.vision import BASE, choose_device, load_examples, load_model
+from tasks.vision import choose_device, load_examples, load_model
 
 Report = Callable[[int, int], None]
 State = dict[str, torch.Tensor]
@@ -40,7 +41,7 @@ class Workbench:
 
     def model(self) -> Model:
         """Return a new model with the base's weights."""
-        return load_model(self.io, self.io.path(BASE), self.device)
+        return load_model(self.io, layout.BASE_MODEL, self.device)
 
     def examples(self, task: str, split: str = "train") -> Examples:
         """Return one split of one task."""
@@ -121,7 +122,7 @@ def write_expert(
     record = {
         "task": name,
         "role": "expert",
-        "architecture": bench.io.choice("model").architecture,
+        "architecture": bench.io.section("model").architecture,
         "settings": settings.model_dump_json(),
         "seed": str(seed),
     }

@@ -18,8 +18,6 @@ from mergeflow.modality import Network
 from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
 
-BASE = "base/image_encoder.safetensors"  # in the folder of the stage's world
-
 
 def choose_device(io: StageIO) -> torch.device:
     """Return a device that `run.device` allows, held until the stage ends; `auto` is CUDA where there is one.
@@ -34,7 +32,7 @@ def choose_device(io: StageIO) -> torch.device:
 
 def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Network:
     """Return a model of the configured architecture with the weights of an output file."""
-    model = image_model(load_clip(io.choice("model").architecture))
+    model = image_model(load_clip(io.section("model").architecture))
     with open_checkpoint(io.dep(checkpoint)) as state:
         model.load(state)
     model.module.to(device)
@@ -43,7 +41,7 @@ def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Network:
 
 def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
     """Return a task's frozen zero-shot head."""
-    return load_head(io.dep(io.path(f"base/heads/{task}.safetensors"))).to(device)
+    return load_head(io.dep(layout.head(task))).to(device)
 
 
 def load_examples(io: StageIO, split: str, task: str, device: torch.device) -> Classification:
@@ -52,7 +50,7 @@ def load_examples(io: StageIO, split: str, task: str, device: torch.device) -> C
     Raises:
         MergeflowError: a label lies outside the head.
     """
-    data = load_split(io.dep(io.path(f"data/{split}/{task}")), split)
+    data = load_split(io.dep(layout.split(split, task)), split)
     head = load_task_head(io, task, device)
     if head.class_names != data.class_names:
         raise MergeflowError(
@@ -72,7 +70,7 @@ def load_states(
     io: StageIO, tasks: Iterable[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Return the base's and the experts' tensors, by task."""
-    return _tensors(io.dep(io.path(BASE))), {task: _tensors(io.dep(layout.expert_model(task))) for task in tasks}
+    return _tensors(io.dep(layout.BASE_MODEL)), {task: _tensors(io.dep(layout.expert_model(task))) for task in tasks}
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:

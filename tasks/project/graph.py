@@ -8,7 +8,6 @@ from typing import Any
 from mergeflow.errors import MergeflowError, unknown_name
 from tasks.project.files import read_yaml
 from tasks.project.stage import MAIN, STUDIES, Stage, covers
-from tasks.project.worlds import WORLDS
 
 
 def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
@@ -110,7 +109,6 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
         frozen=bool(body.get("frozen", False)),
         file=file,
         systems=tuple(body["meta"].get("systems", ())),
-        world=WORLDS[body["meta"].get("world", "project")],
     )
 
 

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from mergeflow.errors import MergeflowError, check_model_name
-from mergeflow.schema import Frozen, validated
+from mergeflow.schema import Frozen, refusal, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.files import read_yaml
 
@@ -104,40 +104,22 @@ class Params(ParamsFile):
         return tasks
 
 
-class ManyRun(Section):
-    """A training run of the world of many tasks: `tasks`, how many of them in order; `finetune`, how they are tuned."""
+class StudyRun(Section):
+    """A training run of the studies. `tasks`: how many of the project's tasks, in order; None: all of them."""
 
-    tasks: int = Field(ge=1)
+    tasks: int | None = Field(None, ge=1)
     finetune: FineTuneSettings
-
-
-class ManySection(Section):
-    """The world of many tasks: a base, the tasks in the order in which studies take the first 8, 14 or 20, its runs."""
-
-    model: ModelSection
-    data: DataSection
-    tasks: dict[str, str] = Field(min_length=1)
-    runs: dict[str, ManyRun]
-
-    @model_validator(mode="after")
-    def _enough_tasks(self) -> "ManySection":
-        for name, run in self.runs.items():
-            if run.tasks > len(self.tasks):
-                raise ValueError(f"run '{name}' asks for {run.tasks} tasks, but `tasks` has {len(self.tasks)}")
-        return self
 
 
 class StudyParams(ParamsFile):
     """All of studies/params.yaml.
 
-    seeds: one repetition of every training run for each. runs: name → what the run changes in params.yaml's
-    `finetune`. many: another base with more tasks and runs of its own; its `finetune` is what they all change.
-    studies: name → that study's choices, which the study validates.
+    seeds: one repetition of every training run for each. runs: name → how many tasks the run takes and what it changes
+    in params.yaml's `finetune`. studies: name → that study's choices, which the study validates.
     """
 
     seeds: list[int] = Field(min_length=1)
-    runs: dict[str, FineTuneSettings]
-    many: ManySection
+    runs: dict[str, StudyRun]
     studies: dict[str, dict[str, Any]]
 
 
@@ -145,26 +127,24 @@ def load_study_params(root: Path, params: Params) -> StudyParams:
     """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set.
 
     Raises:
-        MergeflowError: listing every unknown key and every ill-typed value at once.
+        MergeflowError: listing every unknown key and every ill-typed value at once, or every run that asks for more
+            tasks than there are.
     """
-    path = root / "studies" / "params.yaml"
-    raw = read_yaml(path)
+    raw = read_yaml(root / "studies" / "params.yaml")
     common = params.finetune.model_dump(mode="json")
-    runs = {name: {**common, **changes} for name, changes in raw.get("runs", {}).items()}
-    many = _many(raw.get("many", {}), common)
-    return validated(StudyParams, {**raw, "runs": runs, "many": many}, "studies/params.yaml")
+    runs = {name: _run(changes, common) for name, changes in raw.get("runs", {}).items()}
+    found = validated(StudyParams, {**raw, "runs": runs}, "studies/params.yaml")
+    known = len(params.tasks)
+    greedy = {name: run.tasks for name, run in found.runs.items() if (run.tasks or 0) > known}
+    faults = [f"run '{name}' asks for {count} tasks, but params.yaml has {known}" for name, count in greedy.items()]
+    if faults:
+        raise refusal("studies/params.yaml", faults)
+    return found
 
 
-def _many(raw: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    """Complete the runs of the world of many tasks with what params.yaml and its own `finetune` say."""
-    common = {**common, **raw.get("finetune", {})}
-
-    def run(changes: dict[str, Any]) -> dict[str, Any]:
-        tuning = {key: value for key, value in changes.items() if key != "tasks"}
-        return {**({"tasks": changes["tasks"]} if "tasks" in changes else {}), "finetune": {**common, **tuning}}
-
-    world = {key: value for key, value in raw.items() if key != "finetune"}
-    return {**world, "runs": {name: run(changes) for name, changes in raw.get("runs", {}).items()}}
+def _run(changes: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    tuning = {key: value for key, value in changes.items() if key != "tasks"}
+    return {"tasks": changes.get("tasks"), "finetune": {**common, **tuning}}
 
 
 def load_params(path: Path) -> Params:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.project.parameters import Params, StudyParams
-from tasks.project.worlds import WORLDS, World
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
 STATE = ".mergeflow"
@@ -30,7 +29,6 @@ class Stage:
         frozen: run by name only, never by the pipeline.
         file: the dvc.yaml that has the stage.
         systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
-        world: base and tasks that the stage works on, from dvc.yaml's `meta.world`.
     """
 
     name: str
@@ -42,7 +40,6 @@ class Stage:
     frozen: bool = False
     file: str = MAIN
     systems: tuple[str, ...] = ()
-    world: World = WORLDS["project"]
 
     @property
     def address(self) -> str:
@@ -110,14 +107,6 @@ class StageIO:
     def cost(self, address: str) -> dict[str, Any]:
         """Return the cost record of another stage; empty if it has none."""
         return read_record(self.root, address)
-
-    def path(self, name: str) -> str:
-        """Return the path of a file or folder of the stage's world, for example `data/train/digits`."""
-        return f"{self.stage.world.folder}/{name}"
-
-    def choice(self, key: str) -> Any:
-        """Return one section of the parameters of the stage's world, for example `tasks`."""
-        return self.section(self.stage.world.prefix + key)
 
     def section(self, key: str) -> Any:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""

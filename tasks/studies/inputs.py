@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -16,9 +17,9 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
-from tasks.project.stage import StageIO
+from tasks.project.stage import STUDIES, StageIO
 from tasks.studies.runs import PARAMS
-from tasks.vision import BASE, choose_device, load_examples, load_model
+from tasks.vision import choose_device, load_examples, load_model
 
 State = dict[str, Tensor]
 Accuracy = dict[str, float]
@@ -26,7 +27,7 @@ Accuracy = dict[str, float]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One run of studies/params.yaml, as the stage `train` or `many_train` left it.
+    """One run of studies/params.yaml, as the stage `train` left it.
 
     Attributes:
         io: the study's files.
@@ -72,16 +73,15 @@ class TrainingRun:
 
     def cost(self, seed: int) -> dict[str, Any]:
         """Return steps, images, seconds, gpu_seconds, peak_memory_mib of one seed's training."""
-        cost: dict[str, Any] = self.io.cost(f"studies/dvc.yaml:{self.io.stage.world.train}@{self.name}")["training"][
-            f"seed_{seed}"
-        ]
+        costs: dict[str, Any] = self.io.cost(f"{STUDIES}:train@{self.name}")["training"]
+        cost: dict[str, Any] = costs[f"seed_{seed}"]
         return cost
 
     def _state(self, name: str) -> State:
-        return _load(self.io, f"{self.io.stage.world.runs}/{self.name}/{name}.safetensors")
+        return _load(self.io, f"{layout.study_run(self.name)}/{name}.safetensors")
 
     def _json(self, name: str) -> Any:
-        return json.loads(self.io.dep(f"{self.io.stage.world.runs}/{self.name}/{name}").read_text())
+        return json.loads(self.io.dep(f"{layout.study_run(self.name)}/{name}").read_text())
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class StudyInputs:
 
     def __init__(self, io: StageIO) -> None:
         self.io = io
-        self.tasks = list(io.choice("tasks"))
+        self.tasks = list(io.section("tasks"))
         self.seeds: list[int] = list(io.section(f"{PARAMS}:seeds"))
         self.device = choose_device(io)
         self._examples: dict[tuple[str, str], Examples] = {}
@@ -130,7 +130,7 @@ class StudyInputs:
     @cached_property
     def base(self) -> State:
         """The base θ0."""
-        return _load(self.io, self.io.path(BASE))
+        return _load(self.io, layout.BASE_MODEL)
 
     def run(self, name: str) -> TrainingRun:
         return TrainingRun(self.io, name, self.tasks)
@@ -170,7 +170,7 @@ class StudyInputs:
 
     @cached_property
     def model(self) -> Model:
-        return load_model(self.io, self.io.path(BASE), self.device)
+        return load_model(self.io, layout.BASE_MODEL, self.device)
 
 
 def mean_accuracy(accuracy: Accuracy) -> float:

@@ -6,6 +6,8 @@ import os
 import platform
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tasks.project.stage import Stage, read_record
@@ -18,22 +20,41 @@ _INDEX = (
 )
 
 
-def study_text(root: Path, stage: Stage) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Study:
+    """A study and the project that it reads.
+
+    Attributes:
+        root: that project's folder.
+        stage: the study's stage in its graph.
+    """
+
+    root: Path
+    stage: Stage
+
+    @property
+    def folder(self) -> Path:
+        """Where the result is."""
+        return self.root / self.stage.outs[0]
+
+
+def study_text(stage: Stage) -> tuple[str, str]:
     """Return the title and the text of a study: its module's docstring, without importing it."""
-    path = root / Path(*stage.module.split(".")).with_suffix(".py")
-    title, _, text = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
+    found = find_spec(stage.module)
+    assert found, f"there is no module {stage.module}"
+    assert found.origin, f"the module {stage.module} has no file"
+    title, _, text = (ast.get_docstring(ast.parse(Path(found.origin).read_text("utf-8"))) or "").partition("\n")
     return title.rstrip("."), text.strip()
 
 
-def write_page(root: Path, stage: Stage) -> Path:
+def write_page(root: Path, study: Study) -> Path:
     """Write `docs/studies/<name>.md`, its figures and `results/<name>.json`; return the page's path.
 
     Args:
-        root: the project folder, where the study has run.
-        stage: the study's stage.
+        root: the folder whose `docs` get the page.
+        study: a study that has run.
     """
-    folder, name = root / "docs" / "studies", stage.name
-    made = root / stage.outs[0]
+    folder, name, made = root / "docs" / "studies", study.stage.name, study.folder
     result = StudyResult.read(made)
     for part in ("figures", "results"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -41,8 +62,8 @@ def write_page(root: Path, stage: Stage) -> Path:
     figures = json.loads((made / "result.json").read_text())["figures"]
     for figure in figures:
         shutil.copy(made / f"{figure}.svg", folder / "figures" / f"{name}_{figure}.svg")
-    title, text = study_text(root, stage)
-    seconds = read_record(root, stage.address).get("seconds", 0)
+    title, text = study_text(study.stage)
+    seconds = read_record(study.root, study.stage.address).get("seconds", 0)
     parts = [
         f"# {title}",
         text,
@@ -61,16 +82,16 @@ def write_page(root: Path, stage: Stage) -> Path:
     return page
 
 
-def write_index(root: Path, stages: Iterable[Stage]) -> Path:
+def write_index(root: Path, studies: Iterable[Study]) -> Path:
     """Write `docs/studies/README.md`: every study that has a page, its systems, and how many of its findings hold."""
     folder = root / "docs" / "studies"
     rows = []
-    for stage in stages:
+    for stage in (study.stage for study in studies):
         path = folder / "results" / f"{stage.name}.json"
         if path.exists():
             findings = json.loads(path.read_text())["findings"]
             holding = sum(finding["holds"] for finding in findings)
-            question = study_text(root, stage)[0].partition(": ")[2]
+            question = study_text(stage)[0].partition(": ")[2]
             systems = " ".join(stage.systems)
             rows.append(f"| [{stage.name}]({stage.name}.md) | {systems} | {question} | {holding} of {len(findings)} |")
     head = ["# Studies", "", _INDEX, "", "| study | systems | question | findings that hold |", "|---|---|---|---|"]

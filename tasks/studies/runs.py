@@ -1,4 +1,4 @@
-"""Stages `train` and `many_train` of the studies: one way of fine-tuning, on a world's tasks, for every seed."""
+"""Stage `train` of the studies: one way of fine-tuning, on the project's tasks, for every seed."""
 
 import json
 import shutil
@@ -9,26 +9,25 @@ from typing import Any
 
 from torch import Tensor
 
+from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
-from tasks.project.parameters import ManyRun
 from tasks.project.stage import StageIO
 from tasks.training import Workbench, train, tune_round, write_last_round
-from tasks.vision import BASE
 
 PARAMS = "studies/params.yaml"
 State = dict[str, Tensor]
 
 
 def run(io: StageIO) -> None:
-    """Write `<name>/seed_<s>` in the world's runs: `experts/<task>` or `model`, and for an iterative run its rounds.
+    """Write `outputs/studies/runs/<name>/seed_<s>`: `experts/<task>` or `model`, and for an iterative run its rounds.
 
     Every piece of training is kept in the scratch folder until all are there, so a killed run goes on where it was.
     """
     run = _asked(io)
     seeds, bench = io.section(f"{PARAMS}:seeds"), Workbench.open(io)
-    folder = io.out(f"{io.stage.world.runs}/{io.item}")
+    folder = io.out(layout.study_run(io.item))
     costs: dict[str, dict[str, Any]] = {}
     for seed in seeds:
         kept = io.scratch / f"seed_{seed}"
@@ -47,12 +46,9 @@ class Asked:
 
 
 def _asked(io: StageIO) -> Asked:
-    """Return the run of studies/params.yaml; those of `many` say how many of the world's tasks they take."""
-    asked: FineTuneSettings | ManyRun = io.section(f"{io.stage.world.prefix or f'{PARAMS}:'}runs.{io.item}")
-    tasks = list(io.choice("tasks"))
-    if isinstance(asked, ManyRun):
-        return Asked(tasks[: asked.tasks], asked.finetune)
-    return Asked(tasks, asked)
+    """Return the stage's run of studies/params.yaml."""
+    run = io.section(f"{PARAMS}:runs.{io.item}")
+    return Asked(list(io.section("tasks"))[: run.tasks], run.finetune)
 
 
 def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
@@ -77,7 +73,7 @@ def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Pat
 
 def _iterative(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each."""
-    rounds = IterativeRun(kept / "rounds", io.dep(io.path(BASE)), tuple(run.tasks), run.settings, seed)
+    rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(run.tasks), run.settings, seed)
     rows: list[dict[str, Any]] = []
     for number in range(1, rounds.rounds + 1):
         for task in rounds.waiting(number):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.studies.small_lab import make_lab
+from tests.studies.small_lab import ROOT, make_lab
 
 ITERATIVE: dict[str, Any] = {"regime": "iterative"}
 RUNS: dict[str, dict[str, Any]] = {
@@ -40,4 +40,4 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def many_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The laboratory of the studies of many tasks: three tasks; studies take the first 2 or 3."""
     torch.set_num_threads(1)
-    return make_lab(tmp_path_factory.mktemp("many_lab"), {}, many=MANY)
+    return make_lab(tmp_path_factory.mktemp("many_lab"), MANY, world=ROOT / "worlds/pocket20")

@@ -3,13 +3,13 @@
 import json
 import shutil
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flows.study_commands import find_studies
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.heads import save_head
 from mergeflow.modalities.vision.data import SPLITS, load_split
@@ -25,16 +25,14 @@ ROOT = Path(__file__).parents[2]
 SEEDS = [0, 1]
 
 
-def make_lab(
-    root: Path, training: dict[str, dict[str, Any]], steps: int = 4, many: dict[str, dict[str, Any]] | None = None
-) -> Path:
+def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4, world: Path = ROOT) -> Path:
     """Write base, data, parameters and training runs below `root`.
 
     Args:
         root: an empty folder.
         training: name of a run → what it changes in `finetune`; `steps` is the budget of those that say nothing.
         steps: the budget.
-        many: name of a run of the world `many`, which has the same base and tasks here → what it changes.
+        world: the project whose studies the laboratory has; base and tasks are the same small ones here.
     """
     clip = load_clip("pocket-clip", "pocket8")
     write_checkpoint(root / "outputs/base/image_encoder.safetensors", image_model(clip).state())
@@ -50,25 +48,18 @@ def make_lab(
     values["finetune"] |= {"steps": steps, "batch_size": 12}
     (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (root / "studies").mkdir()
-    whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text()) | {"seeds": SEEDS}
-    whole["runs"] |= training
-    whole["many"] |= {"tasks": values["tasks"], "finetune": {}, "runs": many or {}}
+    whole = yaml.safe_load((world / "studies/params.yaml").read_text()) | {"seeds": SEEDS, "runs": training}
     (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
-    (root / "outputs/many").mkdir()
-    for name in ("base", "data"):
-        (root / "outputs/many" / name).symlink_to(f"../{name}")
     for name in training:
-        _train(root, "train", name)
-    for name in many or {}:
-        _train(root, "many_train", name)
+        _train(root, name)
     return root
 
 
 def study_io(root: Path, study: str, scratch: Path, **options: Any) -> StageIO:
     """Return what the stage of a study gets in a laboratory, with some of its choices changed."""
-    stage = _graph()[f"studies/dvc.yaml:{study}"]
-    small = replace(stage, deps=(*stage.deps, "outputs/studies/runs", "outputs/many"))  # the lab has its own runs
-    return _open(root, small, scratch, {study: options})
+    stage = find_studies(ROOT)[study].stage
+    small = replace(stage, deps=(*stage.deps, "outputs/studies/runs"))  # the lab has its own runs
+    return open_lab(root, small, scratch, {study: options})
 
 
 def run_study(root: Path, study: str, scratch: Path, **options: Any) -> Path:
@@ -78,18 +69,13 @@ def run_study(root: Path, study: str, scratch: Path, **options: Any) -> Path:
     return io.scratch / "building" / io.stage.outs[0]
 
 
-@cache
-def _graph() -> dict[str, Stage]:
-    return load_graph(ROOT, studies=True)
-
-
-def _train(root: Path, name: str, item: str) -> None:
-    like = next(stage for stage in _graph().values() if stage.name == name)
+def _train(root: Path, item: str) -> None:
+    like = next(stage for stage in load_graph(ROOT, studies=True).values() if stage.name == "train")
     assert like.item
     keys, outs = ([text.replace(like.item, item) for text in texts] for texts in (like.params, like.outs))
     stage = replace(like, item=item, params=tuple(keys), outs=tuple(outs))
     scratch = root / "scratch" / stage.folder_name
-    io = _open(root, stage, scratch, {})
+    io = open_lab(root, stage, scratch, {})
     with io.holds:
         runs.run(io)
     (root / stage.outs[0]).parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +85,7 @@ def _train(root: Path, name: str, item: str) -> None:
     record.write_text(json.dumps(io.costs))
 
 
-def _open(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
+def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
     params = load_params(root / "params.yaml")
     studies = load_study_params(root, params)
     for name, changes in options.items():

@@ -1,6 +1,7 @@
-"""examples/studies: the worlds of real CLIPs on the real data sets are what studies/params.yaml can hold."""
+"""examples/studies: the worlds of real CLIPs on the real data sets are projects that the CART studies can read."""
 
 import re
+import shutil
 from pathlib import Path
 
 import open_clip
@@ -11,46 +12,52 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.data import open_source
 from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, get_real_task
 from mergeflow.modalities.vision.models import _check_tag, _weights_path
-from tasks.project.parameters import ManySection, load_params, load_study_params
+from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
+from tasks.project.study_options import check_study_options
 from tests.studies.small_lab import ROOT
 
-EXAMPLES = sorted((ROOT / "examples/studies").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples/studies").iterdir())
+WORLD = ROOT / "worlds/pocket20"
 
 
-def world_of(example: Path, folder: Path) -> ManySection:
-    """Put the example where its header says, and read studies/params.yaml as every command does."""
-    whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text())
-    (folder / "studies").mkdir()
-    (folder / "studies/params.yaml").write_text(
-        yaml.safe_dump({**whole, **yaml.safe_load(example.read_text())}, sort_keys=False)
-    )
-    return load_study_params(folder, load_params(ROOT / "params.yaml")).many
+def world_of(example: Path, folder: Path) -> tuple[Params, StudyParams]:
+    """Copy the embedded world, put the example where its header says, and read it as every command does."""
+    world = folder / "world"
+    shutil.copytree(WORLD, world, ignore=shutil.ignore_patterns("outputs", ".mergeflow"))
+    shutil.copy(example / "params.yaml", world)
+    path = world / "studies/params.yaml"
+    runs = yaml.safe_load((example / "runs.yaml").read_text())
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **runs}, sort_keys=False))
+    params = load_params(world / "params.yaml")
+    studies = load_study_params(world, params)
+    check_study_options(world, studies)
+    return params, studies
 
 
 def test_there_is_one_for_each_size() -> None:
-    assert [path.name for path in EXAMPLES] == ["cart_vit_b_32.yaml", "cart_vit_l_14.yaml"]
+    assert [path.name for path in EXAMPLES] == ["cart_vit_b_32", "cart_vit_l_14"]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_valid_and_says_what_the_literature_does(example: Path, tmp_path: Path) -> None:
-    world = world_of(example, tmp_path)
+    world, studies = world_of(example, tmp_path)
     name, tag = world.model.architecture, world.model.pretrained
     assert _weights_path(name, tag) is None  # a tag, not a file
     _check_tag(name, tag)
     size = (open_clip.get_model_config(name) or {})["vision_cfg"]
     assert world.data.image_size == size.get("image_size", 224)
-    assert size["patch_size"] == int(example.stem.rsplit("_", 1)[1])
-    for run in world.runs.values():
+    assert size["patch_size"] == int(example.name.rsplit("_", 1)[1])
+    for run in studies.runs.values():
         tuned = run.finetune
         assert (tuned.learning_rate, tuned.batch_size, tuned.steps, tuned.precision) == (1e-5, 128, 2000, "bfloat16")
     # The runs are those of the embedded world, so that the same studies read them.
-    embedded = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["many"]["runs"]
-    assert {key: run.tasks for key, run in world.runs.items()} == {key: run["tasks"] for key, run in embedded.items()}
+    embedded = yaml.safe_load((WORLD / "studies/params.yaml").read_text())["runs"]
+    assert {key: run.tasks for key, run in studies.runs.items()} == {key: run["tasks"] for key, run in embedded.items()}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_examples_sources_are_the_20_in_order_and_open_as_far_as_they_can(example: Path, tmp_path: Path) -> None:
-    tasks = world_of(example, tmp_path).tasks
+    tasks = world_of(example, tmp_path)[0].tasks
     names = [get_real_task(source.removeprefix("torchvision:")).name for source in tasks.values()]
     assert names == list(REAL_TASKS)
     missing = re.escape(str(tmp_path / "inputs/torchvision"))

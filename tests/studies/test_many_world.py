@@ -1,34 +1,46 @@
 """The world of many tasks: runs over the first of its tasks, and inputs that take the first of them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from flows.study_commands import find_studies
+from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
+from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.stage import StageIO
+from tasks.project.study_options import check_study_options
 from tasks.studies.inputs import StudyInputs
-from tests.studies.small_lab import ROOT, _graph, _open
+from tests.studies.small_lab import ROOT, study_io
+
+WORLD = ROOT / "worlds/pocket20"
 
 
-def world_io(many_lab: Path, scratch: Path) -> StageIO:
-    """Return the files of a stage that may read all of the world."""
-    stage = _graph()["studies/dvc.yaml:many_base"]
-    keys = (*stage.params, "evaluation", "studies/params.yaml:seeds")
-    return _open(many_lab, replace(stage, params=keys, deps=("outputs/many",)), scratch, {})
+def test_the_world_is_a_project_like_the_root() -> None:
+    assert find_project(WORLD / "studies") == WORLD
+    params = load_params(WORLD / "params.yaml")
+    assert len(params.tasks) == 20
+    assert "finetune@kana" in load_graph(WORLD)
+    check_study_options(WORLD, load_study_params(WORLD, params))
+
+
+def test_the_roots_command_finds_the_studies_of_both() -> None:
+    found = find_studies(ROOT)
+    assert (found["mima"].root, found["many_tasks"].root) == (ROOT, WORLD)
+    assert found["many_tasks"].folder == WORLD / "outputs/studies/many_tasks"
+    assert set(find_studies(WORLD)) == {name for name, study in found.items() if study.root == WORLD}
 
 
 def test_a_run_tunes_the_first_of_the_tasks(many_lab: Path) -> None:
-    runs = many_lab / "outputs/many/runs"
+    runs = many_lab / "outputs/studies/runs"
     assert len(list((runs / "experts/seed_0/experts").iterdir())) == 3
     assert (runs / "joint_2/seed_1/model/image_encoder.safetensors").exists()
-    assert not (many_lab / "outputs/studies/runs").exists()
+    assert len(list((runs / "mima_3/seed_0/experts").iterdir())) == 3
 
 
 def test_the_first_tasks_share_images_and_encoder(many_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(world_io(many_lab, tmp_path))
+    inputs = StudyInputs(study_io(many_lab, "rank_curve", tmp_path))
     two = inputs.first(2)
     assert two.tasks == inputs.tasks[:2]
     assert set(two.examples("validation")) == set(two.tasks)
@@ -40,9 +52,20 @@ def test_the_first_tasks_share_images_and_encoder(many_lab: Path, tmp_path: Path
 
 
 def test_a_run_over_more_tasks_than_there_are_is_refused(tmp_path: Path) -> None:
-    whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text())
-    whole["many"]["runs"] = {"joint_24": {"tasks": 24, "regime": "joint"}}
+    whole = yaml.safe_load((WORLD / "studies/params.yaml").read_text())
+    whole["runs"] = {"joint_24": {"tasks": 24, "regime": "joint"}}
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies/params.yaml").write_text(yaml.safe_dump(whole))
-    with pytest.raises(MergeflowError, match="run 'joint_24' asks for 24 tasks, but `tasks` has 20"):
-        load_study_params(tmp_path, load_params(ROOT / "params.yaml"))
+    with pytest.raises(MergeflowError, match="run 'joint_24' asks for 24 tasks, but"):
+        load_study_params(tmp_path, load_params(WORLD / "params.yaml"))
+
+
+def test_the_worlds_graph_is_the_roots() -> None:
+    """But for the code that the root's still lists by hand."""
+    own, root = (yaml.safe_load((folder / "dvc.yaml").read_text()) for folder in (WORLD, ROOT))
+    for name, body in root["stages"].items():
+        stage, other = body.get("do", body), own["stages"][name].get("do", own["stages"][name])
+        code = ("mergeflow/", "tasks/", "registry")
+        assert [dep for dep in stage.pop("deps") if not dep.startswith(code)] == other.pop("deps")
+        assert stage == other
+    assert own["plots"] == root["plots"]

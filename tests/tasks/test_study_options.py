@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flows.study_commands import run_studies, study_stages
+from flows.study_commands import find_studies, run_studies
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
@@ -52,7 +52,7 @@ def test_the_command_refuses_before_anything_runs(tmp_path: Path) -> None:
     root = project(tmp_path, mima={"rounds": [1], "kep": 0.2})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(MergeflowError, match="did you mean 'keep'"):
-        run_studies(root, [study_stages(root)["one_epoch"]], False, Console(quiet=True))
+        run_studies(root, [find_studies(root)["one_epoch"]], False, Console(quiet=True))
     assert sorted(tmp_path.rglob("*")) == before
 
 

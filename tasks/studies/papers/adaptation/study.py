@@ -28,6 +28,7 @@ from typing import Any, get_args
 
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -44,7 +45,6 @@ from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, ad
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adaptation.results import Variant, figures, result
 from tasks.studies.pieces import Row, choose_scale, grid, kept
-from tasks.vision import BASE
 
 STUDY = "adaptation"
 RUN = "experts"
@@ -92,7 +92,7 @@ def run(io: StageIO) -> None:
         rows.append(measure(inputs, options, variant, found, rates[variant.on, variant.granularity]))
     levels = kept(io, "levels", lambda: {"rows": compare_levels(inputs, options, starts[0])})["rows"]
     blind = kept(io, "labels", partial(permute_labels, inputs, options, starts[0]))
-    folder = io.out(f"outputs/studies/{STUDY}")
+    folder = io.out(layout.study(STUDY))
     result(rows, starts, tried, memory, levels, blind).write(folder, figures(rows, starts, memory))
     write_csv(folder / "coefficients.csv", rows)
     write_recipes(inputs, options, folder, [row for row in rows if row["seed"] == inputs.seeds[0]])
@@ -105,7 +105,7 @@ def lazy_experts(inputs: StudyInputs, seed: int) -> dict[str, LazyStateDict]:
 
 def expert_paths(inputs: StudyInputs, seed: int) -> dict[str, str]:
     """Return where the experts are, from the project folder."""
-    runs = f"{inputs.io.stage.world.runs}/{RUN}/seed_{seed}/experts"
+    runs = f"{layout.study_run(RUN)}/seed_{seed}/experts"
     return {task: f"{runs}/{task}/image_encoder.safetensors" for task in inputs.tasks}
 
 
@@ -236,12 +236,12 @@ def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequ
             {
                 "method": "adamerging",
                 "args": {name: value for name, value in plan.call.args.items() if name != "scale"},
-                "base": inputs.io.path(BASE),
+                "base": layout.BASE_MODEL,
                 "experts": expert_paths(inputs, row["seed"]),
             }
         )
         place = f"recipes/{variant.folder}"
-        called = f"outputs/studies/{STUDY}/{place}"
+        called = f"{layout.study(STUDY)}/{place}"
         write_learned(Learned(row["coefficients"]), recipe, folder / place, variant.images, called)
 
 

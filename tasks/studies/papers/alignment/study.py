@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mergeflow import layout
 from mergeflow.analysis.geometry import dot, norm
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
@@ -56,7 +57,7 @@ def run(io: StageIO) -> None:
     own = [row for row in rows if row["run"] in names]
     shown = [f"mima_{number}" for number in options.shown] + options.compared[-1:]
     result = StudyResult([lengths_table(rows), rounds_table(rows, shown)], findings(own), notes(rows))
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows, names, shown, inputs.tasks))
+    result.write(io.out(layout.study(STUDY)), figures(rows, names, shown, inputs.tasks))
 
 
 def measure(inputs: StudyInputs, name: str, seed: int) -> Row:

@@ -27,6 +27,7 @@ from typing import Any
 
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.statistics import mean, normalised
 from mergeflow.merging.compression.suite_file import Compressed, compress, configure_compressor, extract_task
@@ -35,7 +36,6 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.compression.results import figures, result
 from tasks.studies.pieces import Row, kept
-from tasks.vision import BASE
 
 STUDY = "compression"
 RUN = "experts"
@@ -74,7 +74,7 @@ def run(io: StageIO) -> None:
         found = kept(io, f"{count}_{seed}", partial(suite, inputs, options, seed))
         rows += found["rows"]
     sizes = {name: list(tensor.shape) for name, tensor in everything.base.items()}
-    folder = io.out(f"outputs/studies/{STUDY}")
+    folder = io.out(layout.study(STUDY))
     result(rows, sizes, options.rank_ratio, options.target).write(folder, figures(rows, options.rank_ratio))
     (folder / "suites.json").write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -107,7 +107,7 @@ def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
 def measure(inputs: StudyInputs, experts: dict[str, State], name: str, args: dict[str, Any]) -> Row:
     """Write one file with all tasks, read each back out of it, and return accuracies and bytes."""
     small = compress(configure_compressor(name, args), inputs.base, experts)
-    path, base = inputs.io.scratch / "suite.safetensors", inputs.io.dep(inputs.io.path(BASE))
+    path, base = inputs.io.scratch / "suite.safetensors", inputs.io.dep(layout.BASE_MODEL)
     small.write(path)
     found: Row = {"validation": {}, "test": {}}
     for task in experts:

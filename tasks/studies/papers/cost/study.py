@@ -21,6 +21,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
@@ -77,7 +78,7 @@ def run(io: StageIO) -> None:
         )
         for name in names
     }
-    result.write(io.out(f"outputs/studies/{STUDY}"), {"accuracy": cost_figure(points)})
+    result.write(io.out(layout.study(STUDY)), {"accuracy": cost_figure(points)})
 
 
 def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:

@@ -34,6 +34,7 @@ import torch
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.analysis.equivalence.problems import Problem, encoder_problem, feed_forward_problem
 from mergeflow.analysis.equivalence.theorem_one import (
     coefficient_rows,
@@ -114,7 +115,7 @@ def run(io: StageIO) -> None:
         return kept(io, name, work)
 
     tables = measure(options, measured)
-    study_result(tables).write(io.out(f"outputs/studies/{STUDY}"), figures(tables))
+    study_result(tables).write(io.out(layout.study(STUDY)), figures(tables))
 
 
 def measure(options: Options, measured: Callable[[str, int, int, Work], Tables]) -> Tables:

@@ -22,6 +22,7 @@ from statistics import fmean
 
 import torch
 
+from mergeflow import layout
 from mergeflow.analysis.geometry import norm
 from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
 from mergeflow.modalities.subset import Subset
@@ -58,7 +59,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(
         [epoch_table("share", rows), epoch_table("cosine", rows), task_table(rows)], findings(rows), notes(rows)
     )
-    result.write(io.out(f"outputs/studies/{STUDY}"), {"epochs": gradient_figure(rows)})
+    result.write(io.out(layout.study(STUDY)), {"epochs": gradient_figure(rows)})
 
 
 def _recorded(inputs: StudyInputs, task: str, seed: int) -> Row:

@@ -34,6 +34,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
+from mergeflow import layout
 from mergeflow.analysis.interference import (
     TaskFactors,
     factor_tasks,
@@ -96,7 +97,7 @@ def run(io: StageIO) -> None:
         [*findings(rows, shown), *theorem_findings(theorem)],
         [*notes(rows, shown), theorem_note(theorem)],
     )
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows, shown, theorem))
+    result.write(io.out(layout.study(STUDY)), figures(rows, shown, theorem))
 
 
 def measure(inputs: StudyInputs, name: str, count: int, seed: int, ratios: Sequence[float]) -> Row:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
@@ -64,7 +65,7 @@ def run(io: StageIO) -> None:
         rows.append(kept(io, name, partial(measure, inputs, options, pair, n, seed)))
     rows = [{**row, **geometry(row, options.height)} for row in rows]
     result = StudyResult(tables(rows), findings(rows), notes(rows))
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
+    result.write(io.out(layout.study(STUDY)), figures(rows))
 
 
 def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Row:

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
@@ -83,7 +84,7 @@ def run(io: StageIO) -> None:
         io.report("counts and seeds", done, len(pieces))
         rows += measure(whole.first(count), options, count, seed)
     result = StudyResult(tables(rows), findings(rows), notes(rows))
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
+    result.write(io.out(layout.study(STUDY)), figures(rows))
 
 
 def measure(inputs: StudyInputs, options: Options, count: int, seed: int) -> list[Row]:

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
+from mergeflow import layout
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
@@ -55,7 +56,7 @@ def run(io: StageIO) -> None:
     result = StudyResult([frequency_table(rows), course_table(courses)], findings(rows), notes(rows))
     curves = {kind: {number: values(rows, kind, number) for number in _numbers(rows, kind)} for kind in (ATM, MIMA)}
     over = {name: dict(zip(c["steps"], c["accuracy"], strict=True)) for name, c in courses.items()}
-    result.write(io.out(f"outputs/studies/{STUDY}"), {"frequency": frequency_figure(curves, over)})
+    result.write(io.out(layout.study(STUDY)), {"frequency": frequency_figure(curves, over)})
 
 
 def measure(inputs: StudyInputs, kind: str, number: int, seed: int, scale: float) -> Row:

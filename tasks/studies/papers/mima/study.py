@@ -21,6 +21,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.evaluation.statistics import normalised
 from mergeflow.merging import configure
 from tasks.project.parameters import Section
@@ -54,7 +55,7 @@ def run(io: StageIO) -> None:
         io.report("merges", done, len(pieces))
         rows.append(kept(io, f"{rounds}_{seed}", partial(measure, inputs, rounds, seed, options.keep)))
     result = StudyResult(tables(rows, base), findings(rows), notes(rows))
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows, base))
+    result.write(io.out(layout.study(STUDY)), figures(rows, base))
 
 
 def measure(inputs: StudyInputs, rounds: int, seed: int, keep: float) -> Row:

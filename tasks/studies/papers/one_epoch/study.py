@@ -17,6 +17,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.analysis.geometry import norm
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
@@ -49,7 +50,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(
         [task_table(compared, base), curve_table(short, curve)], findings(compared, curve), notes(compared, curve)
     )
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(compared, curve, base))
+    result.write(io.out(layout.study(STUDY)), figures(compared, curve, base))
 
 
 def measure(inputs: StudyInputs, seed: int, epoch: int | None) -> Row:

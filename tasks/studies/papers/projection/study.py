@@ -21,6 +21,7 @@ from math import sqrt
 import numpy as np
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
@@ -66,7 +67,7 @@ def run(io: StageIO) -> None:
         rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
     across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
     result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across))
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(rows))
+    result.write(io.out(layout.study(STUDY)), figures(rows))
 
 
 def mergeable(experts: int) -> list[str]:

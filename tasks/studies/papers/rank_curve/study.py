@@ -23,6 +23,7 @@ from functools import partial
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from mergeflow import layout
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
 from mergeflow.merging.matrices import is_matrix
@@ -78,7 +79,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(tables(rows), findings(rows), notes(rows))
     drawn = {f"mean_{suite.tasks}": mean_figure(_of(rows, suite.tasks)) for suite in options.suites}
     drawn |= {f"tasks_{suite.tasks}": task_figure(_of(rows, suite.tasks)) for suite in options.suites}
-    result.write(io.out(f"outputs/studies/{STUDY}"), drawn)
+    result.write(io.out(layout.study(STUDY)), drawn)
 
 
 def _of(rows: Sequence[Row], count: int) -> list[Row]:

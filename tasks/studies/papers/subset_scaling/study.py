@@ -28,6 +28,7 @@ from typing import Any
 
 from pydantic import Field
 
+from mergeflow import layout
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
@@ -87,7 +88,7 @@ def run(io: StageIO) -> None:
         rows.append(kept(io, f"{size}_{number}", partial(measure, inputs, options, splits, experts, subset)))
     told = rows, samples, known["test"]
     result = StudyResult(tables(*told, options.starts), findings(*told, options.starts), notes(*told))
-    result.write(io.out(f"outputs/studies/{STUDY}"), figures(*told))
+    result.write(io.out(layout.study(STUDY)), figures(*told))
 
 
 def references(inputs: StudyInputs, experts: Mapping[str, State], splits: Sequence[Split]) -> Row:
