@@ -1,8 +1,11 @@
-"""Checkpoints that are named on the command line."""
+"""Checkpoints that are named on the command line, and what may be done to the file that a command makes."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file even if mergeflow did not make it.")]
 
 
 def local(context: typer.Context, path: str | Path) -> str:

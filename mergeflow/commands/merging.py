@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from mergeflow.commands.inputs import local
+from mergeflow.commands.inputs import Force, local
 from mergeflow.commands.pairs import read_pairs
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
@@ -36,6 +36,7 @@ def merge(
     out: Annotated[Path | None, typer.Option(help="Where to write, in place of the recipe's `out`.")] = None,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue a sharded merge that was stopped.")] = False,
+    force: Force = False,
 ) -> None:
     """Merge checkpoints from a recipe, out of core."""
     from mergeflow.merging import load_recipe
@@ -52,15 +53,16 @@ def merge(
             lambda done, total: bars.update(bar, completed=done, total=total),
             resume,
             resolve=context.obj,
+            force=force,
         )
     console.print(f"[bold]{made.path}[/]  {made.fingerprint[:16]}…  {made.seconds:.1f} s", highlight=False)
 
 
-def check(context: typer.Context, recipe: RecipePath, overrides: Overrides = None) -> None:
+def check(context: typer.Context, recipe: RecipePath, overrides: Overrides = None, force: Force = False) -> None:
     """Validate a recipe and print what it will do; reads headers only."""
     from mergeflow.merging import check_recipe, load_recipe
 
-    for line in check_recipe(load_recipe(recipe, overrides or []), context.obj).lines():
+    for line in check_recipe(load_recipe(recipe, overrides or []), context.obj, force=force).lines():
         typer.echo(line)
 
 
@@ -124,6 +126,7 @@ def compress(
     expert: Annotated[list[str], typer.Option(metavar="TASK=PATH", help="An expert; repeat for each task.")],
     out: Out,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="ARGUMENT=VALUE")] = None,
+    force: Force = False,
 ) -> None:
     """Store all experts of a suite in one small file, from which each can be taken alone."""
     from contextlib import ExitStack
@@ -142,7 +145,7 @@ def compress(
         origin = opened.enter_context(open_base(local(context, base)))
         paths = read_pairs(expert, "--expert")
         experts = {task: opened.enter_context(open_checkpoint(local(context, path))) for task, path in paths.items()}
-        check_file(out, {"base": origin.path, **{task: state.path for task, state in experts.items()}})
+        check_file(out, {"base": origin.path, **{task: state.path for task, state in experts.items()}}, force)
         small = run(call, origin, experts)
         small.write(out)
     share = small.stored_bits / small.expert_bits
@@ -155,13 +158,14 @@ def extract_task(
     task: Annotated[str, typer.Argument(help="The task.")],
     out: Out,
     base: Annotated[Path | None, typer.Option(help="The base, for compressors that need it.")] = None,
+    force: Force = False,
 ) -> None:
     """Write one task's model out of a compressed suite; only its part is read."""
     from mergeflow.checkpoints import write_checkpoint
     from mergeflow.merging.compression.suite_file import extract_task as run
-    from mergeflow.merging.files.place import check_file
+    from mergeflow.merging.files.place import EXTRACTED, check_file
 
     suite, origin = local(context, compressed), local(context, base) if base is not None else None
-    check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})})
-    fingerprint = write_checkpoint(out, run(suite, task, origin), {"task": task})
+    check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})}, force)
+    fingerprint = write_checkpoint(out, run(suite, task, origin), {"task": task, EXTRACTED: task})
     typer.echo(f"{out}  {fingerprint[:16]}…")

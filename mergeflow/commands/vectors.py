@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mergeflow.commands.inputs import local
+from mergeflow.commands.inputs import Force, local
 
 Vector = Annotated[Path, typer.Argument(help="A task vector.")]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
@@ -25,11 +25,12 @@ def extract(
     base: Annotated[Path, typer.Argument(help="The base θ0.")],
     expert: Annotated[Path, typer.Argument(help="The expert θ_t.")],
     out: Out,
+    force: Force = False,
 ) -> None:
     """Write τ = expert − base."""
     from mergeflow.merging.files import vectors
 
-    _say(out, vectors.extract(local(context, base), local(context, expert), out))
+    _say(out, vectors.extract(local(context, base), local(context, expert), out, force=force))
 
 
 def add(
@@ -37,18 +38,19 @@ def add(
     sources: Annotated[list[Path], typer.Argument(help="Task vectors of one base.")],
     out: Out,
     weight: Annotated[list[float] | None, typer.Option(help="One for each vector, in order; all 1 by default.")] = None,
+    force: Force = False,
 ) -> None:
     """Write the weighted sum Σ w_t τ_t."""
     from mergeflow.merging.files import vectors
 
-    _say(out, vectors.add([local(context, source) for source in sources], out, weight))
+    _say(out, vectors.add([local(context, source) for source in sources], out, weight, force=force))
 
 
-def negate(context: typer.Context, source: Vector, out: Out) -> None:
+def negate(context: typer.Context, source: Vector, out: Out, force: Force = False) -> None:
     """Write −τ, which unlearns what τ learned."""
     from mergeflow.merging.files import vectors
 
-    _say(out, vectors.negate(local(context, source), out))
+    _say(out, vectors.negate(local(context, source), out, force=force))
 
 
 def scale(
@@ -56,18 +58,20 @@ def scale(
     source: Vector,
     factor: Annotated[float, typer.Argument(help="Any real number.")],
     out: Out,
+    force: Force = False,
 ) -> None:
     """Write factor · τ."""
     from mergeflow.merging.files import vectors
 
-    _say(out, vectors.scale(local(context, source), factor, out))
+    _say(out, vectors.scale(local(context, source), factor, out, force=force))
 
 
-def analogy(context: typer.Context, a: Vector, b: Vector, c: Vector, out: Out) -> None:
+def analogy(context: typer.Context, a: Vector, b: Vector, c: Vector, out: Out, force: Force = False) -> None:
     """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result."""
     from mergeflow.merging.files import vectors
 
-    _say(out, vectors.analogy(local(context, a), local(context, b), local(context, c), out))
+    made = vectors.analogy(local(context, a), local(context, b), local(context, c), out, force=force)
+    _say(out, made)
 
 
 def _say(out: Path, fingerprint: str) -> None:

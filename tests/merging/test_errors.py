@@ -196,6 +196,34 @@ def test_a_place_that_cannot_be_written_or_read(files):
     assert before == sorted([".out.partial", "base.safetensors", "file", *(f"expert{i}.safetensors" for i in range(3))])
 
 
+def test_a_file_that_no_merge_made_is_replaced_by_force_alone(files):
+    from mergeflow.merging.files import vectors
+
+    out, tau = files / "out.safetensors", files / "tau.safetensors"
+    for precious in (b"not a checkpoint", (files / "expert2.safetensors").read_bytes()):
+        out.write_bytes(precious)
+        tau.write_bytes(precious)
+        for run in (
+            lambda: check_recipe(recipe(files)),
+            lambda: merge(recipe(files)),
+            lambda: vectors.extract(files / "base.safetensors", files / "expert0.safetensors", tau),
+        ):
+            with pytest.raises(MergeflowError, match=r"was not made by a merge.*--force"):
+                run()
+        assert out.read_bytes() == tau.read_bytes() == precious
+    check_recipe(recipe(files), force=True)
+    merge(recipe(files), force=True)
+    vectors.extract(files / "base.safetensors", files / "expert0.safetensors", tau, force=True)
+    first = out.read_bytes()
+    merge(recipe(files, args={"scale": 2}))  # what a merge made is replaced
+    vectors.extract(files / "base.safetensors", files / "expert1.safetensors", tau)
+    assert out.read_bytes() != first
+    with pytest.raises(MergeflowError, match="would overwrite the input"):
+        merge(recipe(files, out=str(files / "expert0.safetensors")), force=True)
+    (files / "empty.safetensors").touch()
+    merge(recipe(files, out=str(files / "empty.safetensors")))
+
+
 def test_a_task_vector_is_no_base(files):
     from mergeflow.merging.files.vectors import extract
 

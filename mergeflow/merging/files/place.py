@@ -6,29 +6,41 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.reader import KIND, open_safetensors
 from mergeflow.errors import MergeflowError
 
 RECORD = "mergeflow.json"
 CARD_HEAD = "---\nlibrary_name: mergeflow\n"
+# Keys in the header of a file that a merge, `vector`, `compress`, `extract-task` or `convert` made.
+EXTRACTED, CONVERTED = "mergeflow.extracted", "mergeflow.converted"
+_MADE_HERE = {"mergeflow.recipe", KIND, EXTRACTED, CONVERTED}
 
 
-def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
+def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
     """Return where a merge's result goes; nothing that is not ours stands in its place or its card's.
+
+    Args:
+        out: Where the result should go.
+        shard_size: The recipe's.
+        inputs: Paths of what is read, by name: never overwritten.
+        force: Whether a file that mergeflow did not make may be replaced; a folder never is.
 
     Raises:
         MergeflowError: As `check_out`, or the card would overwrite a file.
     """
-    target = check_out(out, shard_size, inputs)
-    check_card(target.with_suffix(".md") if target.suffix == ".safetensors" else target / "README.md")
+    target = check_out(out, shard_size, inputs, force)
+    single = target.suffix == ".safetensors"
+    if not (single and force):
+        check_card(target.with_suffix(".md") if single else target / "README.md")
     return target
 
 
-def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
-    """Return the output path, checked against the inputs.
+def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
+    """Return the output path, checked against the inputs; arguments as of `check_place`.
 
     Raises:
-        MergeflowError: No output, one that is an input or lies in one, a folder with files of others, or shards in
-            a file.
+        MergeflowError: No output, one that is an input or lies in one, a file or a folder of somebody else, or shards
+            in a file.
     """
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
@@ -40,20 +52,22 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
         raise MergeflowError(f"out '{out}': results are safetensors. End it in .safetensors, or name a folder.")
     try:
         _check_place(target, single, inputs)
+        if single and not force:
+            check_replaceable_file(target)
     except OSError as error:  # no permission to look, or a name that is too long
         raise MergeflowError(f"cannot write '{out}': {error.strerror}. Choose another place.") from None
     return target
 
 
-def check_file(out: str | Path, inputs: Mapping[str, str]) -> Path:
-    """Return the path of a result that is one safetensors file, checked against the inputs.
+def check_file(out: str | Path, inputs: Mapping[str, str], force: bool = False) -> Path:
+    """Return the path of a result that is one safetensors file, checked as `check_out` does.
 
     Raises:
-        MergeflowError: Another kind of file, one that is an input or lies in one, or a folder.
+        MergeflowError: Another kind of file, one that is an input or lies in one, somebody else's file, or a folder.
     """
     if Path(out).suffix != ".safetensors":
         raise MergeflowError(f"out '{out}': the result is one file, end it in .safetensors.")
-    return check_out(str(out), None, inputs)
+    return check_out(str(out), None, inputs, force)
 
 
 def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
@@ -106,6 +120,26 @@ def check_partial(target: Path) -> None:
     unfinished = partial_folder(target)
     if unfinished.is_symlink() or unfinished.is_file():
         raise MergeflowError(f"'{unfinished}', where the unfinished folder belongs, is a file or a link: move it.")
+
+
+def check_replaceable_file(file: Path) -> None:
+    """Check that a file may be replaced: nothing is there, nothing is in it, or mergeflow made it.
+
+    Raises:
+        MergeflowError: It is somebody else's.
+    """
+    if not os.path.lexists(file) or (file.is_file() and file.stat().st_size == 0):
+        return
+    try:
+        with open_safetensors(file) as found:
+            own = not found.metadata.keys().isdisjoint(_MADE_HERE)
+    except MergeflowError:
+        own = False
+    if not own:
+        raise MergeflowError(
+            f"out '{file}' exists and was not made by a merge: choose another place, move it, or give --force "
+            "(force=True) to replace it."
+        )
 
 
 def check_replaceable(folder: Path) -> None:

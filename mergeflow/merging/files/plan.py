@@ -73,13 +73,16 @@ def _size(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def check_recipe(recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int = BUFFER) -> Plan:
+def check_recipe(
+    recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int = BUFFER, *, force: bool = False
+) -> Plan:
     """Validate a recipe against its files and return what the merge will do; reads headers only.
 
     Args:
         recipe: The recipe: a record, a mapping, or the path of a file.
         resolve: Turns references into local paths.
         buffer: Bytes the merge may hold beyond its largest stack.
+        force: Whether the merge may replace a file that mergeflow did not make.
 
     Raises:
         MergeflowError: Anything that would stop the merge; a missing `out` does not, as `merge` may be given one.
@@ -90,7 +93,7 @@ def check_recipe(recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int 
         plans: list[Plan] = []
         together(
             lambda: plans.append(make_plan(recipe, inputs, buffer)),
-            lambda: recipe.out is None or check_place(recipe.out, recipe.shard_size, inputs.paths),
+            lambda: recipe.out is None or check_place(recipe.out, recipe.shard_size, inputs.paths, force),
         )
         return plans[0]
 

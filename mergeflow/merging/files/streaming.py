@@ -64,6 +64,7 @@ def merge(
     resolve: Resolve | None = None,
     workers: int | None = None,
     buffer: int = BUFFER,
+    force: bool = False,
 ) -> Merged:
     """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
 
@@ -77,6 +78,7 @@ def merge(
         resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.
         workers: Threads, by default one per core; the result does not depend on it.
         buffer: Bytes held at most beyond (experts + 3) × the largest tensor.
+        force: Replace the output file even if mergeflow did not make it (never an input, never a folder).
 
     Returns:
         Path and fingerprints; the same stand in the file's metadata and in the model card beside it.
@@ -92,7 +94,7 @@ def merge(
     check_device(recipe.device)
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
-        target = check_place(recipe.out, recipe.shard_size, inputs.paths)
+        target = check_place(recipe.out, recipe.shard_size, inputs.paths, force)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
         single = target.suffix == ".safetensors"
         result, digests = job.into_file() if single else job.into_folder(resume)

@@ -22,7 +22,7 @@ from mergeflow.merging.files.place import check_file
 Pathlike = str | Path
 
 
-def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
+def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = False) -> str:
     """Write the task vector of an expert.
 
     τ = θ_t − θ0, float32 (float64 where an input is); integer tensors have none
@@ -31,6 +31,7 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
         base: Path of θ0, a whole model.
         expert: Path of θ_t: names, shapes and types as the base's; or of an adapter, or a task vector, which is copied.
         out: The `.safetensors` file to make; its metadata names base and expert by fingerprint.
+        force: Replace `out` even if mergeflow did not make it.
 
     Returns:
         The fingerprint of the task vector.
@@ -40,7 +41,7 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
             that is an input.
     """
     with open_base(base) as origin, open_checkpoint(expert) as tuned:
-        target = check_file(out, {"base": origin.path, "expert": tuned.path})
+        target = check_file(out, {"base": origin.path, "expert": tuned.path}, force)
         check_compatible(origin, {"expert": tuned})
         found, taken = fingerprint(origin), tuned.metadata.get(BASE)
         if tuned.is_task_vector and taken and taken != found:
@@ -51,13 +52,16 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike) -> str:
         return _combine([(1.0, tuned), (-1.0, whole)], target, {BASE: found, "mergeflow.expert": fingerprint(tuned)})
 
 
-def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | None = None) -> str:
+def add(
+    vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | None = None, *, force: bool = False
+) -> str:
     """Write the weighted sum of task vectors, Σ w_t τ_t.
 
     Args:
         vectors: Paths of task vectors of one base.
         out: The file to make.
         weights: One per vector, any real numbers; all 1 by default.
+        force: Replace `out` even if mergeflow did not make it.
 
     Raises:
         MergeflowError: Vectors of different bases or models, a weight that is no finite number, a sum that overflows.
@@ -71,23 +75,23 @@ def add(vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | N
         raise MergeflowError(f"the factors of task vectors must be finite numbers, found {factors}.")
     with ExitStack() as opened:
         states = [opened.enter_context(open_vector(path)) for path in vectors]
-        target = check_file(out, {state.path: state.path for state in states})
+        target = check_file(out, {state.path: state.path for state in states}, force)
         return _combine(list(zip(factors, states, strict=True)), target, _common_base(states))
 
 
-def scale(vector: Pathlike, factor: float, out: Pathlike) -> str:
+def scale(vector: Pathlike, factor: float, out: Pathlike, *, force: bool = False) -> str:
     """Write factor · τ."""
-    return add([vector], out, [factor])
+    return add([vector], out, [factor], force=force)
 
 
-def negate(vector: Pathlike, out: Pathlike) -> str:
+def negate(vector: Pathlike, out: Pathlike, *, force: bool = False) -> str:
     """Write −τ, which unlearns what τ learned."""
-    return scale(vector, -1.0, out)
+    return scale(vector, -1.0, out, force=force)
 
 
-def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike) -> str:
+def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike, *, force: bool = False) -> str:
     """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result (Ilharco et al., section 5)."""
-    return add([c, b, a], out, [1.0, 1.0, -1.0])
+    return add([c, b, a], out, [1.0, 1.0, -1.0], force=force)
 
 
 def open_vector(path: Pathlike) -> LazyStateDict:
