@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from mergeflow import layout
+from mergeflow.data import load_manifest
 from registry.gates import Evidence
-from registry.pipeline_records import StageFiles, read_json, split_digest
+from registry.pipeline_records import StageFiles, split_digest
 from registry.provenance import NAME
 from registry.pyfunc_model import ModelFiles
 from registry.replay import replay
@@ -37,7 +38,7 @@ def make_candidate(
             encoder=io.dep(layout.merge(selection["winner"])),
             heads={task: io.dep(layout.head(task)) for task in tasks},
             architecture=model.architecture,
-            image_size=read_json(io, layout.manifest(tasks[0]))["image_size"],
+            image_size=load_manifest(io.dep(layout.manifest_folder(tasks[0])))["decoding"]["image_size"],
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),
         evidence=_evidence(io, selection, _replays(io, winner)),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import yaml
 
 from mergeflow import layout
+from mergeflow.data import digest_of_split, load_manifest
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
 
 _CODE = ("mergeflow", "tasks", "registry", "flows", "params.yaml", "dvc.yaml")
@@ -66,13 +67,8 @@ def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
 
 
 def split_digest(io: StageFiles, task: str, split: str) -> str:
-    """Return one SHA-256 for the pixels and labels of a split."""
-    return digest_of_split(read_json(io, layout.manifest(task))["splits"][split])
-
-
-def digest_of_split(facts: Mapping[str, Any]) -> str:
-    """Return the same from a manifest's facts of the split."""
-    return hashlib.sha256((facts["pixels_sha256"] + facts["labels_sha256"]).encode()).hexdigest()
+    """Return one SHA-256 for the arrays of a split."""
+    return digest_of_split(load_manifest(io.dep(layout.manifest_folder(task)))["splits"][split])
 
 
 def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRecord]:

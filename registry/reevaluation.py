@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.data import load_split
 from registry.gates import Evidence
 from registry.lookup import download, find_version
 from registry.served_model import read_model

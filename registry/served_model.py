@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.data.images import resize, to_rgb
+from mergeflow.modalities.vision.images import resize, to_rgb
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Network
 

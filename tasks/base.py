@@ -2,9 +2,9 @@
 
 from mergeflow import layout
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import save_head
-from mergeflow.modalities.vision.data import load_manifest
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from tasks.project.stage import StageIO

@@ -1,10 +1,15 @@
-"""Stage `prepare`: one task's images, read or drawn, split, and decoded once."""
+"""Stage `prepare`: one task's examples, read or drawn, split, and decoded once."""
 
 import shutil
+import sys
 
 from mergeflow import layout
-from mergeflow.modalities.vision.data import SPLITS, Progress, open_source, prepare_task
-from mergeflow.modalities.vision.data.store import MANIFEST
+from mergeflow.data import SPLITS
+from mergeflow.data.arrays import MANIFEST
+from mergeflow.data.prepare import prepare_task
+from mergeflow.data.task import Progress
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.sources.kinds import open_images
 from tasks.project.stage import StageIO
 
 
@@ -13,10 +18,12 @@ def run(io: StageIO) -> None:
 
     The splits lie in folders of their own so that the graph shows who reads which: test is read by `evaluate` alone.
     """
-    raw = open_source(io.item, io.section(f"tasks.{io.item}"), io.params.seed, root=io.root)
+    raw = open_images(io.item, io.section(f"tasks.{io.item}"), io.params.seed, root=io.root)
     work = io.scratch / "prepared"
     shutil.rmtree(work, ignore_errors=True)
-    prepare_task(raw, work, io.section("data").image_size, io.params.seed, _progress(io))
+    decoding = image_decoding(io.section("data").image_size)
+    for warning in prepare_task(raw, work, decoding, io.params.seed, _progress(io))["warnings"]:
+        print(f"warning: task '{io.item}': {warning}", file=sys.stderr)
     for split in SPLITS:
         folder = io.out(layout.split(split, io.item))
         folder.mkdir()

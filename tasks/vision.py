@@ -9,10 +9,10 @@ import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Network
 from tasks.project.devices import device_names, device_slot

@@ -15,7 +15,7 @@ FILES = {
     *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.shelf"),
     "mergeflow.checkpoints",
 }
-DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.suites"}  # suites still build on vision's Example
+DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data", "mergeflow.suites"}
 LEARNING = {*FILES, *DATA, "mergeflow.merging"}
 ALLOWED = {
     "mergeflow.errors": set(),
@@ -27,7 +27,8 @@ ALLOWED = {
     "mergeflow.merging": FILES,
     "mergeflow.modality": {"mergeflow.errors"},
     "mergeflow.modalities": {*FILES, *DATA},
-    "mergeflow.suites": {*FILES, *DATA},
+    "mergeflow.data": {"mergeflow.errors"},
+    "mergeflow.suites": {"mergeflow.errors", "mergeflow.data"},
     "mergeflow.training": LEARNING,
     "mergeflow.evaluation": LEARNING,
     "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation", "mergeflow.search"},  # both open a sweep's models
@@ -77,7 +78,7 @@ def test_each_tool_has_one_home(tool: str) -> None:
 def test_the_library_alone_imports_none_of_the_orchestra() -> None:
     code = (
         "import sys, mergeflow, mergeflow.cli, mergeflow.merging, mergeflow.checkpoints, mergeflow.training\n"
-        "import mergeflow.evaluation, mergeflow.search.sweep, mergeflow.modalities.vision.data\n"
+        "import mergeflow.evaluation, mergeflow.search.sweep, mergeflow.data\n"
         "heavy = ('prefect', 'mlflow', 'dvc', 'matplotlib', 'sklearn', 'datasets')\n"
         "print([module for module in heavy if module in sys.modules])"
     )

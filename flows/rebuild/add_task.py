@@ -17,8 +17,10 @@ from flows.rebuild.scratch import scratch_project
 from flows.staleness import record_outputs
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.data import load_manifest
+from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import load_manifest
+from mergeflow.modalities.vision.sources.kinds import SOURCES
 from mergeflow.training.settings import TOGETHER
 from registry.environment import environment
 from registry.lookup import current
@@ -40,27 +42,29 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
 
     Args:
         root: the project folder.
-        address: a source (`hf:tanganke/eurosat`), or a folder of images or of Parquet files.
-        name: of the task; None: the last part of the address.
+        address: a source (`hf:tanganke/eurosat?classes=0-4`), or a folder of images or of Parquet files.
+        name: of the task; None: the last part of the address, and what its transforms say.
 
     Raises:
-        MergeflowError: no such folder, or no name can be made of the address.
+        MergeflowError: neither a folder nor a source of a known kind, or no name can be made of the address.
     """
     source = address
-    if not re.match(r"(suite|parquet|folder|torchvision|hf):", address):
+    if parse_address(address).kind not in SOURCES:
         folder = Path(address)
         if not folder.exists():
             raise MergeflowError(
-                f"'{address}' is no folder here and no source: give a path, or KIND:ADDRESS with a kind of suite, "
-                "parquet, folder, torchvision or hf."
+                f"'{address}' is neither a folder here nor a source: give a path, or KIND:ADDRESS with a "
+                f"kind of {', '.join(sorted(SOURCES))}."
             )
         place = folder.resolve()
         local = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else str(place)
         kind = "parquet" if place.suffix == ".parquet" or any(place.glob("**/*.parquet")) else "folder"
         source = f"{kind}:{local}"
     if name is None:
-        last = re.split(r"[:/@#]", re.sub(r"[@#].*$", "", source).rstrip("/").removesuffix(".parquet"))[-1]
-        name = re.sub(r"[^a-z0-9_-]+", "_", last.lower()).strip("_-")
+        parsed = parse_address(source)
+        last = re.sub(r"[@#].*$", "", parsed.place).rstrip("/").removesuffix(".parquet").split("/")[-1]
+        whole = "_".join([last, *(f"{transform}{value}" for transform, value in parsed.transforms)])
+        name = re.sub(r"[^a-z0-9_-]+", "_", whole.lower()).strip("_-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise MergeflowError(
             f"task name {name!r}: use lower-case letters, digits, '-' and '_': `add-task NAME SOURCE`."

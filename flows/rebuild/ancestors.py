@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.data import digest_of_split, load_manifest, load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import load_manifest, load_split
-from registry.pipeline_records import digest_of_split
 
 ENCODER = "image_encoder.safetensors"
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import write_checkpoint, write_text
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
@@ -16,7 +17,6 @@ from mergeflow.merging.files.inputs import open_inputs
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.models import ClipModel, image_model
 from mergeflow.modality import Model, Predictions
 from mergeflow.search.sweep_file import ModelPart

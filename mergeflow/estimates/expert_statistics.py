@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.estimates.fisher import Labels, diagonal_fisher
 from mergeflow.estimates.gram import input_grams
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.search.sweep_file import ModelPart
 from mergeflow.search.sweep_inputs import check_device, check_head, open_model

@@ -13,14 +13,17 @@ from typing import Any
 import torch
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint
+from mergeflow.data import load_manifest, load_split
+from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe
 from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.data import load_manifest, load_split, open_source, prepare_task
+from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ClipModel, image_model, load_clip
+from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modality import Examples, Model, check_fit
 from mergeflow.search.sweep_file import ModelPart, Sweep
 
@@ -123,12 +126,13 @@ def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
     place = folder / "data" / task
     if place.exists():
         manifest = load_manifest(place)
-        if (manifest["source"], manifest["seed"], manifest["image_size"]) == (part.source, sweep.seed, image_size):
+        found = (manifest["source"], manifest["seed"], manifest["decoding"])
+        if found == (part.source, sweep.seed, {"image_size": image_size}):
             return place
         shutil.rmtree(place)
     partial = place.with_name(f".{task}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    prepare_task(open_source(task, part.source, sweep.seed), partial, image_size, sweep.seed)
+    prepare_task(open_images(task, part.source, sweep.seed), partial, image_decoding(image_size), sweep.seed)
     os.rename(partial, place)
     return place
 
@@ -144,7 +148,7 @@ def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel) -> tuple[C
     check_head(task, head, data.class_names, clip)
     split = load_manifest(place)["splits"][sweep.split]
     weight = fingerprint({"weight": head.weight.detach()})
-    parts = (split["pixels_sha256"], split["labels_sha256"], weight, head.logit_scale)
+    parts = (*(array["sha256"] for array in split["arrays"].values()), weight, head.logit_scale)
     digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
     labels = torch.from_numpy(data.labels).to(sweep.device)
     return Classification(task, torch.from_numpy(data.images), labels, head.to(sweep.device)), digest

@@ -1,12 +1,13 @@
 """The embedded suites: image-classification tasks that need no download."""
 
+from mergeflow.data import SPLITS
 from mergeflow.errors import unknown_name
-from mergeflow.suites.core import SPLITS, TEMPLATES, Suite, SuiteTask
-from mergeflow.suites.pocket import POCKETS
+from mergeflow.suites.core import TEMPLATES, Suite, SuiteTask
+from mergeflow.suites.pocket import DIGITS, POCKETS
 
 __all__ = ["SPLITS", "TEMPLATES", "Suite", "SuiteTask", "get_suite", "suite_names"]
 
-_SUITES = {suite.name: suite for suite in POCKETS}
+_SUITES = {suite.name: suite for suite in (*POCKETS, DIGITS)}
 
 
 def suite_names() -> list[str]:
@@ -14,7 +15,7 @@ def suite_names() -> list[str]:
 
     Example:
         >>> suite_names()
-        ['pocket8', 'pocket14', 'pocket20']
+        ['pocket8', 'pocket14', 'pocket20', 'pocket-digits']
     """
     return list(_SUITES)
 

@@ -3,19 +3,17 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
+from PIL import Image
 
+from mergeflow.data.task import Example
 from mergeflow.errors import unknown_name
 from mergeflow.suites.canvas import PHOTO, Style
 
-if TYPE_CHECKING:
-    from mergeflow.modalities.vision.data import Example
-
 TEMPLATES = ("a photo of {}", "an image of {}", "{}", "a picture of {}")
-SPLITS = ("train", "validation", "test")
 
 Painter = Callable[[Generator, int, Style], np.ndarray]
 
@@ -77,15 +75,14 @@ class SuiteTask:
         pairs = [self.sample(split, index) for index in range(self.counts[split])]
         return np.stack([image for image, _ in pairs]), np.array([label for _, label in pairs], dtype=np.int64)
 
-    def draw(self, split: str) -> "Iterator[Example]":
-        """Yield the examples of a split, images as Pillow images."""
-        from PIL import Image
-
-        from mergeflow.modalities.vision.data import Example
-
+    def draw(self, split: str) -> Iterator[Example]:
+        """Yield the examples of a split; an image is drawn when it is read, as a Pillow image."""
         for index in range(self.counts[split]):
-            image, label = self.sample(split, index)
-            yield Example(Image.fromarray(image), f"{self.name}/{split}/{index:05d}.png", label)
+            label = index % len(self.class_names) if self.real is None else self.real(split, index)[1]
+            yield Example(partial(self._picture, split, index), f"{self.name}/{split}/{index:05d}.png", label)
+
+    def _picture(self, split: str, index: int) -> Image.Image:
+        return Image.fromarray(self.sample(split, index)[0])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""pocket8, pocket14 and pocket20: they mirror the field's benchmarks of 8, 14 and 20 tasks; each extends the last."""
+"""pocket8, pocket14 and pocket20, after benchmarks of 8, 14 and 20 tasks, each extending the last; pocket-digits."""
 
 from mergeflow.suites.core import Suite, SuiteTask
 from mergeflow.suites.drawn import (
@@ -47,4 +47,5 @@ _TASKS: tuple[SuiteTask, ...] = (
     kana.TASK,
 )
 
+DIGITS = Suite("pocket-digits", {"digits": digits.DRAWN})
 POCKETS = tuple(Suite(f"pocket{count}", {task.name: task for task in _TASKS[:count]}) for count in (8, 14, 20))

@@ -1,24 +1,23 @@
 """What a stage reads below `inputs`: only what its parameters name, so that other people's files change nothing."""
 
-import re
 from collections.abc import Iterator
 from posixpath import normpath
 from typing import Any
 
-from mergeflow.modalities.vision.data.torchvision_source import DEFAULT_ROOT
+from mergeflow.data.address import parse_address
 from tasks.project.stage import covers
 
 INPUTS = "inputs"
 
 
 def named_inputs(values: Any) -> list[str]:
-    """Return the files and folders below `inputs` that stand in parameters, as paths or as sources of data.
+    """Return the files and folders below `inputs` that parameters name, as paths or as sources of data.
 
     Example:
-        >>> named_inputs({"digits": "suite:pocket8", "cats": "folder:inputs/cats", "dtd": "torchvision:DTD"})
-        ['inputs/cats', 'inputs/torchvision']
+        >>> named_inputs({"cats": "folder:inputs/cats?rotate=45", "dtd": "torchvision:DTD", "base": "inputs/b.pt"})
+        ['inputs/b.pt', 'inputs/cats', 'inputs/torchvision']
     """
-    paths = {normpath(path) for text in _texts(values) for path in (text, _local(text)) if path}
+    paths = {normpath(path) for text in _texts(values) for path in parse_address(text).paths if path}
     return [INPUTS] if "." in paths else sorted(path for path in paths if covers(INPUTS, path))
 
 
@@ -30,11 +29,3 @@ def _texts(values: Any) -> Iterator[str]:
             yield from _texts(value)
     elif isinstance(values, str):
         yield values
-
-
-def _local(source: str) -> str:
-    """Return the path in a source, up to its first wildcard."""
-    kind, _, address = source.partition(":")
-    if kind == "torchvision":
-        return address.partition("@")[2] or DEFAULT_ROOT
-    return re.sub(r"/?[^/]*[*?\[].*", "", address)

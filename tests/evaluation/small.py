@@ -9,8 +9,11 @@ import torch
 from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
+from mergeflow.data.task import Example, RawTask
 from mergeflow.modalities.heads import load_head, save_head
-from mergeflow.modalities.vision.data import Example, RawTask, load_split, prepare_task
+from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Network
@@ -37,7 +40,7 @@ def prepare(folder: Path, task: str) -> None:
         ["a photo of a {}."],
         {split: lambda split=split: examples(task, split) for split in COUNTS},
     )
-    prepare_task(raw, folder, 32, seed=0)
+    prepare_task(raw, folder, image_decoding(32), seed=0)
 
 
 def make_world(folder: Path) -> None:

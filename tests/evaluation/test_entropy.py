@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.estimates.entropy import AdamergeOrder, entropy_gradient, learn_coefficients
 from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.models import image_model, load_clip
 from tests.evaluation.small import TASKS, load_head
 

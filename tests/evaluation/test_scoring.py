@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_split
 from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import _largest_rank_ratio
 from tests.evaluation.small import TASKS, load_head

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples
 from mergeflow.merging import load_recipe, merge
-from mergeflow.modalities.vision.data import load_split
 
 TASKS = ("red", "blue", "grey")
 

@@ -17,11 +17,11 @@ import yaml
 from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies, normalised
 from mergeflow.merging import configure, load_recipe, merge, prepare
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.data import load_split
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import make_sweep

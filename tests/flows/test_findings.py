@@ -89,7 +89,7 @@ def test_task_vectors_are_nearly_orthogonal(folder: Path) -> None:
 
 
 def test_no_image_is_in_two_splits(folder: Path) -> None:
-    from mergeflow.modalities.vision.data import load_split
+    from mergeflow.data import load_split
 
     for task in (folder / "outputs/data/manifests").iterdir():
         seen: set[bytes] = set()

@@ -207,7 +207,8 @@ class TestAddTask:
         assert read_address(home, "hf:tanganke/eurosat@main", None) == ("eurosat", "hf:tanganke/eurosat@main")
         assert read_address(home, "torchvision:EuroSAT@inputs/tv") == ("eurosat", "torchvision:EuroSAT@inputs/tv")
         assert read_address(home, "suite:pocket8", "digits") == ("digits", "suite:pocket8")
-        with pytest.raises(MergeflowError, match="no folder here"):
+        assert read_address(home, "hf:o/birds?classes=0-4&rotate=45")[0] == "birds_classes0-4_rotate45"
+        with pytest.raises(MergeflowError, match="neither a folder here nor a source"):
             read_address(home, "inputs/none")
         with pytest.raises(MergeflowError, match="lower-case"):
             read_address(home, "suite:pocket8", "Digits!")

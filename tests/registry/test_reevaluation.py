@@ -10,9 +10,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
+from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import Example, RawTask, load_split, prepare_task
-from mergeflow.modalities.vision.data.images import encode_png
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.images import encode_png
 from registry.gates import Evidence, GateSettings
 from registry.lookup import load
 from registry.promotion import promote, register
@@ -35,7 +38,7 @@ def prepare(folder: Path, task: str, size: int = 32, names: list[str] | None = N
             yield Example(noise if split == "validation" else plain, f"{row}.png", row % len(classes))
 
     splits = {split: partial(draw, split) for split in ("train", "validation", "test")}
-    prepare_task(RawTask(task, classes, ["a {}."], splits), folder, size)
+    prepare_task(RawTask(task, classes, ["a {}."], splits), folder, image_decoding(size))
     return folder
 
 

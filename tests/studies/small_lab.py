@@ -11,8 +11,8 @@ import yaml
 
 from flows.study_commands import find_studies
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import SPLITS, load_split
 from mergeflow.modalities.heads import save_head
-from mergeflow.modalities.vision.data import SPLITS, load_split
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from tasks.project.graph import load_graph

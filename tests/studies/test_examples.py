@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import open_source
-from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, get_real_task
 from mergeflow.modalities.vision.models import _check_tag, _weights_path
+from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.study_options import check_study_options
 from tests.studies.small_lab import ROOT
@@ -63,4 +63,4 @@ def test_an_examples_sources_are_the_20_in_order_and_open_as_far_as_they_can(exa
     missing = re.escape(str(tmp_path / "inputs/torchvision"))
     for task, source in tasks.items():
         with pytest.raises(MergeflowError, match=missing):
-            open_source(task, source, root=tmp_path)
+            open_images(task, source, root=tmp_path)

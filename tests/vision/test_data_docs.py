@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mergeflow.modalities.vision.data import open_source, prepare_task
-from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS
-from mergeflow.modalities.vision.data.sources import _openers
+from mergeflow.data.prepare import prepare_task
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.sources.kinds import SOURCES, open_images
+from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 def test_every_source_and_real_task_is_documented() -> None:
-    assert all(f"| `{kind}:" in DOCS for kind in _openers())
+    assert all(f"| `{kind}:" in DOCS for kind in SOURCES)
     assert all(task.hub_id in DOCS and task.name in DOCS for task in REAL_TASKS.values())
 
 
@@ -22,7 +23,7 @@ def test_every_field_of_the_manifest_is_documented(tmp_path: Path) -> None:
     for row in range(20):
         (tmp_path / "pets" / f"{row % 2}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 4, 3), row, np.uint8)).save(tmp_path / "pets" / f"{row % 2}" / f"{row}.png")
-    manifest = prepare_task(open_source("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", 4)
+    manifest = prepare_task(open_images("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", image_decoding(4))
     assert all(f"`{name}`" in DOCS for name in (*manifest, *manifest["splits"]["train"]))
 
 

@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
-from mergeflow.modalities.vision.data.parquet_format import image_schema
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.image_columns import image_schema
+from mergeflow.modalities.vision.sources.kinds import open_images
 
 
 def encoded(seed: int, kind: str = "PNG", size: int = 12) -> bytes:
@@ -57,21 +60,21 @@ def test_snapshots_of_every_layout_are_read(layout: str, tmp_path: Path) -> None
     if layout == "shards":
         write_shard(tmp_path / "data/train-00001-of-00002.parquet", range(30, 32))
     (tmp_path / "README.md").write_text("card")
-    raw = open_source("pets", f"parquet:{tmp_path}")
+    raw = open_images("pets", f"parquet:{tmp_path}")
     expected = 12 if layout == "shards" else 10
     assert (list(raw.class_names), dict(raw.counts)) == (
         ["cat", "dog"],
         {"train": expected, "validation": 4, "test": 6},
     )
-    manifest = prepare_task(raw, tmp_path / "out", 8)
+    manifest = prepare_task(raw, tmp_path / "out", image_decoding(8))
     assert manifest["splits"]["train"]["count"] == expected
     assert manifest["splits"]["test"]["carved_from"] is None
 
 
 def test_one_file_is_a_training_split_and_its_bytes_are_kept(tmp_path: Path) -> None:
     write_shard(tmp_path / "all.parquet", range(60))
-    raw = open_source("pets", f"parquet:{tmp_path / 'all.parquet'}")
-    splits = prepare_task(raw, tmp_path / "out", 8)["splits"]
+    raw = open_images("pets", f"parquet:{tmp_path / 'all.parquet'}")
+    splits = prepare_task(raw, tmp_path / "out", image_decoding(8))["splits"]
     assert [splits[s]["count"] for s in ("train", "validation", "test")] == [48, 6, 6]
     kept = [
         row["image"]["bytes"]
@@ -86,7 +89,7 @@ def test_a_snapshot_is_read_through_a_uri(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/pets/data/train-00000-of-00001.parquet", (tmp_path / "train.parquet").read_bytes())
     try:
-        manifest = prepare_task(open_source("pets", "parquet:memory://pets"), tmp_path / "out", 8)
+        manifest = prepare_task(open_images("pets", "parquet:memory://pets"), tmp_path / "out", image_decoding(8))
     finally:
         memory.rm("/pets", recursive=True)
     assert sum(record["count"] for record in manifest["splits"].values()) == 20
@@ -96,7 +99,7 @@ def test_other_columns_are_left_alone_and_declared_ones_win(tmp_path: Path) -> N
     write_shard(tmp_path / "train.parquet", range(20))
     table = pq.read_table(tmp_path / "train.parquet").append_column("id", pa.array(range(20)))
     pq.write_table(table, tmp_path / "train.parquet")
-    assert open_source("pets", f"parquet:{tmp_path}").counts == {"train": 20}
+    assert open_images("pets", f"parquet:{tmp_path}").counts == {"train": 20}
 
 
 def bare(table: pa.Table) -> pa.Table:
@@ -118,7 +121,7 @@ def test_a_wrong_schema_prints_found_and_expected(change: object, found: str, tm
     write_shard(tmp_path / "train.parquet", range(4))
     pq.write_table(change(pq.read_table(tmp_path / "train.parquet")), tmp_path / "train.parquet")  # type: ignore[operator]
     with pytest.raises(MergeflowError, match=found) as caught:
-        open_source("pets", f"parquet:{tmp_path}")
+        open_images("pets", f"parquet:{tmp_path}")
     assert "train.parquet" in str(caught.value)
     assert "Expected: one image column of type struct<bytes: binary, path: string>" in str(caught.value)
 
@@ -129,7 +132,7 @@ def test_a_corrupt_parquet_file_is_named(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(MergeflowError, match=r"train\.parquet: not a readable Parquet file"):
-        open_source("pets", f"parquet:{tmp_path}")
+        open_images("pets", f"parquet:{tmp_path}")
 
 
 def test_parquet_with_a_damaged_middle_is_an_error_not_a_smaller_task(tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_parquet_with_a_damaged_middle_is_an_error_not_a_smaller_task(tmp_path: 
     whole[20_000:60_000] = bytes(40_000)
     path.write_bytes(whole)
     with pytest.raises(MergeflowError, match=r"train.*(not a readable Parquet file|cannot be decoded)"):
-        prepare_task(open_source("pets", f"parquet:{tmp_path}"), tmp_path / "out", 8)
+        prepare_task(open_images("pets", f"parquet:{tmp_path}"), tmp_path / "out", image_decoding(8))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_unsupported_snapshots_are_refused(names: Sequence[str], found: str, tmp
     for name in names:
         write_shard(tmp_path / name, range(4))
     with pytest.raises(MergeflowError, match=found):
-        open_source("pets", f"parquet:{tmp_path}")
+        open_images("pets", f"parquet:{tmp_path}")
 
 
 def test_shards_must_agree_about_class_names(tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ def test_shards_must_agree_about_class_names(tmp_path: Path) -> None:
     with pytest.raises(
         MergeflowError, match=r"test\.parquet: columns and class names are .* but those of .*train\.parquet"
     ):
-        open_source("pets", f"parquet:{tmp_path}")
+        open_images("pets", f"parquet:{tmp_path}")
 
 
 @pytest.mark.parametrize(("column", "found"), [("image", "no image bytes"), ("label", "no label")])
@@ -175,7 +178,7 @@ def test_a_row_without_image_or_label_is_named(column: str, found: str, tmp_path
     for split in ("train", "validation", "test"):
         pq.write_table(pa.Table.from_pylist(rows, schema=image_schema(["a", "b"])), tmp_path / f"{split}.parquet")
     with pytest.raises(MergeflowError, match=rf"test\.parquet, row 2: {found}"):
-        prepare_task(open_source("pets", f"parquet:{tmp_path}"), tmp_path / "out", 8)
+        prepare_task(open_images("pets", f"parquet:{tmp_path}"), tmp_path / "out", image_decoding(8))
 
 
 def test_a_folder_per_class_is_split_the_same_way_every_time(tmp_path: Path) -> None:
@@ -183,8 +186,8 @@ def test_a_folder_per_class_is_split_the_same_way_every_time(tmp_path: Path) -> 
     for name in ("one", "two"):
         if name == "two":
             shutil.move(tmp_path / "pets", tmp_path / "moved")
-        raw = open_source("pets", f"folder:{tmp_path / ('pets' if name == 'one' else 'moved')}")
-        manifest = prepare_task(raw, tmp_path / name, 8)
+        raw = open_images("pets", f"folder:{tmp_path / ('pets' if name == 'one' else 'moved')}")
+        manifest = prepare_task(raw, tmp_path / name, image_decoding(8))
     assert manifest["class_names"] == ["cat", "dog"]
     assert [manifest["splits"][s]["per_class"] for s in ("train", "validation", "test")] == [[16, 16], [2, 2], [2, 2]]
     for split in ("train", "validation", "test"):
@@ -201,9 +204,8 @@ def test_split_folders_are_used(validation: str | None, tmp_path: Path) -> None:
         write_folder(tmp_path / validation, classes=("cat",), images=4, first=700)
     (tmp_path / "LICENSE").write_text("free")
     (tmp_path / "train" / ".DS_Store").write_text("hidden")
-    splits = prepare_task(open_source("pets", f"folder:{tmp_path}"), tmp_path.parent / f"{tmp_path.name}-out", 8)[
-        "splits"
-    ]
+    out = tmp_path.parent / f"{tmp_path.name}-out"
+    splits = prepare_task(open_images("pets", f"folder:{tmp_path}"), out, image_decoding(8))["splits"]
     assert splits["test"]["per_class"] == [3, 3]
     assert splits["validation"]["per_class"] == ([4, 0] if validation else [2, 2])
     assert splits["train"]["per_class"] == ([20, 20] if validation else [18, 18])
@@ -217,7 +219,7 @@ def test_jpegs_are_kept_as_they_are_and_resized_as_clip_does(tmp_path: Path) -> 
             (tmp_path / split / str(row)).mkdir(parents=True)
             (tmp_path / split / str(row) / f"{row}.JPG").write_bytes(encoded(10 * first + row, "JPEG", size))
     out = tmp_path.parent / f"{tmp_path.name}-out"
-    prepare_task(open_source("jpeg", f"folder:{tmp_path}"), out, 16)
+    prepare_task(open_images("jpeg", f"folder:{tmp_path}"), out, image_decoding(16))
     rows = pq.read_table(out / "train.parquet").to_pylist()
     images = load_split(out, "train").images
     for row, image in zip(rows, images, strict=True):
@@ -244,18 +246,18 @@ def test_unsupported_folders_are_refused(paths: Sequence[str], found: str, tmp_p
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(encoded(1))
     with pytest.raises(MergeflowError, match=found):
-        open_source("pets", f"folder:{tmp_path}")
+        open_images("pets", f"folder:{tmp_path}")
 
 
 def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     write_folder(tmp_path / "pets")
     (tmp_path / "pets" / "emu").mkdir()
-    with pytest.raises(MergeflowError, match=r"1 of 3 classes have no training image in folder:.*'emu'"):
-        prepare_task(open_source("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", 8)
+    with pytest.raises(MergeflowError, match=r"1 of 3 classes have no training example in folder:.*'emu'"):
+        prepare_task(open_images("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", image_decoding(8))
     (tmp_path / "pets" / "emu").rmdir()
     (tmp_path / "pets" / "dog" / "003.png").write_bytes(b"not a picture")
     with pytest.raises(MergeflowError, match=r"row 23: image 'dog/003\.png' cannot be decoded"):
-        prepare_task(open_source("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", 8)
+        prepare_task(open_images("pets", f"folder:{tmp_path / 'pets'}"), tmp_path / "out", image_decoding(8))
 
 
 @pytest.mark.parametrize(
@@ -274,33 +276,33 @@ def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> N
 )
 def test_bad_addresses_are_one_clear_error(source: str, found: str) -> None:
     with pytest.raises(MergeflowError, match=found):
-        open_source("pets", source)
+        open_images("pets", source)
 
 
 def test_names_and_templates_can_be_replaced(tmp_path: Path) -> None:
     write_folder(tmp_path, images=2)
-    raw = open_source("pets", f"folder:{tmp_path}", class_names=["tabby", "hound"], templates=["my {}"])
+    raw = open_images("pets", f"folder:{tmp_path}", class_names=["tabby", "hound"], templates=["my {}"])
     assert (raw.class_names, raw.templates) == (("tabby", "hound"), ("my {}",))
     with pytest.raises(MergeflowError, match=r"1 class names given, but folder:.* has 2 classes"):
-        open_source("pets", f"folder:{tmp_path}", class_names=["tabby"])
+        open_images("pets", f"folder:{tmp_path}", class_names=["tabby"])
 
 
 def test_a_suite_task_is_prepared(tmp_path: Path) -> None:
-    raw = open_source("digits", "suite:pocket8")
-    manifest = prepare_task(raw, tmp_path, 32)
+    raw = open_images("digits", "suite:pocket8")
+    manifest = prepare_task(raw, tmp_path, image_decoding(32))
     assert {split: record["count"] for split, record in manifest["splits"].items()} == dict(raw.counts)
     assert not any(record["duplicates_removed"] for record in manifest["splits"].values())
 
 
 def test_relative_paths_start_from_the_root_and_stay_relative_in_the_manifest(tmp_path: Path) -> None:
     write_folder(tmp_path / "raw" / "pets")
-    manifest = prepare_task(open_source("pets", "folder:raw/pets", root=tmp_path), tmp_path / "out", 8)
+    manifest = prepare_task(open_images("pets", "folder:raw/pets", root=tmp_path), tmp_path / "out", image_decoding(8))
     assert manifest["source"] == "folder:raw/pets"
     assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
 
 
 def test_a_task_that_the_suite_lacks_is_found_in_the_larger_one() -> None:
     with pytest.raises(MergeflowError, match=r"suite pocket14 has 14 tasks and not this one.*write suite:pocket20"):
-        open_source("kana", "suite:pocket14")
+        open_images("kana", "suite:pocket14")
     with pytest.raises(MergeflowError, match="unknown task of suite pocket8 'digit': did you mean 'digits'"):
-        open_source("digit", "suite:pocket8")
+        open_images("digit", "suite:pocket8")

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
-from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS
 
 
 def save(path: Path, seed: int) -> None:
@@ -37,7 +40,11 @@ def image_folder(root: Path) -> Path:
 
 
 def prepared(folder: Path) -> Path:
-    prepare_task(open_source("textures", f"folder:{image_folder(folder / 'raw')}"), folder / "textures", 8)
+    prepare_task(
+        open_images("textures", f"folder:{image_folder(folder / 'raw')}"),
+        folder / "textures",
+        image_decoding(8),
+    )
     return folder / "textures"
 
 
@@ -65,7 +72,7 @@ def test_we_read_what_datasets_writes(own_cache: Path) -> None:
             {"img": [images[r] for r in rows], "fine": [r % 2 for r in rows]}, features=features
         )
         part.to_parquet(own_cache / "data" / f"{split}-00000-of-00001.parquet")
-    splits = prepare_task(open_source("parity", f"parquet:{own_cache}"), own_cache / "out", 5)["splits"]
+    splits = prepare_task(open_images("parity", f"parquet:{own_cache}"), own_cache / "out", image_decoding(5))["splits"]
     assert [splits[s]["per_class"] for s in ("train", "validation", "test")] == [[9, 9], [1, 1], [2, 2]]
 
 
@@ -78,7 +85,9 @@ def test_hf_opens_a_local_data_set(layout: str, own_cache: Path) -> None:
             path.rename(folder / path.name)
     else:
         folder = image_folder(own_cache / "set")
-    manifest = prepare_task(open_source("mine", f"hf:{folder.name}", root=own_cache), own_cache / "out", 8)
+    manifest = prepare_task(
+        open_images("mine", f"hf:{folder.name}", root=own_cache), own_cache / "out", image_decoding(8)
+    )
     assert manifest["class_names"] == ["banded", "polka-dotted"]
     counts = {split: record["count"] for split, record in manifest["splits"].items()}
     assert counts == {"train": 18, "validation": 2, "test": 8}
@@ -99,18 +108,18 @@ def test_splits_that_are_not_used_are_listed(own_cache: Path, monkeypatch: pytes
         datasets, "get_dataset_split_names", lambda *a, **k: asked.append((*a, k)) or ["train", "test", "contrast"]
     )
     monkeypatch.setattr(datasets, "load_dataset", load)
-    raw = open_source("svhn", "hf:SVHN@abc")
+    raw = open_images("svhn", "hf:SVHN@abc")
     assert asked == [("ufldl-stanford/svhn", "cropped_digits", {"revision": "abc"})]
-    assert prepare_task(raw, own_cache / "out", 5)["ignored_splits"] == ["contrast"]
+    assert prepare_task(raw, own_cache / "out", image_decoding(5))["ignored_splits"] == ["contrast"]
     assert raw.templates == REAL_TASKS["SVHN"].templates
 
 
 def test_an_offline_hub_is_one_clear_error(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     code = (
-        "from mergeflow.modalities.vision.data import open_source\n"
+        "from mergeflow.modalities.vision.sources.kinds import open_images\n"
         "from mergeflow.errors import MergeflowError\n"
-        "try: open_source('dtd', 'hf:DTD')\n"
+        "try: open_images('dtd', 'hf:DTD')\n"
         "except MergeflowError as error: print(error)\n"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
@@ -122,4 +131,4 @@ def test_an_offline_hub_is_one_clear_error(tmp_path: Path) -> None:
 def test_without_datasets_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MergeflowError, match=r"needs the package 'datasets'.*pip install 'mergeflow\[hub\]'"):
-        open_source("mnist", "hf:MNIST")
+        open_images("mnist", "hf:MNIST")

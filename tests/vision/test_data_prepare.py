@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
+from mergeflow.data import load_manifest, load_split
+from mergeflow.data.prepare import prepare_task
+from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import Example, RawTask, load_manifest, load_split, open_source, prepare_task
-from mergeflow.modalities.vision.data.images import encode_png
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.images import encode_png
+from mergeflow.modalities.vision.sources.kinds import open_images
 
 TEMPLATES = ("a photo of a {}.",)
 
@@ -24,12 +28,12 @@ def picture(seed: int, size: tuple[int, int] = (8, 8)) -> Image.Image:
 
 
 def drawn_task(images: int = 40, classes: int = 4, seeds: dict[str, range] | None = None, **fields: object) -> RawTask:
-    """A task of drawn pictures: picture i of a split has label i % classes; equal seeds are equal pictures."""
+    """A task of drawn pictures: equal seeds are equal pictures, with the label seed % classes."""
     seeds = seeds or {"train": range(images)}
 
     def draw(split: str) -> Iterator[Example]:
         for row, seed in enumerate(seeds[split]):
-            yield Example(picture(seed), f"{split}/{row:05d}.png", row % classes)
+            yield Example(picture(seed), f"{split}/{row:05d}.png", seed % classes)
 
     splits = {split: (lambda split=split: draw(split)) for split in seeds}
     return RawTask("drawn", [f"class {c}" for c in range(classes)], TEMPLATES, splits, **fields)  # type: ignore[arg-type]
@@ -41,7 +45,7 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
 
 def test_it_writes_and_reads_back_every_pixel(tmp_path: Path) -> None:
     raw = drawn_task(seeds={"train": range(12), "validation": range(100, 104), "test": range(200, 208)})
-    manifest = prepare_task(raw, tmp_path, image_size=8)
+    manifest = prepare_task(raw, tmp_path, image_decoding(8))
     assert manifest == load_manifest(tmp_path)
     assert {split: record["count"] for split, record in manifest["splits"].items()} == {
         "train": 12,
@@ -57,12 +61,12 @@ def test_it_writes_and_reads_back_every_pixel(tmp_path: Path) -> None:
 
 def test_two_preparations_are_byte_identical_whatever_the_threads(tmp_path: Path) -> None:
     for name, workers in (("one", 1), ("two", 3)):
-        prepare_task(drawn_task(100), tmp_path / name, image_size=6, workers=workers)
+        prepare_task(drawn_task(100), tmp_path / name, image_decoding(6), workers=workers)
     assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "two")
 
 
 def test_missing_splits_are_carved_stratified_and_disjoint(tmp_path: Path) -> None:
-    manifest = prepare_task(drawn_task(400), tmp_path, image_size=4)
+    manifest = prepare_task(drawn_task(400), tmp_path, image_decoding(4))
     splits = manifest["splits"]
     assert [splits[s]["per_class"] for s in ("train", "validation", "test")] == [[80] * 4, [10] * 4, [10] * 4]
     assert [splits[s]["carved_from"] for s in ("train", "validation", "test")] == [None, "train", "train"]
@@ -71,23 +75,27 @@ def test_missing_splits_are_carved_stratified_and_disjoint(tmp_path: Path) -> No
 
 
 def test_the_seed_chooses_and_a_source_with_splits_ignores_it(tmp_path: Path) -> None:
-    digests = [prepare_task(drawn_task(80), tmp_path / str(s), 4, seed=s)["splits"]["test"] for s in (1, 2)]
+    digests = [
+        prepare_task(drawn_task(80), tmp_path / str(s), image_decoding(4), seed=s)["splits"]["test"] for s in (1, 2)
+    ]
     assert digests[0]["content_sha256"] != digests[1]["content_sha256"]
     whole = drawn_task(seeds={"train": range(8), "validation": range(8, 12), "test": range(12, 16)})
-    digests = [prepare_task(whole, tmp_path / f"w{s}", 4, seed=s)["splits"] for s in (1, 2)]
+    digests = [prepare_task(whole, tmp_path / f"w{s}", image_decoding(4), seed=s)["splits"] for s in (1, 2)]
     assert digests[0] == digests[1]
 
 
 def test_carving_keeps_an_image_on_its_side_when_others_join(tmp_path: Path) -> None:
-    few = prepare_task(drawn_task(200), tmp_path / "few", 8) and load_split(tmp_path / "few", "test")
-    many = prepare_task(drawn_task(240), tmp_path / "many", 8) and load_split(tmp_path / "many", "train")
+    few = prepare_task(drawn_task(200), tmp_path / "few", image_decoding(8)) and load_split(tmp_path / "few", "test")
+    many = prepare_task(drawn_task(240), tmp_path / "many", image_decoding(8)) and load_split(
+        tmp_path / "many", "train"
+    )
     moved = {image.tobytes() for image in few.images} & {image.tobytes() for image in many.images}
     assert len(moved) <= len(few) // 2  # a reshuffle would move about nine in ten
 
 
 def test_a_picture_is_never_in_two_splits_and_removals_are_counted(tmp_path: Path) -> None:
     seeds = {"train": range(40), "validation": range(30, 50), "test": range(45, 65)}
-    splits = prepare_task(drawn_task(seeds=seeds), tmp_path, 8)["splits"]
+    splits = prepare_task(drawn_task(seeds=seeds), tmp_path, image_decoding(8))["splits"]
     assert splits["test"] | {"count": 20, "duplicates_removed": {}} == splits["test"]
     assert splits["validation"] | {"count": 15, "duplicates_removed": {"test": 5}} == splits["validation"]
     assert splits["train"] | {"count": 30, "duplicates_removed": {"validation": 10}} == splits["train"]
@@ -99,7 +107,7 @@ def test_a_picture_is_never_in_two_splits_and_removals_are_counted(tmp_path: Pat
 
 def test_duplicates_within_train_do_not_leak_through_carving(tmp_path: Path) -> None:
     doubled = drawn_task(seeds={"train": [*range(200), *range(200)]})  # type: ignore[dict-item]
-    splits = prepare_task(doubled, tmp_path, 8)["splits"]
+    splits = prepare_task(doubled, tmp_path, image_decoding(8))["splits"]
     parts = {s: {image.tobytes() for image in load_split(tmp_path, s).images} for s in splits}
     assert len(set.union(*parts.values())) == sum(len(part) for part in parts.values())
     assert splits["train"]["repeats_within"] == splits["train"]["count"] - len(parts["train"]) > 0
@@ -120,10 +128,10 @@ def test_the_same_picture_in_another_file_format_is_a_duplicate(tmp_path: Path) 
                 [Example(encode_png(same), "a.png", 0), Example(picture(2), "b", 0), Example(picture(4), "e", 1)]
             ),
             "validation": lambda: splits(picture(3), "c"),
-            "test": lambda: splits(same, "d"),
+            "test": lambda: iter([*splits(same, "d"), Example(picture(5), "f", 1)]),
         },
     )
-    assert prepare_task(raw, tmp_path, 4)["splits"]["train"]["duplicates_removed"] == {"test": 1}
+    assert prepare_task(raw, tmp_path, image_decoding(4))["splits"]["train"]["duplicates_removed"] == {"test": 1}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -143,16 +151,17 @@ def test_any_images_and_labels_survive_parquet(
 
     others = {
         "validation": lambda: iter([Example(picture(1, (7, 7)), "v", 0)]),
-        "test": lambda: iter([Example(picture(2, (7, 7)), "t", 0)]),
+        "test": lambda: iter([Example(picture(2 + c, (7, 7)), f"t{c}", c) for c in range(3)]),
     }
-    raw = RawTask("any", ["naïve", "数字", 'quote"d'], TEMPLATES, {"train": train, **others})
-    prepare_task(raw, folder, image_size=3)
-    again = open_source("any", f"parquet:{folder}")
+    names = ["naïve", "数字", 'quote"d']
+    raw = RawTask("any", names, TEMPLATES, {"train": train, **others}, keeps_conflicts=True)
+    prepare_task(raw, folder, image_decoding(3))
+    again = open_images("any", f"parquet:{folder}?conflicts=keep")
     assert list(again.class_names) == list(raw.class_names)
     read = list(again.splits["train"]())
     assert [example.label for example in read] == [0, 1, 2, *(label for _, label in rows)]
     assert [example.path for example in read[3:]] == [f"{row}.png" for row in range(len(rows))]
-    prepare_task(again, folder / "again", image_size=3)
+    prepare_task(again, folder / "again", image_decoding(3))
     for split in ("train", "test"):
         first, second = load_split(folder, split), load_split(folder / "again", split)
         assert np.array_equal(first.images, second.images)
@@ -161,7 +170,7 @@ def test_any_images_and_labels_survive_parquet(
 
 def test_progress_counts_every_image(tmp_path: Path) -> None:
     calls: list[tuple[str, int, int | None]] = []
-    prepare_task(drawn_task(400), tmp_path, 4, progress=lambda *call: calls.append(call))
+    prepare_task(drawn_task(400), tmp_path, image_decoding(4), progress=lambda *call: calls.append(call))
     last = {split: (done, total) for split, done, total in calls}
     assert last == {"test": (40, 40), "validation": (40, 40), "train": (320, 320)}
 
@@ -174,13 +183,16 @@ def test_progress_counts_every_image(tmp_path: Path) -> None:
             {"train": range(8), "validation": range(0), "test": range(9, 12)},
             "split 'validation' of the source is empty",
         ),
-        ({"train": range(2), "validation": range(5, 7), "test": range(9, 12)}, "2 of 4 classes have no training image"),
-        ({"train": range(8), "validation": range(20, 24), "test": range(8)}, "all 8 images of split 'train'"),
+        (
+            {"train": range(2), "validation": range(5, 7), "test": range(9, 12)},
+            "2 of 4 classes have no training example",
+        ),
+        ({"train": range(8), "validation": range(20, 24), "test": range(8)}, "all 8 examples of split 'train'"),
     ],
 )
 def test_empty_tasks_splits_and_classes_are_refused(seeds: dict[str, range], found: str, tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match=found):
-        prepare_task(drawn_task(seeds=seeds), tmp_path, 4)
+        prepare_task(drawn_task(seeds=seeds), tmp_path, image_decoding(4))
 
 
 @pytest.mark.parametrize("carved", [True, False])
@@ -194,7 +206,7 @@ def test_a_label_outside_the_class_names_is_refused(label: int, carved: bool, tm
     with pytest.raises(
         MergeflowError, match=rf"row 1.*label {label} is outside the class names \(0 to 1, 'a' to 'b'\)"
     ):
-        prepare_task(RawTask("bad", ["a", "b"], TEMPLATES, splits), tmp_path, 4)
+        prepare_task(RawTask("bad", ["a", "b"], TEMPLATES, splits), tmp_path, image_decoding(4))
 
 
 @pytest.mark.parametrize("damaged", [b"", b"no image", encode_png(picture(1, (40, 40)))[:-200]])
@@ -207,7 +219,7 @@ def test_an_undecodable_image_is_named(damaged: bytes, tmp_path: Path) -> None:
     )
     where = r"task 'bad', split test, row 0: image 'x/7.png' cannot be decoded"
     with pytest.raises(MergeflowError, match=where) as caught:
-        prepare_task(raw, tmp_path, 4)
+        prepare_task(raw, tmp_path, image_decoding(4))
     assert " at 0x" not in str(caught.value)
 
 
@@ -220,7 +232,7 @@ def test_an_image_of_more_than_eight_bits_is_refused(tmp_path: Path) -> None:
         {s: lambda: iter([Example(deep, "x", 0)]) for s in ("train", "test", "validation")},
     )
     with pytest.raises(MergeflowError, match="mode 'I;16'; expected 8 bits a channel"):
-        prepare_task(raw, tmp_path, 4)
+        prepare_task(raw, tmp_path, image_decoding(4))
 
 
 @pytest.mark.parametrize("name", ["test.parquet", "test.images.npy", "test.labels.npy", "manifest.json"])
@@ -229,12 +241,12 @@ def test_a_full_disk_is_one_error_that_names_the_file(name: str, tmp_path: Path)
         pytest.skip("the system has no /dev/full")
     (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(MergeflowError, match=rf"{name}: no space left on the disk\. The task needs .*are free"):
-        prepare_task(drawn_task(40), tmp_path, 32)
+        prepare_task(drawn_task(40), tmp_path, image_decoding(32))
 
 
 def test_too_small_a_disk_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match=r"its arrays alone need \d+ MiB"):
-        prepare_task(drawn_task(40), tmp_path, 4_000_000)
+        prepare_task(drawn_task(40), tmp_path, image_decoding(4_000_000))
 
 
 def test_a_source_that_changes_between_passes_is_refused(tmp_path: Path) -> None:
@@ -244,8 +256,12 @@ def test_a_source_that_changes_between_passes_is_refused(tmp_path: Path) -> None
     def shrinking() -> Iterator[Example]:
         yield from list(draw())[: next(passes)]
 
-    with pytest.raises(MergeflowError, match="listed 40 images, then gave 39"):
-        prepare_task(RawTask("s", ["a", "b", "c", "d"], TEMPLATES, {"train": shrinking}), tmp_path, 4)
+    with pytest.raises(MergeflowError, match="listed 40 examples, then gave 39"):
+        prepare_task(
+            RawTask("s", ["a", "b", "c", "d"], TEMPLATES, {"train": shrinking}),
+            tmp_path,
+            image_decoding(4),
+        )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +287,7 @@ def test_unknown_splits_are_refused() -> None:
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
-    prepare_task(drawn_task(40), tmp_path, 8)
+    prepare_task(drawn_task(40), tmp_path, image_decoding(8))
     return tmp_path
 
 

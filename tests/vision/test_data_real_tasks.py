@@ -10,9 +10,12 @@ import pytest
 import scipy.io
 from PIL import Image
 
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
-from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, clip_class_names, find_real_task
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, clip_class_names, find_real_task
 
 
 def save(path: Path, seed: int, size: int = 10) -> None:
@@ -123,7 +126,9 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[int, int, int]]
 def test_torchvision_folders_of_the_real_eight_are_prepared(name: str, tmp_path: Path) -> None:
     make, first, last, per_class = LAYOUTS[name]
     make(tmp_path)
-    manifest = prepare_task(open_source(name.lower(), f"torchvision:{name}@{tmp_path}"), tmp_path / "out", 8)
+    manifest = prepare_task(
+        open_images(name.lower(), f"torchvision:{name}@{tmp_path}"), tmp_path / "out", image_decoding(8)
+    )
     assert manifest["class_names"][0] == first
     assert manifest["class_names"][-1].endswith(last)
     assert manifest["templates"] == list(find_real_task(name).templates)  # type: ignore[union-attr]
@@ -135,12 +140,12 @@ def test_torchvision_folders_of_the_real_eight_are_prepared(name: str, tmp_path:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_missing_files_of_the_real_eight_say_where_to_get_them(name: str, tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match=name if name == "RESISC45" else f"{name} cannot be read from .*hf:"):
-        open_source(name, f"torchvision:{name}@{tmp_path}")
+        open_images(name, f"torchvision:{name}@{tmp_path}")
 
 
 def test_labels_belong_to_the_pictures(tmp_path: Path) -> None:
     make_gtsrb(tmp_path)
-    prepare_task(open_source("gtsrb", f"torchvision:GTSRB@{tmp_path}"), tmp_path / "out", 10)
+    prepare_task(open_images("gtsrb", f"torchvision:GTSRB@{tmp_path}"), tmp_path / "out", image_decoding(10))
     test = load_split(tmp_path / "out", "test")
     for label, image in zip(test.labels, test.images, strict=True):
         original = Image.open(tmp_path / "gtsrb" / "GTSRB" / "Final_Test" / "Images" / f"{42 - label:05d}.ppm")
@@ -149,7 +154,7 @@ def test_labels_belong_to_the_pictures(tmp_path: Path) -> None:
 
 def test_svhn_calls_ten_zero(tmp_path: Path) -> None:
     make_svhn(tmp_path)
-    keys = list(open_source("svhn", f"torchvision:svhn@{tmp_path}").list_keys("test"))
+    keys = list(open_images("svhn", f"torchvision:svhn@{tmp_path}").list_keys("test"))
     assert [label for _, label in keys[:10]] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
 
 
@@ -157,14 +162,14 @@ def test_a_missing_gtsrb_folder_does_not_shift_labels(tmp_path: Path) -> None:
     make_gtsrb(tmp_path)
     (tmp_path / "gtsrb/GTSRB/Training/00007").rename(tmp_path / "elsewhere")
     with pytest.raises(MergeflowError, match="found 42 class folders; expected 00000 to 00042"):
-        open_source("gtsrb", f"torchvision:GTSRB@{tmp_path}")
+        open_images("gtsrb", f"torchvision:GTSRB@{tmp_path}")
 
 
 def test_dtd_lists_must_name_the_same_classes(tmp_path: Path) -> None:
     make_dtd(tmp_path)
     (tmp_path / "dtd/dtd/labels/test1.txt").write_text("banded/banded_20.jpg\n")
     with pytest.raises(MergeflowError, match="label lists name different classes"):
-        open_source("dtd", f"torchvision:DTD@{tmp_path}")
+        open_images("dtd", f"torchvision:DTD@{tmp_path}")
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -176,9 +181,9 @@ def test_official_partitions_are_used_where_they_are(missing: bool, tmp_path: Pa
         (tmp_path / "SUN397" / f"{name}.txt").write_text("".join(lines))
     if missing:
         with pytest.raises(MergeflowError, match=r"official test list names 2 images that are not there.*sun_012\.jpg"):
-            open_source("sun397", f"torchvision:SUN397@{tmp_path}")
+            open_images("sun397", f"torchvision:SUN397@{tmp_path}")
         return
-    raw = open_source("sun397", f"torchvision:SUN397@{tmp_path}")
+    raw = open_images("sun397", f"torchvision:SUN397@{tmp_path}")
     assert raw.counts == {"train": 16, "test": 8}
     assert all(int(Path(path).stem[-2:]) >= 8 for path, _ in raw.list_keys("test"))
 
@@ -188,14 +193,16 @@ def test_resisc45_lists_are_used_where_they_are(tmp_path: Path) -> None:
     for name, rows in (("train", range(8)), ("val", range(8, 10)), ("test", range(10, 12))):
         lines = [f"{cls}_{row:03d}.jpg\n" for cls in ("airplane", "mobile_home_park") for row in rows]
         (tmp_path / f"resisc45-{name}.txt").write_text("".join(lines))
-    splits = prepare_task(open_source("resisc45", f"torchvision:RESISC45@{tmp_path}"), tmp_path / "out", 8)["splits"]
+    splits = prepare_task(
+        open_images("resisc45", f"torchvision:RESISC45@{tmp_path}"), tmp_path / "out", image_decoding(8)
+    )["splits"]
     assert [splits[s]["per_class"] for s in ("train", "validation", "test")] == [[8, 8], [2, 2], [2, 2]]
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "hf"])
 def test_an_unknown_real_task_gets_the_nearest(kind: str) -> None:
     with pytest.raises(MergeflowError, match=r"unknown .*data set 'EuroSatt': did you mean 'EuroSAT'"):
-        open_source("x", f"{kind}:EuroSatt")
+        open_images("x", f"{kind}:EuroSatt")
 
 
 def test_the_table_is_whole() -> None:
@@ -218,6 +225,6 @@ def test_the_table_is_whole() -> None:
 
 def test_a_snapshot_of_a_real_task_gets_its_prompts(tmp_path: Path) -> None:
     make_eurosat(tmp_path)
-    raw = open_source("EuroSAT", f"folder:{tmp_path / 'eurosat/2750'}")
+    raw = open_images("EuroSAT", f"folder:{tmp_path / 'eurosat/2750'}")
     assert raw.class_names == ["annual crop land", "forest", "lake or sea"]
     assert raw.templates == REAL_TASKS["EuroSAT"].templates

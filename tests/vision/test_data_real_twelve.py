@@ -14,9 +14,12 @@ import pytest
 import scipy.io
 from PIL import Image
 
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.data import load_split, open_source, prepare_task
-from mergeflow.modalities.vision.data.real_tasks import REAL_TASKS, find_real_task
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, find_real_task
 
 
 def draw(count: int, *shape: int, seed: int) -> np.ndarray:
@@ -165,7 +168,9 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[int, int, int]]
 def test_torchvision_folders_of_the_twelve_are_prepared(name: str, tmp_path: Path) -> None:
     make, first, last, per_class = LAYOUTS[name]
     make(tmp_path)
-    manifest = prepare_task(open_source(name.lower(), f"torchvision:{name}@{tmp_path}"), tmp_path / "out", 8)
+    manifest = prepare_task(
+        open_images(name.lower(), f"torchvision:{name}@{tmp_path}"), tmp_path / "out", image_decoding(8)
+    )
     assert [manifest["class_names"][index] for index in (0, -1)] == [first, last]
     assert manifest["templates"] == list(REAL_TASKS[name].templates)
     found = [set(manifest["splits"][s]["per_class"]) for s in ("train", "validation", "test")]
@@ -176,7 +181,7 @@ def test_torchvision_folders_of_the_twelve_are_prepared(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_missing_files_of_the_twelve_say_where_to_get_them(name: str, tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match=f"{name} cannot be read from '.*hf:{name}") as caught:
-        open_source(name, f"torchvision:{name}@{tmp_path}")
+        open_images(name, f"torchvision:{name}@{tmp_path}")
     # What the message offers to run is a call that the class accepts.
     assert ("download=True" in str(caught.value)) == (name != "FER2013")
     assert ("split='digits'" in str(caught.value)) == (name == "EMNIST")
@@ -187,7 +192,7 @@ def test_colours_and_axes_stay(name: str, tmp_path: Path) -> None:
     """Each format orders its axes in its own way; a picture that is turned or has its colours swapped is another."""
     LAYOUTS[name][0](tmp_path)
     size = 32 if name == "CIFAR10" else 96
-    prepare_task(open_source("it", f"torchvision:{name}@{tmp_path}"), tmp_path / "out", size)
+    prepare_task(open_images("it", f"torchvision:{name}@{tmp_path}"), tmp_path / "out", image_decoding(size))
     first = load_split(tmp_path / "out", "test").images[0]
     if name == "CIFAR10":
         expected = draw(40, 3, 32, 32, seed=5)[0].transpose(1, 2, 0)
@@ -201,7 +206,7 @@ def test_colours_and_axes_stay(name: str, tmp_path: Path) -> None:
 def test_emotions_keep_their_labels(tmp_path: Path) -> None:
     """The original's order is not alphabetical, the hub's copy is."""
     make_fer2013(tmp_path)
-    original = open_source("fer2013", f"torchvision:FER2013@{tmp_path}").class_names
+    original = open_images("fer2013", f"torchvision:FER2013@{tmp_path}").class_names
     assert original == ["angry", "disgusted", "fearful", "happy", "sad", "surprised", "neutral"]
     assert sorted(original) == list(REAL_TASKS["FER2013"].hub_names)
 
@@ -214,17 +219,17 @@ def test_fer2013_without_labels_for_test_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fer2013/train.csv").write_text("\n".join(["emotion,pixels", *(f"{a},{b}" for a, b, _ in rows)]))
     (tmp_path / "fer2013/test.csv").write_text("\n".join(["pixels", *(b for _, b, _ in rows)]))
     with pytest.raises(MergeflowError, match=r"test\.csv has no labels\. Put fer2013\.csv"):
-        open_source("fer2013", f"torchvision:FER2013@{tmp_path}")
+        open_images("fer2013", f"torchvision:FER2013@{tmp_path}")
 
 
 def test_pcam_without_h5py_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MergeflowError, match=r"PCAM cannot be read from .*pip install h5py.*hf:PCAM"):
-        open_source("pcam", f"torchvision:PCAM@{tmp_path}")
+        open_images("pcam", f"torchvision:PCAM@{tmp_path}")
 
 
 def test_names_from_other_copies_become_clips() -> None:
-    from mergeflow.modalities.vision.data.real_tasks import clip_class_names
+    from mergeflow.modalities.vision.sources.real_tasks import clip_class_names
 
     for name, given, wanted in (
         (
@@ -265,19 +270,19 @@ def on_the_hub(monkeypatch: pytest.MonkeyPatch, splits: list[str], label: Any, l
 def test_hub_copies_with_bare_labels_get_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     on_the_hub(monkeypatch, ["train", "valid", "test"], datasets.Value("bool"), [False, True] * 2, "image")
-    manifest = prepare_task(open_source("pcam", "hf:PCAM"), tmp_path / "pcam", 5)
+    manifest = prepare_task(open_images("pcam", "hf:PCAM"), tmp_path / "pcam", image_decoding(5))
     assert manifest["class_names"] == list(REAL_TASKS["PCAM"].numbered)
     assert [manifest["splits"][s]["per_class"] for s in ("train", "validation", "test")] == [[2, 2]] * 3
     on_the_hub(monkeypatch, ["train", "test"], datasets.Value("int64"), [0, 6, 3], "jpg")
-    raw = open_source("faces", "hf:clip-benchmark/wds_fer2013")
+    raw = open_images("faces", "hf:clip-benchmark/wds_fer2013")
     assert [raw.class_names[label] for _, label in raw.list_keys("test")] == ["angry", "surprised", "happy"]
     with pytest.raises(MergeflowError, match="no ClassLabel names for column 'cls'"):
-        open_source("faces", "hf:somebody/faces")
+        open_images("faces", "hf:somebody/faces")
 
 
 def test_food101s_validation_is_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     names = datasets.ClassLabel(names=["apple_pie", "waffles"])
     on_the_hub(monkeypatch, ["train", "validation"], names, [0, 1] * 10, "image")
-    raw = open_source("food", "hf:Food101")
+    raw = open_images("food", "hf:Food101")
     assert (raw.counts, raw.class_names) == ({"train": 20, "test": 20}, ["apple pie", "waffles"])

@@ -1,6 +1,7 @@
 """digits: scikit-learn's real handwritten digits (counterpart of MNIST).
 
-The images of the task are data. `paint`, used for pre-training alone, writes digits in printed typefaces, distorted.
+The images of the task are data. `paint` writes digits in printed typefaces, distorted: for pre-training, and for the
+suite pocket-digits, which has as many as it takes to train a network from nothing.
 """
 
 from functools import cache
@@ -60,4 +61,7 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     return photograph(_enlarge(small).astype(np.float32), rng, _CAMERA, style, hue=False)
 
 
-TASK = SuiteTask("digits", tuple(f"handwritten digit {n}" for n in NUMBERS), COUNTS, paint, real)
+CLASSES = tuple(f"handwritten digit {n}" for n in NUMBERS)
+TASK = SuiteTask("digits", CLASSES, COUNTS, paint, real)
+# Drawn, because 1 097 scans are too few to train a network from nothing.
+DRAWN = SuiteTask("pocket-digits", CLASSES, {"train": 12_000, "validation": 1_000, "test": 2_000}, paint)

@@ -1,0 +1,140 @@
+"""The address of a data source, `KIND:PLACE[?TRANSFORM=VALUE[&...]]`, and opening it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from mergeflow.data.task import RawTask, Transform
+from mergeflow.errors import MergeflowError, unknown_name
+
+# (task name, place, seed, folder that relative paths start from) -> the task; nothing is decoded yet.
+Opener: TypeAlias = Callable[[str, str, int, Path], RawTask]
+# (value, class names so far) -> the transform; raises a MergeflowError that says what the value must be.
+Maker: TypeAlias = Callable[[str, Sequence[str] | None], Transform]
+
+_KIND = re.compile(r"([A-Za-z][\w-]*):(?!//)")
+_CONFLICTS = "conflicts"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A source, cut into its parts.
+
+    Args:
+        kind: what opens it, such as `folder`; empty where the text does not begin with one.
+        place: what is between the kind and the transforms.
+        transforms: (name, value), in order.
+    """
+
+    kind: str
+    place: str
+    transforms: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        """Every file or folder that a reader may open for it, up to the first wildcard, as far as the address says.
+
+        That is PLACE, ROOT where it is `NAME@ROOT`, and `inputs/KIND` where it is a name alone.
+        """
+        name, at, root = self.place.partition("@")
+        found = [self.place, *([root] if at else [default_root(self.kind)] if "/" not in name else [])]
+        return [re.sub(r"/?[^/]*[*?\[].*", "", path) for path in found]
+
+
+def default_root(kind: str) -> str:
+    """Return the folder in which a kind of source keeps files whose place the address leaves out."""
+    return f"inputs/{kind}"
+
+
+def parse_address(source: str) -> Address:
+    """Cut a source into kind, place and transforms; a `?` that belongs to the place is written `%3F`.
+
+    Example:
+        >>> parse_address("torchvision:MNIST?rotate=45&fraction=.1")
+        Address(kind='torchvision', place='MNIST', transforms=(('rotate', '45'), ('fraction', '.1')))
+        >>> parse_address("inputs/pets").kind
+        ''
+    """
+    match = _KIND.match(source)
+    kind, rest = (match[1], source[match.end() :]) if match else ("", source)
+    place, _, query = rest.partition("?") if kind else (rest, "", "")
+    pairs = [part.partition("=") for part in query.split("&")] if query else []
+    return Address(kind, place.replace("%3F", "?"), tuple((name, value) for name, _, value in pairs))
+
+
+def rooted(place: str, root: Path) -> str:
+    """Return a path with `root` before it where it is relative; a URI as it is.
+
+    Example:
+        >>> rooted("raw/pets", Path("project")), rooted("s3://bucket/pets", Path("project"))
+        ('project/raw/pets', 's3://bucket/pets')
+    """
+    return place if "://" in place else str(root / place)
+
+
+def open_source(
+    task_name: str,
+    source: str,
+    openers: Mapping[str, Opener],
+    transforms: Mapping[str, Maker],
+    seed: int = 0,
+    class_names: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
+    root: str | Path | None = None,
+) -> RawTask:
+    """Open the data of one task.
+
+    Args:
+        task_name: task name.
+        source: `KIND:PLACE`, or with transforms `KIND:PLACE?rotate=45&fraction=.1`, applied from left to right.
+        openers: of the kinds that the modality knows.
+        transforms: that the modality knows, by name.
+        seed: decides which training examples become the splits that the source lacks, and the chance in transforms.
+        class_names: names that replace the source's own, in the order of the labels.
+        templates: prompts with `{}` that replace the source's own.
+        root: folder that relative paths in `source` start from; default the working folder. The manifest records
+            `source` as it was given, so that it does not depend on where a project lies.
+
+    Raises:
+        MergeflowError: unknown kind, name or transform, a value out of range, missing path, wrong layout or schema.
+    """
+    address = parse_address(source)
+    kind = address.kind or source
+    if kind not in openers:
+        raise unknown_name("kind of data source", kind, openers)
+    if not address.kind or not address.place:
+        raise MergeflowError(f"task '{task_name}': source '{source}' has no address; expected '{kind}:ADDRESS'.")
+    raw = replace(openers[address.kind](task_name, address.place, seed, Path(root or "")), source=source)
+    if templates is not None:
+        raw = replace(raw, templates=tuple(templates))
+    if class_names is not None:
+        if len(class_names) != len(raw.strata):
+            raise MergeflowError(
+                f"task '{task_name}': {len(class_names)} class names given, but {source} has {len(raw.strata)} "
+                f"classes ('{raw.strata[0]}' to '{raw.strata[-1]}'). Give one name for each."
+            )
+        raw = replace(raw, class_names=tuple(class_names))
+    return _derived(raw, address, transforms)
+
+
+def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> RawTask:
+    """Return the task with the address's transforms; every fault in them is reported."""
+    faults = []
+    for name, value in address.transforms:
+        try:
+            if name == _CONFLICTS:
+                if value != "keep":
+                    raise MergeflowError(f"found '{value}'; expected 'keep'.")
+                raw = replace(raw, keeps_conflicts=True)
+            elif name not in makers:
+                raise unknown_name("transform", name, [*makers, _CONFLICTS])
+            else:
+                made = replace(makers[name](value, raw.derived_names), text=f"{name}={value}")
+                raw = replace(raw, transforms=(*raw.transforms, made))
+        except MergeflowError as error:
+            faults.append(f"task '{raw.name}', source '{raw.source}', {name}={value}: {error}")
+    if faults:
+        raise MergeflowError("\n".join(faults))
+    return raw

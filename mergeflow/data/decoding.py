@@ -1,0 +1,46 @@
+"""What a modality gives so that its examples can be prepared: a function to named arrays, and the Parquet schema."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mergeflow.data.task import Example
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One example ready to be stored.
+
+    Args:
+        arrays: its row of each array; every example of a task has the same names, shapes and dtypes. `labels` is among
+            them where the task has classes.
+        digest: SHA-256 of the content as the source gives it, before any edit: equal content has equal digests.
+        row: its cells in Parquet, by column.
+        size: bytes of these cells, roughly.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    digest: bytes
+    row: Mapping[str, Any]
+    size: int
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the examples of one task become arrays.
+
+    Args:
+        settings: what the manifest records of it, such as `image_size`.
+        decode: the example, and what an error message calls it besides its path. It runs on several threads, and
+            raises a MergeflowError for content that cannot be decoded.
+        schema: the Parquet schema, given the class names.
+        size: bytes of the arrays' rows of one example; serves the disk check.
+    """
+
+    settings: Mapping[str, Any]
+    decode: Callable[[Example, str], Decoded]
+    schema: Callable[[Sequence[str] | None], pa.Schema]
+    size: int

@@ -1,0 +1,170 @@
+"""What a prepared task never has: one content in two splits or under two labels, classes that are not measured."""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from mergeflow.data.arrays import SPLITS, quoted
+from mergeflow.data.splits import PlannedSplit
+from mergeflow.data.task import RawTask
+from mergeflow.errors import MergeflowError
+
+SHOWN = 50
+
+
+class Faults:
+    """Rows that cannot be used: all are counted, the first fifty are named."""
+
+    def __init__(self, what: str, way_out: str = "") -> None:
+        self.count = 0
+        self._what, self._way_out = what, way_out
+        self._shown: list[str] = []
+
+    def add(self, fault: str) -> None:
+        """Note one fault."""
+        self.count += 1
+        if len(self._shown) < SHOWN:
+            self._shown.append(fault)
+
+    def check(self) -> None:
+        """Refuse the task if there was any fault.
+
+        Raises:
+            MergeflowError: one fault in its own words; several, one in a line.
+        """
+        if not self.count:
+            return
+        rest = [f"  and {self.count - SHOWN} more"] if self.count > SHOWN else []
+        lines = [f"{self.count} {self._what}:", *(f"  {fault}" for fault in self._shown), *rest]
+        told = "\n".join(lines) if self.count > 1 else self._shown[0]
+        raise MergeflowError(f"{told}\n{self._way_out}" if self._way_out else told)
+
+
+class Copies:
+    """Equal contents of a task, known by the digests of what the source gives, whatever transforms make of it.
+
+    Memory: the digest and 13 bytes for each example.
+    """
+
+    def __init__(self, raw: RawTask, plans: Mapping[str, PlannedSplit]) -> None:
+        self._raw, self._plans = raw, plans
+        self._first: dict[bytes, int] = {}
+        self._splits, self._rows, self._labels = array("b"), array("q"), array("i")
+        self._conflicts: list[tuple[int, str, str, int]] = []
+        self.conflicts = 0
+
+    def first_split(self, digest: bytes, split: str, row: int, label: int, path: str) -> str:
+        """Return the split that had this content first, which is `split` where the content is new.
+
+        Args:
+            digest: of the source's content.
+            split: where the example belongs.
+            row: in the source's split.
+            label: of the source.
+            path: of the example.
+        """
+        number = self._first.setdefault(digest, len(self._rows))
+        if number == len(self._rows):
+            self._splits.append(SPLITS.index(split))
+            self._rows.append(row)
+            self._labels.append(label)
+        elif self._labels[number] != label:
+            self.conflicts += 1
+            if len(self._conflicts) < SHOWN:
+                self._conflicts.append((number, split, path, label))
+        return SPLITS[self._splits[number]]
+
+    def distinct(self, split: str) -> int:
+        """Return how many contents a split had first."""
+        return self._splits.count(SPLITS.index(split))
+
+    def check(self) -> None:
+        """Refuse the same content under two labels, unless the task keeps it.
+
+        Raises:
+            MergeflowError: with both paths and labels of each pair.
+        """
+        if self._raw.keeps_conflicts:
+            return
+        faults = Faults(
+            f"examples of task '{self._raw.name}' have the content of another under a different label",
+            "Remove the wrong ones, or write `conflicts=keep` after the source (SOURCE?conflicts=keep) if it is "
+            "meant to be so.",
+        )
+        names = self._raw.strata
+        for (number, split, path, label), known in zip(self._conflicts, self._known_paths(), strict=True):
+            first = SPLITS[self._splits[number]]
+            faults.add(
+                f"task '{self._raw.name}': '{path}' ({split}, '{names[label]}') has the content of '{known}' "
+                f"({first}, '{names[self._labels[number]]}')"
+            )
+        faults.count = self.conflicts
+        faults.check()
+
+    def _known_paths(self) -> Iterator[str]:
+        """Yield the path of the first of each pair; paths are not kept while reading, so they are listed again."""
+        for number, *_ in self._conflicts:
+            origin = self._plans[SPLITS[self._splits[number]]].origin
+            path, _label = next(islice(self._raw.list_keys(origin), self._rows[number], None))
+            yield path
+
+
+def check_filled(raw: RawTask, split: str, read: int, left_out: int, kept: int) -> None:
+    """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
+
+    Raises:
+        MergeflowError: saying which.
+    """
+    source = raw.source or "the source"
+    if not read:
+        raise MergeflowError(f"task '{raw.name}': split '{split}' of {source} is empty; add examples to it.")
+    if read == left_out:
+        raise MergeflowError(
+            f"task '{raw.name}': none of the {read} examples of split '{split}' is left by the transforms of {source}. "
+            "Choose other values."
+        )
+    if not kept:
+        raise MergeflowError(
+            f"task '{raw.name}': all {read} examples of split '{split}' of {source} are also in a split that comes "
+            "before it (test, then validation, then train). Remove the copies from the source."
+        )
+
+
+def check_classes(raw: RawTask, per_class: Mapping[str, np.ndarray]) -> list[str]:
+    """Refuse a class without a training or test example; return a warning where validation lacks some.
+
+    Args:
+        raw: the task.
+        per_class: split to examples of each class, int64 [C].
+
+    Raises:
+        MergeflowError: a class that cannot be learnt or is never measured.
+    """
+    names = raw.derived_names or ()
+    lacking = {split: [name for name, n in zip(names, per_class[split], strict=True) if not n] for split in SPLITS}
+    source = raw.source or "the source"
+    if lacking["train"]:
+        raise MergeflowError(
+            f"task '{raw.name}': {len(lacking['train'])} of {len(names)} classes have no training example in {source}: "
+            f"{quoted(lacking['train'], 10)}. Add examples or remove the classes."
+        )
+    if lacking["test"]:
+        raise MergeflowError(
+            f"task '{raw.name}': {len(lacking['test'])} of {len(names)} classes have no test example in {source}: "
+            f"{quoted(lacking['test'], 10)}. Their accuracy would never be measured: add examples to test (where it is "
+            "taken from train, a class needs at least two examples), or leave the classes out "
+            f"({_example_of_classes(names, lacking['test'])})."
+        )
+    if lacking["validation"]:
+        return [
+            f"{len(lacking['validation'])} of {len(names)} classes have no validation example: "
+            f"{quoted(lacking['validation'], 10)}. What is chosen on validation is chosen without them."
+        ]
+    return []
+
+
+def _example_of_classes(names: Sequence[str], lacking: Sequence[str]) -> str:
+    kept = [str(label) for label, name in enumerate(names) if name not in lacking]
+    return f"SOURCE?classes={','.join(kept)}" if 2 <= len(kept) <= 20 else "SOURCE?classes= and the labels to keep"

@@ -1,0 +1,171 @@
+"""What a data source hands over: examples, and a task that can list them split by split."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from mergeflow.data.arrays import SPLITS, quoted
+from mergeflow.errors import MergeflowError
+
+# Called once per pass and split with (split, examples done, examples in all or None when the source does not know).
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example as its source gives it.
+
+    Args:
+        content: what the modality decodes: an encoded image, a text, an array; or a function of no arguments that reads
+            it. The function lets a pass skip an example without reading it.
+        path: the name of the example in its source; error messages print it and Parquet stores it.
+        label: index into the task's class names; 0 where the task has no classes.
+        edits: what transforms do to the decoded content, in order.
+    """
+
+    content: Any
+    path: str
+    label: int = 0
+    edits: tuple[Callable[[Any], Any], ...] = ()
+
+    def read(self) -> Any:
+        """Return the content, read if it was not yet."""
+        return self.content() if callable(self.content) else self.content
+
+    def edited(self, decoded: Any) -> Any:
+        """Return decoded content after the edits."""
+        for edit in self.edits:
+            decoded = edit(decoded)
+        return decoded
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an example stands; with a seed, all that the chance of a transform depends on.
+
+    Args:
+        split: the prepared split that it belongs to.
+        index: its row in the source's split.
+        seed: of the preparation.
+    """
+
+    split: str
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One step from a task to a task derived from it.
+
+    Args:
+        text: as the source writes it, `rotate=45`.
+        class_names: the class names after it; None where the task has no classes.
+        apply: an example and its place to the example after it, or None where it is left out. It must be a pure
+            function and must not read the content: it adds an edit instead.
+    """
+
+    text: str
+    class_names: Sequence[str] | None
+    apply: Callable[[Example, Place], Example | None]
+
+
+@dataclass(frozen=True)
+class RawTask:
+    """A task before preparation: names, and one fresh iterator of examples per call and split.
+
+    Args:
+        name: task name.
+        class_names: label i is class_names[i]; distinct, not empty. None: the task has no classes.
+        templates: prompts with exactly one `{}` where the class name goes. None: the task has no prompts.
+        splits: `train` and, where the source has them, `validation` and `test`.
+        source: the address given to `open_source`; goes into the manifest.
+        seed: decides which training examples become the splits that the source lacks.
+        counts: examples per split where the source knows it without a pass; serves progress and the disk check.
+        keys: per split a cheap iterator of (path, label) in the order of `splits`, where the source can list its
+            examples without reading their content.
+        ignored_splits: names of splits that the source holds and this task does not use.
+        transforms: what derives this task from the source's.
+        keeps_conflicts: whether the same content under two labels is kept and counted, as published data sets have it.
+
+    Raises:
+        MergeflowError: less than two classes, duplicated class names, a bad template, an unknown split or no `train`.
+    """
+
+    name: str
+    class_names: Sequence[str] | None
+    templates: Sequence[str] | None
+    splits: Mapping[str, Callable[[], Iterator[Example]]]
+    source: str = ""
+    seed: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    keys: Mapping[str, Callable[[], Iterator[tuple[str, int]]]] = field(default_factory=dict)
+    ignored_splits: Sequence[str] = ()
+    transforms: Sequence[Transform] = ()
+    keeps_conflicts: bool = False
+
+    def __post_init__(self) -> None:
+        check_names(self.name, self.class_names, self.templates)
+        unknown = sorted(set(self.splits) - set(SPLITS))
+        if unknown or "train" not in self.splits:
+            found = ", ".join(sorted(self.splits)) or "none"
+            raise MergeflowError(
+                f"task '{self.name}': splits found: {found}; expected train and, where there are, validation and test. "
+                "Rename the splits of the source."
+            )
+
+    @property
+    def strata(self) -> Sequence[str]:
+        """The source's classes, by which splits are stratified; one where the task has no classes."""
+        return ("",) if self.class_names is None else self.class_names
+
+    @property
+    def derived_names(self) -> Sequence[str] | None:
+        """The class names after the transforms."""
+        return self.transforms[-1].class_names if self.transforms else self.class_names
+
+    def list_keys(self, split: str) -> Iterator[tuple[str, int]]:
+        """Yield (path, label) of every example of a split, without reading its content where the source can."""
+        if split in self.keys:
+            yield from self.keys[split]()
+        else:
+            for example in self.splits[split]():
+                yield example.path, example.label
+
+
+def check_names(task: str, class_names: Sequence[str] | None, templates: Sequence[str] | None) -> None:
+    """Refuse class names and templates from which no classifier can be built.
+
+    Example:
+        >>> check_names("pets", ["cat", "dog", "cat"], ["a photo of a {}."])
+        Traceback (most recent call last):
+            ...
+        mergeflow.errors.MergeflowError: task 'pets': class names found more than once: 'cat'. Every class needs a name of its own: rename or join the classes.
+    """  # noqa: E501
+    if class_names is not None:
+        _check_classes(task, class_names)
+    wrong = [template for template in templates or () if template.count("{}") != 1]
+    if wrong or (templates is not None and not templates):
+        found = quoted(wrong) if wrong else "no template"
+        raise MergeflowError(
+            f"task '{task}': found {found}; expected templates with exactly one '{{}}' for the class name, "
+            "such as 'a photo of a {}.'."
+        )
+
+
+def _check_classes(task: str, class_names: Sequence[str]) -> None:
+    if len(class_names) < 2:
+        found = f"one class only ('{class_names[0]}')" if class_names else "no class names"
+        raise MergeflowError(
+            f"task '{task}': {found} found; expected at least two, to tell them apart. Add examples of another class."
+        )
+    repeated = sorted(name for name, count in Counter(class_names).items() if count > 1)
+    if repeated:
+        raise MergeflowError(
+            f"task '{task}': class names found more than once: {quoted(repeated)}. "
+            "Every class needs a name of its own: rename or join the classes."
+        )
+    blank = [index for index, name in enumerate(class_names) if not name.strip()]
+    if blank:
+        raise MergeflowError(f"task '{task}': class {blank[0]} has an empty name; give it one.")

@@ -1,0 +1,109 @@
+"""Read a folder of images: one folder per class, with or without a folder per split above."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import PurePosixPath
+
+from mergeflow.data.locations import SPLIT_ALIASES, Location, split_of
+from mergeflow.data.task import Example, RawTask
+from mergeflow.errors import MergeflowError
+
+IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_LAYOUT = "FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE with validation/ and test/ beside train/"
+
+# (path parts from the root, label)
+_Item = tuple[tuple[str, ...], int]
+
+
+def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -> RawTask:
+    """Open a folder of class folders as a task; the class names are the folder names, sorted.
+
+    Args:
+        task_name: task name.
+        uri: path or fsspec URI of the folder. When it holds a folder `train`, its folders are splits (train;
+            validation, val or valid; test) and the class folders are below; else its folders are the classes.
+        templates: prompts with `{}`.
+        seed: decides the carved splits.
+
+    Raises:
+        MergeflowError: missing path, no class folders, unsupported split folder, a class that `train` lacks, or a file
+            in a class folder that is no image.
+    """
+    location = Location.open(uri)
+    if location.is_file():
+        raise MergeflowError(f"task '{task_name}': '{uri}' is a file; expected a folder: {_LAYOUT}.")
+    folders = location.list_folders()
+    roots = _split_roots(location, [parts[0] for parts in folders if len(parts) == 1], task_name)
+    depth = 1 if roots == {"train": ()} else 2
+    classes = {
+        split: sorted(parts[-1] for parts in folders if len(parts) == depth and parts[: depth - 1] == root)
+        for split, root in roots.items()
+    }
+    names = classes["train"]
+    if not names:
+        raise MergeflowError(f"task '{task_name}': no class folders found in '{uri}'; expected {_LAYOUT}.")
+    for split, found in classes.items():
+        if extra := sorted(set(found) - set(names)):
+            raise MergeflowError(
+                f"task '{task_name}': '{uri}' has class folders in {split} that train lacks: {', '.join(extra[:10])}. "
+                "Add them to train or remove them."
+            )
+    items = _list_items(location, roots, names)
+    return RawTask(
+        name=task_name,
+        class_names=names,
+        templates=templates,
+        splits={split: partial(_examples, location, items[split]) for split in roots},
+        seed=seed,
+        counts={split: len(items[split]) for split in roots},
+        keys={split: partial(_keys, items[split]) for split in roots},
+    )
+
+
+def _split_roots(location: Location, top: Sequence[str], task_name: str) -> dict[str, tuple[str, ...]]:
+    """Return {split: path parts of its folder}; {"train": ()} when the top folders are classes."""
+    splits = [name for name in top if split_of(name)]
+    if not splits:
+        return {"train": ()}
+    roots: dict[str, tuple[str, ...]] = {}
+    for name in top:
+        split = split_of(name)
+        if split is None or split in roots:
+            raise MergeflowError(
+                f"task '{task_name}': unsupported split folder '{name}' beside {', '.join(splits)} in {location.path}; "
+                f"expected one folder for each of train, validation and test (names: {', '.join(SPLIT_ALIASES)}). "
+                "Remove or rename it."
+            )
+        roots[split] = (name,)
+    if "train" not in roots:
+        raise MergeflowError(
+            f"task '{task_name}': {location.path} has split folders ({', '.join(splits)}) but no train; add train/."
+        )
+    return roots
+
+
+def _list_items(location: Location, roots: dict[str, tuple[str, ...]], names: Sequence[str]) -> dict[str, list[_Item]]:
+    label = {name: index for index, name in enumerate(names)}
+    items: dict[str, list[_Item]] = {split: [] for split in roots}
+    for parts in location.list_files():
+        is_image = PurePosixPath(parts[-1]).suffix.lower() in IMAGE_EXTENSIONS
+        split = next((split for split, root in roots.items() if parts[: len(root)] == root), None)
+        inner = parts[len(roots[split]) :] if split else parts
+        if split and len(inner) > 1 and is_image:
+            items[split].append((parts, label[inner[0]]))
+        elif is_image or len(inner) > 1:
+            # Beside the class folders there may be a licence or a label list; inside them and for images there is
+            # no telling what the person meant.
+            expected = "a class folder around it" if is_image else f"an image ({', '.join(IMAGE_EXTENSIONS)})"
+            raise MergeflowError(f"{location.join(parts)}: expected {expected}. Move or remove the file.")
+    return items
+
+
+def _examples(location: Location, items: Sequence[_Item]) -> Iterator[Example]:
+    for parts, label in items:
+        yield Example(partial(location.read, location.join(parts)), "/".join(parts), label)
+
+
+def _keys(items: Sequence[_Item]) -> Iterator[tuple[str, int]]:
+    for parts, label in items:
+        yield "/".join(parts), label

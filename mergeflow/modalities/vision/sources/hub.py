@@ -1,0 +1,114 @@
+"""Read a data set with Hugging Face's `datasets`: the real data sets by name, others by id, or a local folder."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mergeflow.data.locations import Location, split_of
+from mergeflow.data.task import Example, RawTask
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.vision.image_columns import find_columns
+from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
+from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, clip_class_names, find_real_task
+
+
+def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
+    """Open a data set of the Hugging Face hub as a task; `datasets` downloads it to its own cache once.
+
+    Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored. Real data sets
+    whose copy on the hub has bare numbers or truth values for labels get their class names by label.
+
+    Args:
+        task_name: task name.
+        place: `NAME[#CONFIG][@REVISION]`; NAME one of the real data sets, an id `owner/name`, or a local folder.
+        seed: decides the carved splits.
+        root: what a relative path of a local folder starts from.
+
+    Raises:
+        MergeflowError: `datasets` is not installed, unknown name, hub unreachable or switched off, wrong columns.
+    """
+    # An id of the hub is a path only where there is such a folder, which may have any name; an id has neither sign.
+    address = str(root / place) if (root / place).is_dir() else place
+    rest, _, revision = (address, "", "") if Path(address).is_dir() else address.partition("@")
+    name, _, config = (rest, "", "") if Path(rest).is_dir() else rest.partition("#")
+    task = find_real_task(name)
+    if task is None and "/" not in name and not Path(name).is_dir():
+        raise unknown_name("Hugging Face data set", name, REAL_TASKS)
+    hub_id = task.hub_id if task else name
+    renamed = task.hub_splits if task else {}
+    parts, ignored = _load(hub_id, config or (task.hub_config if task else None), revision or None, renamed)
+    described = {
+        split: find_columns(part.features.arrow_schema, f"hf:{address}, {split}", task.hub_names if task else ())
+        for split, part in parts.items()
+    }
+    if len({str(description) for description in described.values()}) > 1:
+        raise MergeflowError(f"hf:{address}: the splits differ in columns or class names: {described}.")
+    image, label, names = next(iter(described.values()))
+    rows = {split: _undecoded(part, image, label) for split, part in parts.items()}
+    return RawTask(
+        name=task_name,
+        class_names=clip_class_names(task, names) if task else names,
+        templates=task.templates if task else DEFAULT_TEMPLATES,
+        splits={split: partial(_examples, part, image, label, split) for split, part in rows.items()},
+        seed=seed,
+        counts={split: len(part) for split, part in rows.items()},
+        ignored_splits=ignored,
+        keeps_conflicts=task is not None,
+    )
+
+
+def _load(
+    hub_id: str, config: str | None, revision: str | None, renamed: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MergeflowError(
+            f"hf:{hub_id} needs the package 'datasets', which is not installed. "
+            "Install it with: pip install 'mergeflow[hub]'"
+        ) from error
+    parts: dict[str, Any] = {}
+    ignored = []
+    try:
+        for name in datasets.get_dataset_split_names(hub_id, config, revision=revision):
+            split = renamed.get(str(name)) or split_of(str(name))
+            if split is None or split in parts:
+                ignored.append(str(name))
+            else:
+                parts[split] = datasets.load_dataset(hub_id, config, split=name, revision=revision)
+    # The hub's client raises its own, the HTTP library's and the parsers' errors; all mean "no data from there".
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise MergeflowError(
+            f"hf:{hub_id} cannot be loaded ({type(error).__name__}: {first}). Check the name and the network; with "
+            "HF_HUB_OFFLINE set only data sets in the local cache can be read. A snapshot on disk can be read "
+            "with parquet:FOLDER."
+        ) from error
+    if "train" not in parts:
+        found = ", ".join([*parts, *ignored]) or "none"
+        raise MergeflowError(f"hf:{hub_id}: splits found: {found}; expected at least train.")
+    return parts, ignored
+
+
+def _undecoded(part: Any, image: str, label: str) -> Any:
+    import datasets
+
+    return part.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
+
+
+def _examples(part: Any, image: str, label: str, split: str) -> Iterator[Example]:
+    for row, cells in enumerate(part):
+        cell = cells[image]
+        if cell is None or cells[label] is None:
+            raise MergeflowError(
+                f"{split}, row {row}: no {'image' if cell is None else 'label'}; every row needs both."
+            )
+        content, path = cell["bytes"], cell["path"] or f"{split}/{row:06d}"
+        # Data sets made from a local folder hold only the path of each image.
+        yield Example(content if content is not None else partial(_read, path), Path(path).name, int(cells[label]))
+
+
+def _read(path: str) -> bytes:
+    location = Location.open(path)
+    return location.read(location.path)

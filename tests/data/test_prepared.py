@@ -1,0 +1,249 @@
+"""The prepared form of any modality, guards against what cannot be measured, and the form of version 1."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mergeflow.data import digest_of_split, load_manifest, load_split
+from mergeflow.data.decoding import Decoded, Decoding
+from mergeflow.data.prepare import prepare_task
+from mergeflow.data.task import Example, RawTask
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.images import encode_png
+from mergeflow.modalities.vision.sources.kinds import open_images
+
+ROOT = Path(__file__).parents[2]
+
+
+def points() -> Decoding:
+    """Regression: x float64 [N, 3] and y float64 [N]; no classes."""
+
+    def decode(example: Example, where: str) -> Decoded:
+        x, y = example.edited(example.read())
+        digest = hashlib.sha256(x.tobytes()).digest()
+        return Decoded({"x": x, "y": np.float64(y)}, digest, {"x": x.tolist(), "path": example.path}, x.nbytes)
+
+    def schema(names: Sequence[str] | None) -> pa.Schema:
+        return pa.schema([("x", pa.list_(pa.float64())), ("path", pa.string())])
+
+    return Decoding({"width": 3}, decode, schema, size=32)
+
+
+def tokens(length: int) -> Decoding:
+    """Text: tokens int32 [N, L], lengths int64 [N], labels int64 [N]."""
+
+    def decode(example: Example, where: str) -> Decoded:
+        text = example.read()
+        row = np.zeros(length, np.int32)
+        row[: len(text)] = [ord(sign) for sign in text[:length]]
+        arrays = {"tokens": row, "lengths": np.int64(min(len(text), length)), "labels": np.int64(example.label)}
+        cells = {"text": text, "label": example.label}
+        return Decoded(arrays, hashlib.sha256(text.encode()).digest(), cells, len(text))
+
+    def schema(names: Sequence[str] | None) -> pa.Schema:
+        return pa.schema([("text", pa.string()), ("label", pa.int64())])
+
+    return Decoding({"max_length": length}, decode, schema, size=4 * length + 16)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(30, 80))
+def test_a_task_without_classes_keeps_every_bit(
+    seed: int, count: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("points")
+    x = np.random.default_rng(seed).standard_normal((count, 3))
+    y = np.array([[1.0, np.pi, -0.0][row % 3] for row in range(count)])
+    train = [Example((x[row], y[row]), f"{row}") for row in range(count)]
+    raw = RawTask("points", None, None, {"train": lambda: iter(train)})
+    manifest = prepare_task(raw, folder, points())
+    assert (manifest["class_names"], manifest["templates"], manifest["decoding"]) == ([], [], {"width": 3})
+    record = manifest["splits"]["train"]
+    assert record["per_class"] == []
+    assert {name: (array["dtype"], array["shape"]) for name, array in record["arrays"].items()} == {
+        "x": ("float64", [3]),
+        "y": ("float64", []),
+    }
+    found: list[tuple[bytes, bytes]] = []
+    for split in ("train", "validation", "test"):
+        part = load_split(folder, split, verify=True)
+        assert isinstance(part.x, np.memmap)
+        assert part.x.flags.writeable  # a private map: torch shares no other
+        found += [(a.tobytes(), b.tobytes()) for a, b in zip(part.x, part.y, strict=True)]
+        for name, array in part.arrays.items():
+            sha256 = hashlib.sha256(array.tobytes()).hexdigest()
+            assert manifest["splits"][split]["arrays"][name]["sha256"] == sha256
+    assert sorted(found) == sorted((a.tobytes(), b.tobytes()) for a, b in zip(x, y, strict=True))
+
+
+def test_text_is_prepared_by_the_same_code(tmp_path: Path) -> None:
+    train = [Example(f"text {row}", f"{row}", row % 3) for row in range(90)]
+    raw = RawTask("mood", ["bad", "so-so", "good"], None, {"train": lambda: iter(train)})
+    manifest = prepare_task(raw, tmp_path, tokens(5))
+    split = load_split(tmp_path, "test", verify=True)
+    assert {name: array.shape for name, array in split.arrays.items()} == {
+        "tokens": (9, 5),
+        "lengths": (9,),
+        "labels": (9,),
+    }
+    assert manifest["splits"]["test"]["per_class"] == [3, 3, 3]
+    rows = pq.read_table(tmp_path / "test.parquet").to_pylist()
+    assert [row["text"][:5] for row in rows] == ["".join(map(chr, row)) for row in split.tokens]
+    with pytest.raises(AttributeError, match="no array 'images': it has tokens, lengths, labels"):
+        split.images  # noqa: B018
+
+
+def test_what_reads_a_prepared_split_imports_no_reader_and_no_parquet() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, mergeflow.data; mergeflow.data.load_split\n"
+        "print([m for m in sys.modules if m in ('pyarrow', 'PIL', 'fsspec', 'torch') or m.startswith('mergeflow.mod')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def as_version_1(folder: Path) -> dict[str, Any]:
+    """Write a prepared task's manifest again as it was before arrays had names; return that."""
+    manifest = load_manifest(folder)
+    manifest["format_version"], manifest["image_size"] = 1, manifest.pop("decoding")["image_size"]
+    for name in ("transforms", "warnings"):
+        del manifest[name]
+    for record in manifest["splits"].values():
+        arrays = record.pop("arrays")
+        record.pop("left_out")
+        record["pixels_sha256"], record["labels_sha256"] = (arrays[name]["sha256"] for name in ("images", "labels"))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return manifest
+
+
+def test_data_from_before_arrays_had_names_are_read_and_have_the_digest_that_versions_refer_to(tmp_path: Path) -> None:
+    new = prepare_task(open_images("digits", "suite:pocket8"), tmp_path, image_decoding(8))["splits"]["validation"]
+    images = load_split(tmp_path, "validation").images.copy()
+    old = as_version_1(tmp_path)["splits"]["validation"]
+    split = load_split(tmp_path, "validation", verify=True)
+    assert np.array_equal(split.images, images)
+    recorded = hashlib.sha256((old["pixels_sha256"] + old["labels_sha256"]).encode()).hexdigest()
+    assert digest_of_split(load_manifest(tmp_path)["splits"]["validation"]) == recorded == digest_of_split(new)
+    assert load_manifest(tmp_path)["decoding"] == {"image_size": 8}
+
+
+def picture(seed: int) -> bytes:
+    return encode_png(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Thirty pictures in each of two classes."""
+    for label, name in enumerate(("bottom", "top")):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for row in range(30):
+            (tmp_path / "pets" / name / f"{row:02d}.png").write_bytes(picture(100 * label + row))
+    return tmp_path / "pets"
+
+
+def prepare(folder: Path, query: str = "") -> dict[str, Any]:
+    return prepare_task(open_images("pets", f"folder:{folder}{query}"), folder.parent / "out", image_decoding(8))
+
+
+def test_a_picture_under_two_labels_is_refused_with_both_paths(folder: Path) -> None:
+    shutil.copy(folder / "top/07.png", folder / "bottom/copy.png")
+    with pytest.raises(MergeflowError) as caught:
+        prepare(folder)
+    told = str(caught.value)
+    assert "'bottom/copy.png'" in told
+    assert "'top/07.png'" in told
+    assert "'bottom')" in told
+    assert "'top')" in told
+    assert "conflicts=keep" in told
+    assert prepare(folder, "?conflicts=keep")["warnings"] == [
+        "examples that have the content of another under a different label: 1; all are kept."
+    ]
+
+
+def test_many_conflicts_are_told_at_once_up_to_fifty(folder: Path) -> None:
+    for row in range(30, 60):
+        (folder / "top" / f"{row}.png").write_bytes(picture(100 + row))
+    for path in (folder / "top").iterdir():
+        shutil.copy(path, folder / "bottom" / f"copy{path.name}")
+    with pytest.raises(MergeflowError, match="60 examples of task 'pets' have the content of another") as caught:
+        prepare(folder)
+    lines = str(caught.value).splitlines()
+    assert sum("has the content of" in line for line in lines) == 50
+    assert "  and 10 more" in lines
+
+
+def test_copies_under_one_label_are_no_conflict(folder: Path) -> None:
+    shutil.copy(folder / "top/07.png", folder / "top/copy.png")
+    assert prepare(folder)["warnings"] == []
+
+
+def test_undecodable_pictures_are_all_told_at_once_up_to_fifty_with_the_number_of_the_rest(folder: Path) -> None:
+    bad = [folder / name / f"{row:02d}.png" for name in ("bottom", "top") for row in range(28)]
+    for path in bad:
+        path.write_bytes(b"not a picture")
+    with pytest.raises(MergeflowError, match="56 examples of task 'pets' cannot be used:") as caught:
+        prepare(folder)
+    lines = str(caught.value).splitlines()
+    named = {
+        f"{path.parent.name}/{path.name}"
+        for path in bad
+        if any(f"'{path.parent.name}/{path.name}'" in line for line in lines)
+    }
+    assert len(named) == 50
+    assert lines[-1] == "  and 6 more"
+    assert not (folder.parent / "out/manifest.json").exists()
+
+
+def test_a_class_that_test_lacks_is_refused_with_the_way_out(folder: Path) -> None:
+    (folder / "rare").mkdir()
+    (folder / "rare/one.png").write_bytes(picture(900))
+    with pytest.raises(MergeflowError, match=r"1 of 3 classes have no test example.*'rare'.*classes=0,2\)"):
+        prepare(folder)
+    assert prepare(folder, "?classes=0,2")["class_names"] == ["bottom", "top"]
+
+
+def test_a_class_that_validation_lacks_is_a_warning(folder: Path) -> None:
+    (folder / "rare").mkdir()
+    for row in range(2):
+        (folder / f"rare/{row}.png").write_bytes(picture(900 + row))
+    manifest = prepare(folder)
+    assert manifest["splits"]["validation"]["per_class"][1] == 0
+    assert len(manifest["warnings"]) == 1
+    assert "1 of 3 classes have no validation example: 'rare'" in manifest["warnings"][0]
+    assert load_manifest(folder.parent / "out")["warnings"] == manifest["warnings"]
+
+
+def test_published_data_sets_keep_their_conflicts(folder: Path) -> None:
+    shutil.copy(folder / "top/07.png", folder / "bottom/copy.png")
+    raw = replace(open_images("pets", f"folder:{folder}"), keeps_conflicts=True)
+    manifest = prepare_task(raw, folder.parent / "out", image_decoding(8))
+    assert len(manifest["warnings"]) == 1
+
+
+def test_left_out_examples_are_not_read(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    def train() -> Iterator[Example]:
+        for row in range(60):
+            yield Example(lambda row=row: read.append(row) or picture(row), f"{row}", row % 3)  # type: ignore[misc,func-returns-value]
+
+    raw = RawTask("three", ["a", "b", "c"], None, {"train": train})
+    kept = open_images("x", "suite:pocket-digits?classes=0-1").transforms
+    prepare_task(replace(raw, transforms=kept), tmp_path, image_decoding(8))
+    assert {row % 3 for row in read} == {0, 1}
