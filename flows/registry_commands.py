@@ -28,10 +28,10 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
     def opened(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
         from registry.store import connect
-        from tasks.project.parameters import load_params
+        from tasks.project.sections import RegistrySection, read_section
 
         model, number = split_address(which)
-        model = model or name or load_params(root / "params.yaml").registry.model
+        model = model or name or read_section(root, "registry", RegistrySection).model
         return connect(project_root=root), model, number
 
     _add_questions(group, opened)
@@ -144,10 +144,10 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         from registry.gates import GateSettings
         from registry.lookup import find_version
         from registry.promotion import Force, promote
-        from tasks.project.parameters import load_params
+        from tasks.project.sections import RegistrySection, read_section
 
         store, model, version = opened(name, which)
-        section = load_params(root / "params.yaml").registry
+        section = read_section(root, "registry", RegistrySection)
         settings = GateSettings(**section.model_dump(exclude={"model"}))
         number = find_version(store, model, version).version
         done = promote(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
-from tasks.project.parameters import load_params
+from tasks.project.files import read_yaml
 
 
 def print_summary(root: Path, console: Console) -> None:
@@ -25,7 +25,7 @@ def print_summary(root: Path, console: Console) -> None:
     test = json.loads(path.read_text())
     console.print(result_table(test))
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
-    sources = load_params(root / "params.yaml").tasks
+    sources = read_yaml(root / "params.yaml")["tasks"]
     if any(source.startswith("suite:") for source in sources.values()):
         console.print(
             "[dim]Embedded suite: images drawn by this project. It shows mechanisms; do not compare these numbers "

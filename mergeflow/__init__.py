@@ -4,7 +4,6 @@
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return version("mergeflow")
+        return import_module("importlib.metadata").version("mergeflow")
     if name not in _HOMES:
         raise AttributeError(f"module 'mergeflow' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

@@ -2,18 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 
-from mergeflow.errors import MergeflowError, check_model_name
-from mergeflow.schema import Frozen, refusal, validated
+from mergeflow.errors import MergeflowError
+from mergeflow.schema import refusal, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.files import read_yaml
-
-
-class Section(Frozen, strict=True):
-    """A frozen part of params.yaml."""
+from tasks.project.sections import RegistrySection, RunSection, Section
 
 
 class DataSection(Section):
@@ -33,35 +30,6 @@ class EvaluationSection(Section):
     """`batch_size`: images per forward pass; no result depends on it beyond float rounding."""
 
     batch_size: int = Field(256, ge=1)
-
-
-class RegistrySection(Section):
-    """The registered model's name and the gates a candidate has to pass to become champion.
-
-    margin: least gain in mean normalised validation accuracy over the champion. tolerance: largest loss of one
-    task's validation accuracy, as a fraction. confidence: level of the paired bootstrap interval of the gain, which
-    must lie above 0; null asks for none. require_reproducible: replaying the winner's recipe must give the same bytes.
-    """
-
-    model: str
-    margin: float = Field(0.0, ge=0.0, le=1.0)
-    tolerance: float = Field(0.05, ge=0.0, le=1.0)
-    confidence: float | None = Field(0.95, gt=0.0, lt=1.0)
-    require_reproducible: bool = True
-
-    @field_validator("model")
-    @classmethod
-    def _fits_an_address(cls, model: str) -> str:
-        check_model_name(model)
-        return model
-
-
-class RunSection(Section):
-    """How work is placed; no result depends on it."""
-
-    runner: Literal["threads", "processes", "dask", "ray"] = "threads"
-    workers: int = Field(2, ge=1)
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
 
 
 class ParamsFile(Section):
