@@ -54,7 +54,7 @@ class Plane:
 
         x = ⟨θ − origin, u⟩, y = ⟨θ − origin, v⟩
         """
-        check_compatible(self.origin, {"model": state}, dtypes=False)
+        check_compatible(self.origin, {"model": state})
         x = sum(float((move * u).sum()) for move, u, _ in self._moves(state))
         y = sum(float((move * v).sum()) for move, _, v in self._moves(state))
         off = sum(float((move - x * u - y * v).square().sum()) for move, u, v in self._moves(state))
@@ -91,7 +91,7 @@ def plane_through(origin: State, first: State, second: State) -> Plane:
     Source:
         Izmailov et al. 2018, Averaging weights leads to wider optima, Section 3.1; MIMA, Figure 7.
     """
-    check_compatible(origin, {"first": first, "second": second}, dtypes=False)
+    check_compatible(origin, {"first": first, "second": second})
     square_one = square_two = inner = 0.0
     for _, one, two in _task_vectors(origin, first, second):
         square_one += float(one.square().sum())

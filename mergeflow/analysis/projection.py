@@ -245,7 +245,7 @@ def _check(points: Mapping[str, State]) -> None:
     if not points:
         raise MergeflowError("no model to compare: give at least one state dict.")
     first, *others = points
-    check_compatible(points[first], {name: points[name] for name in others}, dtypes=False)
+    check_compatible(points[first], {name: points[name] for name in others})
 
 
 def _blocks(states: Sequence[State]) -> Iterator[Tensor]:

@@ -1,6 +1,8 @@
 """Checks of state dicts against each other, before any work is done on them."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from torch import Tensor
@@ -18,53 +20,85 @@ def infos_of(state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
     return {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
 
 
-def check_compatible(
-    base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]], dtypes: bool = True
-) -> None:
-    """Check that every expert has the base's names, shapes and dtypes.
+def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Check that every expert has the base's names and shapes; floating-point types may differ.
 
     Args:
         base: The base's state dict.
         experts: State dicts by expert name.
-        dtypes: Whether another dtype is a mismatch.
 
     Raises:
-        MergeflowError: One error that lists every mismatch of every expert.
+        MergeflowError: One error that has every mismatch of every expert, grouped by the pattern of the names.
     """
     expected = infos_of(base)
-    faults = [fault for name, state in experts.items() for fault in _mismatches(name, expected, state, dtypes)]
+    faults = [fault for name, state in experts.items() for fault in _mismatches(name, expected, state)]
     if not faults:
         return
-    shown = "\n".join(f"  - {fault}" for fault in faults)
+    groups: dict[tuple[str, str, str], list[_Mismatch]] = {}
+    for fault in faults:
+        groups.setdefault((fault.expert, fault.what, pattern_of(fault.tensor)), []).append(fault)
+    shown = "\n".join(f"  - {_told(group)}" for group in groups.values())
     raise MergeflowError(
-        f"{len(faults)} mismatches between the base and the experts:\n{shown}\n"
-        "Every expert must be a fine-tuned copy of this base: check the paths"
-        + (", or convert the files to one dtype." if dtypes else ".")
+        f"{len(faults)} mismatch{'es' * (len(faults) > 1)} between the base and the experts:\n{shown}\n"
+        "Every expert must be a fine-tuned copy of this base: check the paths. In a recipe, `ignore: [patterns]` "
+        "leaves tensors as the base has them, and `missing: base` takes what an expert lacks from the base."
     )
 
 
-def _mismatches(
-    expert: str, expected: Mapping[str, TensorInfo], state: Mapping[str, Tensor], dtypes: bool
-) -> list[str]:
+@dataclass(frozen=True)
+class _Mismatch:
+    expert: str
+    tensor: str
+    what: str
+    hint: str = ""
+
+
+def pattern_of(name: str) -> str:
+    """Return a tensor's name with its numbers replaced, equal for the same tensor of all blocks.
+
+    Example:
+        >>> pattern_of("model.layers.11.mlp.experts.3.w1.weight")
+        'model.layers.*.mlp.experts.*.w1.weight'
+    """
+    return re.sub(r"\d+", "*", name)
+
+
+def _told(group: list[_Mismatch]) -> str:
+    """Return one line for the mismatches of one expert and pattern."""
+    first = group[0]
+    if len(group) == 1:
+        one = first.what.format(f"tensor '{first.tensor}'")
+        return f"expert '{first.expert}' {one}{first.hint}"
+    many = f"{len(group)} tensors '{pattern_of(first.tensor)}'"
+    return f"expert '{first.expert}' {first.what.format(many)}, the first '{first.tensor}'{first.hint}"
+
+
+def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[str, Tensor]) -> list[_Mismatch]:
     found = infos_of(state)
     partial = getattr(state, "is_task_vector", False)
     faults = []
     for name, info in expected.items():
         if name not in found:
             if not partial:
-                faults.append(f"expert '{expert}' lacks tensor '{name}' {list(info.shape)}")
+                faults.append(_Mismatch(expert, name, f"lacks {{}} {list(info.shape)}"))
         elif found[name].shape != info.shape:
             faults.append(
-                f"expert '{expert}', tensor '{name}': shape {list(found[name].shape)}, base has {list(info.shape)}"
+                _Mismatch(expert, name, f"has {{}} of shape {list(found[name].shape)}, base has {list(info.shape)}")
             )
-        elif dtypes and not partial and found[name].dtype != info.dtype:
-            faults.append(f"expert '{expert}', tensor '{name}': {found[name].dtype}, base has {info.dtype}")
+        elif not partial and found[name].dtype != info.dtype and not _both_floating(found[name], info):
+            faults.append(_Mismatch(expert, name, f"has {{}} of {found[name].dtype}, base has {info.dtype}"))
     for name in found:
         if name not in expected:
             nearest = get_close_matches(name, expected, n=1)
             hint = f"; the base's nearest is '{nearest[0]}'" if nearest else ""
-            faults.append(f"expert '{expert}' has tensor '{name}', unknown to the base{hint}")
+            if partial and name.endswith("lm_head.weight"):
+                hint = "; the base's head is its embedding: give a base that stores the head apart"
+            faults.append(_Mismatch(expert, name, "has {}, unknown to the base", hint))
     return faults
+
+
+def _both_floating(one: TensorInfo, other: TensorInfo) -> bool:
+    return one.dtype.is_floating_point and other.dtype.is_floating_point
 
 
 def check_finite(name: str, state: Mapping[str, Tensor]) -> None:

@@ -1,15 +1,13 @@
-"""PEFT LoRA adapters as task vectors: τ = (α / r) · B A for the weights they adapt, zero elsewhere."""
+"""PEFT LoRA and DoRA adapters as task vectors: what they change of the weights they adapt, zero elsewhere."""
 
 import re
-from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
-from threading import local
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, LoraEntry
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
@@ -20,32 +18,10 @@ _PREFIX = "base_model.model."
 # Ways to start an adapter that move its weight in the base as well, so that B A is not the whole difference.
 _MOVED = ("pissa", "olora", "corda", "loftq")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-
-
-@dataclass(frozen=True)
-class LoraEntry:
-    """The difference one adapted weight makes, formed when it is read."""
-
-    down: Entry
-    up: Entry
-    shape: tuple[int, int]
-    rank: int
-    factor: float
-    transposed: bool
-    kept: local = field(default_factory=local)
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened difference, float32."""
-        if start == 0 or not hasattr(self.kept, "delta"):
-            rows, columns = self.shape
-            down = self.down.read(0, self.rank * columns).reshape(self.rank, columns).float()
-            up = self.up.read(0, rows * self.rank).reshape(rows, self.rank).float()
-            delta = (up @ down) * self.factor
-            self.kept.delta = (delta.T if self.transposed else delta).reshape(-1)
-        piece: Tensor = self.kept.delta[start:stop]
-        if stop >= self.kept.delta.numel():
-            del self.kept.delta
-        return piece
+_EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
+_MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
+# PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
+_WRAPPED = ".base_layer."
 
 
 def open_adapter(folder: Path) -> LazyStateDict:
@@ -68,21 +44,44 @@ def open_adapter(folder: Path) -> LazyStateDict:
     absolute = set()
     for name in sorted(stored):
         target = name.removeprefix(_PREFIX)
-        if target.endswith(_A):
-            module = target.removesuffix(_A)
+        found = next((suffix for suffix in (_A, _EMBEDDING_A) if target.endswith(suffix)), None)
+        if found is not None:
+            module = target.removesuffix(found)
             weight = _weight_name(module, stored)
-            entries[weight], infos[weight] = _entry(stored, name, module, config)
-        elif not target.endswith(_B):
-            if "lora_" in target:
+            lora, infos[weight] = _entry(stored, name, module, config)
+            entries[weight], whole = _adapted(stored, module, lora, bool(config.get("use_dora")))
+            absolute |= {weight} if whole else set()
+        elif not target.endswith((_B, _EMBEDDING_B, *_MAGNITUDES)):
+            if "lora_" in target or "trainable_tokens" in target:
                 raise MergeflowError(
-                    f"adapter '{folder}' holds '{name}': only plain LoRA of linear weights can be merged."
+                    f"adapter '{folder}' holds '{name}': only LoRA and DoRA of linear weights and embeddings can be "
+                    "merged. Merge the adapter into its base first."
                 )
-            entries[target], infos[target] = stored.entries[name], stored.infos[name]
-            absolute.add(target)
+            plain = target.replace(_WRAPPED, ".")
+            if plain not in entries:  # else it is part of an adapted weight
+                entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
+                absolute.add(plain)
     if not entries:
         raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
     files = stored.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
+
+
+def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) -> tuple[Entry, bool]:
+    """Return where an adapted weight comes from, and whether it is a whole weight rather than a difference."""
+    rows, columns = lora.shape
+    stem = _PREFIX + module
+    copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + one for one in _MAGNITUDES if stem + one in stored), None)
+    for name, shape in ((copy, (columns, rows) if lora.transposed else (rows, columns)), (magnitude, (rows,))):
+        if name is not None and name in stored and stored.infos[name].shape != shape:
+            found = list(stored.infos[name].shape)
+            raise MergeflowError(f"adapter '{stored.path}': '{name}' has shape {found}, expected {list(shape)}.")
+    if dora and magnitude is None:
+        raise MergeflowError(f"adapter '{stored.path}' says it is a DoRA, but '{module}' has no magnitudes.")
+    weight = stored.entries.get(copy)
+    if magnitude is not None:
+        return DoraEntry(stored.entries[magnitude], lora, weight), True
+    return (lora, False) if weight is None else (AddedEntry(weight, lora), True)
 
 
 def _weight_name(module: str, stored: LazyStateDict) -> str:
@@ -99,10 +98,6 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
         raise MergeflowError(
             f"adapter '{folder}' is of type {kind!r}; only LORA can be merged. Merge it into its base first."
         )
-    if config.get("use_dora"):
-        raise MergeflowError(
-            f"adapter '{folder}' is a DoRA, not a difference of weights. Merge it into its base first."
-        )
     start = str(config.get("init_lora_weights")).lower()
     if start.startswith(_MOVED):
         raise MergeflowError(
@@ -112,20 +107,25 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]) -> tuple[LoraEntry, TensorInfo]:
-    partner = name.removesuffix(_A) + _B
+    embedding = name.endswith(_EMBEDDING_A)
+    partner = name.removesuffix(_EMBEDDING_A) + _EMBEDDING_B if embedding else name.removesuffix(_A) + _B
+    if embedding and config.get("use_dora"):
+        raise MergeflowError(
+            f"adapter '{stored.path}' is a DoRA of the embedding '{module}'. Merge it into its base first."
+        )
     down = stored.infos[name].shape
     up = stored.infos[partner].shape if partner in stored else ()
     if len(down) != 2 or len(up) != 2 or up[1] != down[0]:
         raise MergeflowError(
             f"adapter '{stored.path}': '{name}' {list(down)} and its lora_B {list(up)} are not factors of a "
-            "linear weight; only plain LoRA can be merged."
+            "linear weight; only LoRA and DoRA of such weights can be merged."
         )
     rank = _number(config, "rank_pattern", "r", module, down[0])
     if int(rank) != down[0]:
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
     alpha = _number(config, "alpha_pattern", "lora_alpha", module, rank)
     factor = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
-    transposed = bool(config.get("fan_in_fan_out"))
+    transposed = embedding or bool(config.get("fan_in_fan_out"))
     shape = (up[0], down[1])
     info = TensorInfo((shape[1], shape[0]) if transposed else shape, torch.float32)
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed), info

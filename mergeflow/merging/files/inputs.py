@@ -63,7 +63,7 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
         call = recipe.call()
         together(
-            lambda: check_compatible(base, experts, dtypes=recipe.dtype is None),
+            lambda: check_compatible(base, experts),
             lambda: _check_types(base),
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),

@@ -1,0 +1,98 @@
+"""Weights as LoRA and DoRA change them, formed when they are read: differences, and whole weights of their own."""
+
+from dataclasses import dataclass, field
+from threading import local
+
+from torch import Tensor
+
+from mergeflow.checkpoints.reader import Entry
+from mergeflow.errors import MergeflowError
+
+
+@dataclass(frozen=True)
+class LoraEntry:
+    """The difference one adapted weight makes, factor · B A, or its transpose."""
+
+    down: Entry
+    up: Entry
+    shape: tuple[int, int]
+    rank: int
+    factor: float
+    transposed: bool
+    kept: local = field(default_factory=local)
+
+    def delta(self) -> Tensor:
+        """Return the difference as a matrix [out, in], float32, not transposed."""
+        rows, columns = self.shape
+        down = self.down.read(0, self.rank * columns).reshape(self.rank, columns).float()
+        up = self.up.read(0, rows * self.rank).reshape(rows, self.rank).float()
+        return (up @ down) * self.factor
+
+    def formed(self) -> Tensor:
+        """Return the flattened difference as the weight is stored."""
+        delta = self.delta()
+        return (delta.T if self.transposed else delta).reshape(-1)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened difference, float32."""
+        return _piece(self, start, stop)
+
+
+@dataclass(frozen=True)
+class AddedEntry:
+    """A weight that the adapter stores whole, with its LoRA difference added."""
+
+    weight: Entry
+    lora: LoraEntry
+    kept: local = field(default_factory=local)
+
+    def formed(self) -> Tensor:
+        """Return the flattened adapted weight, float32."""
+        delta = self.lora.formed()
+        return self.weight.read(0, delta.numel()).float() + delta
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened adapted weight."""
+        return _piece(self, start, stop)
+
+
+@dataclass(frozen=True)
+class DoraEntry:
+    """A weight that DoRA adapts: magnitude · (W + Δ) / ‖W + Δ‖ for each of its outputs; W is the base's.
+
+    The base's weight is bound when the adapter meets its base in a merge.
+    """
+
+    magnitude: Entry
+    lora: LoraEntry
+    weight: Entry | None = None
+    kept: local = field(default_factory=local)
+
+    def formed(self) -> Tensor:
+        """Return the flattened adapted weight, float32.
+
+        Raises:
+            MergeflowError: No base is bound.
+        """
+        if self.weight is None:
+            raise MergeflowError("a DoRA adapter is a model only together with its base: give it as an expert.")
+        rows, columns = self.lora.shape
+        stored = self.weight.read(0, rows * columns).float()
+        weight = stored.reshape(columns, rows).T if self.lora.transposed else stored.reshape(rows, columns)
+        moved = weight + self.lora.delta()
+        moved *= (self.magnitude.read(0, rows).float() / moved.norm(dim=1))[:, None]
+        return (moved.T if self.lora.transposed else moved).reshape(-1)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened adapted weight."""
+        return _piece(self, start, stop)
+
+
+def _piece(entry: LoraEntry | AddedEntry | DoraEntry, start: int, stop: int) -> Tensor:
+    """Return a piece; a thread that reads from the first element on forms the weight once."""
+    if start == 0 or not hasattr(entry.kept, "formed"):
+        entry.kept.formed = entry.formed()
+    piece: Tensor = entry.kept.formed[start:stop]
+    if stop >= entry.kept.formed.numel():
+        del entry.kept.formed
+    return piece

@@ -1,0 +1,200 @@
+"""Inputs brought to their base's names: wrappers' prefixes, tied weights stored once or twice, tensors left out."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.adapted import DoraEntry
+from mergeflow.checkpoints.checks import infos_of
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
+from mergeflow.errors import MergeflowError
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The inputs of a merge under the base's names.
+
+    Attributes:
+        base: The base.
+        experts: The experts by name.
+        kept: Names of the base's tensors that no expert takes part in.
+        notes: What was done to make them fit, a sentence each.
+    """
+
+    base: LazyStateDict
+    experts: dict[str, LazyStateDict]
+    kept: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def fit_inputs(
+    base: LazyStateDict,
+    experts: Mapping[str, LazyStateDict],
+    ignore: Sequence[str] = (),
+    only: Sequence[str] = (),
+    missing: str = "refuse",
+) -> Fitted:
+    """Bring experts to the base's names, where what to do is beyond doubt or said.
+
+    Args:
+        base: The base.
+        experts: The experts by name; a prefix that all names of one have, or lack, is put right where no name fits.
+        ignore: Patterns of tensors that stay the base's, whatever experts hold; those that the base lacks are left out.
+        only: Patterns of the tensors that are merged, where not all are.
+        missing: `base`: a tensor that an expert lacks is the base's; `refuse`: that is a mismatch.
+
+    Returns:
+        The inputs. Shapes, and names that still do not fit, are for `check_compatible` to refuse.
+
+    Raises:
+        MergeflowError: A pattern fits no tensor.
+    """
+    notes: list[str] = []
+    states = {name: _without_prefix(name, base, state, notes) for name, state in experts.items()}
+    names = {*base, *(name for state in states.values() for name in state)}
+    _check_patterns(names, ignore, only)
+    left_out = frozenset(name for name in names if _any(name, ignore) or (only and not _any(name, only)))
+    if left_out:
+        states = {name: _view(state, [n for n in state if n not in left_out]) for name, state in states.items()}
+    base, states = _with_ties(base, states, left_out, notes)
+    states = {name: bound(base, state) for name, state in states.items()}
+    if missing == "base":
+        states = {name: _completed(name, base, state, left_out, notes) for name, state in states.items()}
+    return Fitted(base, states, left_out & set(base), tuple(notes))
+
+
+def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
+    """Give the DoRA weights of an adapter the base's weights that they adapt."""
+    open_ends = [name for name, one in state.entries.items() if isinstance(one, DoraEntry) and one.weight is None]
+    entries = dict(state.entries)
+    for name in open_ends:
+        if name in base and tuple(
+            base[name].shape if not isinstance(base, LazyStateDict) else base.infos[name].shape
+        ) == (state.infos[name].shape):
+            weight = base.entries[name] if isinstance(base, LazyStateDict) else TensorEntry(base[name].detach())
+            entries[name] = replace(entries[name], weight=weight)  # type: ignore[type-var]
+    return _view(state, list(state), entries) if open_ends else state
+
+
+def _any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(names: set[str], ignore: Sequence[str], only: Sequence[str]) -> None:
+    faults = [
+        f"the pattern '{pattern}' of `{key}` fits no tensor of the base or the experts"
+        for key, patterns in (("ignore", ignore), ("only", only))
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if faults:
+        some = "', '".join(sorted(names)[:: max(1, len(names) // 4)][:4])
+        raise MergeflowError(f"{'; '.join(faults)}. Tensors are such as '{some}'.")
+
+
+def _view(
+    state: LazyStateDict,
+    names: Sequence[str],
+    entries: Mapping[str, Entry] | None = None,
+    infos: Mapping[str, TensorInfo] | None = None,
+    tied: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> LazyStateDict:
+    """Return some tensors of a state, under other names where `rename` says so; the files stay the state's own."""
+    entries, infos, rename = entries or state.entries, infos or state.infos, rename or {}
+    ties = state.tied if tied is None else tied
+    chosen = set(names)
+    return LazyStateDict(
+        state.path,
+        {rename.get(name, name): entries[name] for name in names},
+        {rename.get(name, name): infos[name] for name in names},
+        state.metadata,
+        is_task_vector=state.is_task_vector,
+        tied={rename.get(n, n): rename.get(m, m) for n, m in ties.items() if n in chosen and m in chosen},
+        absolute=frozenset(rename.get(name, name) for name in state.absolute if name in chosen),
+    )
+
+
+def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
+    """Take away, or put before an expert's names, a constant prefix, where none of them is the base's otherwise."""
+    if any(name in base for name in state):
+        return state
+    ends = Counter(name[: -len(own)] for name in state for own in base if name.endswith(f".{own}"))
+    if ends:
+        prefix = ends.most_common(1)[0][0]
+        notes.append(f"names of '{expert}' are taken without their prefix '{prefix}'")
+        return _view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
+    starts = Counter(own[: -len(name)] for name in state for own in base if own.endswith(f".{name}"))
+    if starts:
+        prefix = starts.most_common(1)[0][0]
+        notes.append(f"names of '{expert}' are taken with the prefix '{prefix}'")
+        fits = {name: prefix + name if prefix + name in base else name for name in state}
+        return _view(state, list(state), rename=fits)
+    return state
+
+
+def _with_ties(
+    base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
+) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
+    """Make inputs agree that store a tied weight (an embedding that is also the head) once, and twice."""
+    for expert, state in states.items():
+        copies = {name: twin for name in state if name not in base and (twin := _twin(state, name, base))}
+        if copies:
+            states[expert] = _view(state, [name for name in state if name not in copies])
+            notes += [f"'{name}' of '{expert}' is left out: it is '{twin}' once more" for name, twin in copies.items()]
+    needed: dict[str, str] = {}
+    for state in states.values():
+        if not state.is_task_vector:
+            lacking = [name for name in base if name not in state and name not in left_out]
+            needed |= {name: twin for name in lacking if name not in needed and (twin := _twin(base, name, state))}
+    if not needed:
+        return base, states
+    ties = {max(pair): min(pair) for pair in needed.items()}
+    for expert, state in states.items():
+        entries, infos, tied = dict(state.entries), dict(state.infos), dict(state.tied)
+        for name, twin in needed.items():
+            if name not in state and twin in state and not state.is_task_vector:
+                entries[name], infos[name] = entries[twin], infos[twin]
+                notes.append(f"'{name}' of '{expert}' is its '{twin}', to which the base ties it")
+            if name in entries and twin in entries and _equal(entries[name], entries[twin], infos[name].numel):
+                tied[max(name, twin)] = min(name, twin)
+        states[expert] = _view(state, list(entries), entries, infos, tied)
+    return _view(base, list(base), tied={**base.tied, **ties}), states
+
+
+def _twin(state: LazyStateDict, name: str, known: Mapping[str, Tensor]) -> str | None:
+    """Return a name that `known` has too whose tensor in `state` is that of `name` once more: noted, or by value."""
+    info, first = state.infos[name], state.tied.get(name, name)
+    for other in state:
+        if other == name or other not in known or state.infos[other] != info or not info.numel:
+            continue
+        noted = state.tied.get(other, other) == first
+        if noted or _equal(state.entries[name], state.entries[other], info.numel):
+            return other
+    return None
+
+
+def _equal(a: Entry, b: Entry, count: int) -> bool:
+    """Whether two tensors hold the same values; block by block, so that unequal ones cost one read each."""
+    spans = ((start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+    return all(torch.equal(a.read(*span), b.read(*span)) for span in spans)
+
+
+def _completed(
+    expert: str, base: LazyStateDict, state: LazyStateDict, left_out: frozenset[str], notes: list[str]
+) -> LazyStateDict:
+    """Take what an expert lacks from the base, so that its task vector is zero there."""
+    lacking = [] if state.is_task_vector else [name for name in base if name not in state and name not in left_out]
+    if not lacking:
+        return state
+    more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    notes.append(f"'{lacking[0]}'{more}, which '{expert}' lacks, {'are' if more else 'is'} the base's")
+    entries = {**state.entries, **{name: base.entries[name] for name in lacking}}
+    infos = {**state.infos, **{name: base.infos[name] for name in lacking}}
+    return _view(state, list(entries), entries, infos)

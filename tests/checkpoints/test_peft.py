@@ -1,0 +1,102 @@
+"""Adapters that PEFT itself writes, on models of transformers: the same weights as PEFT's own merge."""
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import check_compatible, open_checkpoint
+from mergeflow.checkpoints.fitted import fit_inputs
+from mergeflow.errors import MergeflowError
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+LLAMA = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": False,
+}
+
+
+def llama():
+    torch.manual_seed(1)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+
+
+def gpt2():
+    torch.manual_seed(1)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40))
+
+
+def trained(model, folder, **config):
+    """Save the model and an adapter with random weights; the state dict of PEFT's own merge."""
+    model.save_pretrained(folder / "base")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, **config))
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    wrapped.save_pretrained(folder / "adapter")
+    return wrapped.merge_and_unload().state_dict()
+
+
+def whole(base, state):
+    """The adapted model's weights from the base and the adapter as a task vector."""
+    found = {name: base[name].float() for name in base}
+    for name in state:
+        found[name] = state[name] if name in state.absolute else found[name] + state[name]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (llama, {"target_modules": ["q_proj", "down_proj"], "use_dora": True}),
+        (llama, {"target_modules": "all-linear", "use_dora": True, "use_rslora": True}),
+        (llama, {"target_modules": ["q_proj", "lm_head"]}),
+        (llama, {"target_modules": ["lm_head"], "use_dora": True}),
+        (llama, {"target_modules": ["v_proj", "embed_tokens"]}),
+        (llama, {"target_modules": ["embed_tokens", "lm_head"], "rank_pattern": {"lm_head": 2}}),
+        (gpt2, {"target_modules": ["c_attn"], "use_dora": True, "fan_in_fan_out": True}),
+        (gpt2, {"target_modules": ["c_attn", "wte"], "fan_in_fan_out": True}),
+        (gpt2, {"target_modules": ["c_attn"], "bias": "all", "fan_in_fan_out": True}),
+        (gpt2, {"target_modules": ["c_proj"], "bias": "lora_only", "fan_in_fan_out": True}),
+    ],
+    ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora"],
+)
+def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
+    expected = trained(model(), tmp_path, **config)
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        fit = fit_inputs(base, {"a": adapter})
+        check_compatible(fit.base, fit.experts)
+        found = whole(fit.base, fit.experts["a"])
+        moved = [name for name in fit.experts["a"] if not torch.equal(found[name], base[name].float())]
+        assert moved
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dora_without_its_base_is_not_a_model(tmp_path):
+    trained(llama(), tmp_path, target_modules=["q_proj"], use_dora=True)
+    with (
+        open_checkpoint(tmp_path / "adapter") as adapter,
+        pytest.raises(MergeflowError, match="together with its base"),
+    ):
+        adapter["model.layers.0.self_attn.q_proj.weight"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_trained_apart_from_its_tied_embedding_is_refused_with_the_way_out(tmp_path):
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "tie_word_embeddings": True}))
+    trained(model, tmp_path, target_modules=["lm_head"])
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        fit = fit_inputs(base, {"a": adapter})
+        with pytest.raises(MergeflowError, match="head is its embedding: give a base that stores the head apart"):
+            check_compatible(fit.base, fit.experts)
