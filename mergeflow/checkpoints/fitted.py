@@ -74,9 +74,7 @@ def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
     open_ends = [name for name, one in state.entries.items() if isinstance(one, DoraEntry) and one.weight is None]
     entries = dict(state.entries)
     for name in open_ends:
-        if name in base and tuple(
-            base[name].shape if not isinstance(base, LazyStateDict) else base.infos[name].shape
-        ) == (state.infos[name].shape):
+        if name in base and infos_of(base)[name].shape == state.infos[name].shape:
             weight = base.entries[name] if isinstance(base, LazyStateDict) else TensorEntry(base[name].detach())
             entries[name] = replace(entries[name], weight=weight)  # type: ignore[type-var]
     return _view(state, list(state), entries) if open_ends else state
