@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.adapted import DoraEntry
-from mergeflow.checkpoints.checks import infos_of
+from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
@@ -32,6 +32,14 @@ class Fitted:
     kept: frozenset[str]
     notes: tuple[str, ...]
 
+    def check(self) -> None:
+        """Check that the tensors to be merged have the same names and shapes everywhere.
+
+        Raises:
+            MergeflowError: One error that lists every mismatch.
+        """
+        check_compatible(_view(self.base, [name for name in self.base if name not in self.kept]), self.experts)
+
 
 def fit_inputs(
     base: LazyStateDict,
@@ -50,7 +58,7 @@ def fit_inputs(
         missing: `base`: a tensor that an expert lacks is the base's; `refuse`: that is a mismatch.
 
     Returns:
-        The inputs. Shapes, and names that still do not fit, are for `check_compatible` to refuse.
+        The inputs; `check` refuses shapes, and names that still do not fit.
 
     Raises:
         MergeflowError: A pattern fits no tensor.
@@ -66,7 +74,22 @@ def fit_inputs(
     states = {name: bound(base, state) for name, state in states.items()}
     if missing == "base":
         states = {name: _completed(name, base, state, left_out, notes) for name, state in states.items()}
-    return Fitted(base, states, left_out & set(base), tuple(notes))
+    return Fitted(base, states, left_out & set(base), (*notes, *_types(base, states)))
+
+
+def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str]:
+    """Say of experts whose floating-point types are not the base's that this costs nothing."""
+    other = {
+        expert: f"{state.infos[name].dtype}".removeprefix("torch.")
+        for expert, state in states.items()
+        for name in base
+        if name in state and not state.is_task_vector and state.infos[name].dtype != base.infos[name].dtype
+    }
+    wide = "float64" if any("float64" in kind for kind in other.values()) else "float32 or wider"
+    listed = ", ".join(f"'{expert}' {kind}" for expert, kind in other.items())
+    return (
+        [f"types differ from the base's ({listed}): arithmetic is {wide}, the result has the base's"] if other else []
+    )
 
 
 def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
@@ -116,6 +139,7 @@ def _view(
         is_task_vector=state.is_task_vector,
         tied={rename.get(n, n): rename.get(m, m) for n, m in ties.items() if n in chosen and m in chosen},
         absolute=frozenset(rename.get(name, name) for name in state.absolute if name in chosen),
+        shards=state.shards,
     )
 
 

@@ -105,7 +105,8 @@ def _joined(index: Path, places: dict[str, str], shards: dict[str, LazyStateDict
         infos.update(state.infos)
         metadata.update(state.metadata)
     files = tuple(file for state in shards.values() for file in state.detach_files())
-    return LazyStateDict(str(index.parent), entries, infos, metadata, files)
+    held = tuple(tuple(state) for state in shards.values()) if len(shards) > 1 else ()
+    return LazyStateDict(str(index.parent), entries, infos, metadata, files, shards=held)
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -95,6 +95,7 @@ class LazyStateDict(Mapping[str, Tensor]):
             missing then mean a difference of zero.
         tied: Names that shared storage, each with the first name of its group.
         absolute: Names of a task vector that hold whole weights all the same (an adapter's retrained modules).
+        shards: The names in each file, in order, where an index lists several.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class LazyStateDict(Mapping[str, Tensor]):
         is_task_vector: bool = False,
         tied: Mapping[str, str] | None = None,
         absolute: frozenset[str] = frozenset(),
+        shards: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         self.path = path
         self.infos = dict(infos)
@@ -114,6 +116,7 @@ class LazyStateDict(Mapping[str, Tensor]):
         self.is_task_vector = is_task_vector
         self.tied = dict(tied or {})
         self.absolute = absolute
+        self.shards = shards
         self.entries = dict(entries)
         self._files = files
 

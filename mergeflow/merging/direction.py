@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.fitted import bound
+from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.engine import Engine
@@ -113,6 +115,9 @@ def prepare(
     if not isinstance(call, MethodCall):
         raise MergeflowError(f"`prepare` takes a configured method, `configure(name, arguments)`, found {call!r:.60}.")
     check_inputs(call, experts, data)
+    experts = {
+        name: bound(base, state) if isinstance(state, LazyStateDict) else state for name, state in experts.items()
+    }
     check_compatible(base, experts)
     infos, args = infos_of(base), call.arguments
     model = model_of(base, experts, weights_by_name(weights, experts, call), data, cache, config)

@@ -25,7 +25,7 @@ from mergeflow.merging.stacks import Stacks, Unit, unit_bytes
 BUFFER = 256 * 2**20
 
 Sink = Callable[[Unit, Stack | None, Any], None]
-"""Takes a unit, its stack and the method's result for it; or no stack and a piece of an integer tensor of the base."""
+"""Takes a unit, its stack and the method's result for it; or no stack and a piece of the base that is not merged."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Engine:
         method, args, stacks = self.call.method, self.call.arguments, self.stacks
 
         def work(unit: Unit) -> None:
-            if not stacks.infos[unit.name].dtype.is_floating_point:
+            if unit.name not in self.model.shapes:
                 return sink(unit, None, stacks.copied(unit))
             stack = stacks.stack(unit, stacks.on_piece)
             return sink(unit, stack, method(stack, args))
@@ -115,7 +115,7 @@ def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], nam
     """Yield the pieces of work for the named tensors, in order of name: whole tensors where the method needs them."""
     for name in sorted(names):
         info = infos[name]
-        if info.dtype.is_floating_point and not treats_elements_alone(call, model, name):
+        if name in model.shapes and not treats_elements_alone(call, model, name):
             yield Unit(name, 0, info.numel, info.shape)
             continue
         for start in range(0, max(info.numel, 1), BLOCK):

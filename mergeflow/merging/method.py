@@ -36,6 +36,11 @@ class Args(Frozen):
         """
 
     @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base."""
+        return True
+
+    @property
     def selection(self) -> Selection | None:
         """Which matrices the method treats apart; None where it treats none."""
         found: Selection | None = getattr(self, "matrices", None)
@@ -55,7 +60,7 @@ class Model:
         experts: Expert names, sorted: the order of the stacks.
         listed: The same names in the order of the recipe.
         weights: One per expert, in sorted order.
-        shapes: Shape of every floating-point tensor.
+        shapes: Shape of every floating-point tensor that is merged.
         dtype: The type of all arithmetic: float32, or float64 where any input is.
         known: Results of the method's first passes, by name.
         data: Given statistics of data, by kind, then expert.

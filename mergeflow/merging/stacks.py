@@ -1,6 +1,6 @@
 """Reading what a merge works on: pieces of the base's tensors with the task vectors of all experts, checked."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import local
 from typing import Any
@@ -38,6 +38,7 @@ def model_of(
     data: Mapping[str, Any] | None = None,
     cache: FactorCache | None = None,
     config: Mapping[str, Any] | None = None,
+    kept: Collection[str] = (),
 ) -> Model:
     """Return what methods may know about the whole model, from shapes and types alone.
 
@@ -48,6 +49,7 @@ def model_of(
         data: Statistics of data that some methods need, by kind, then expert.
         cache: Kept factorisations.
         config: The base's config.json, for a base in memory.
+        kept: Names of tensors that stay the base's.
     """
     infos, given = infos_of(base), weights or {}
     found = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
@@ -55,7 +57,11 @@ def model_of(
         experts=tuple(sorted(experts)),
         listed=tuple(experts),
         weights=tuple(float(given.get(name, 1.0)) for name in sorted(experts)),
-        shapes={name: info.shape for name, info in sorted(infos.items()) if info.dtype.is_floating_point},
+        shapes={
+            name: info.shape
+            for name, info in sorted(infos.items())
+            if info.dtype.is_floating_point and name not in kept
+        },
         dtype=torch.float64 if torch.float64 in found else torch.float32,
         data=data or {},
         tied=common_ties(base, experts),
@@ -118,7 +124,7 @@ class Stacks:
         return base.reshape(info.shape).to(self.device), taus()
 
     def copied(self, unit: Unit) -> Tensor:
-        """Read a unit of an integer tensor: the base's counts, the experts' are only shown to `on_piece`."""
+        """Read a unit of a tensor that is not merged: the base's counts, the experts' are only shown to `on_piece`."""
         piece = read(self.base, unit.name, unit.start, unit.stop)
         if self.on_piece is not None:
             self.on_piece("base", unit.name, unit.start, piece)

@@ -94,23 +94,25 @@ def test_all_mismatches_are_listed_at_once(files):
     broken = {**experts["expert1"], "bias": torch.zeros(6), "conv2": torch.zeros(1)}
     del broken["logit_scale"]
     write_checkpoint(files / "expert1.safetensors", broken)
-    write_checkpoint(files / "expert2.safetensors", {**experts["expert2"], "bias": torch.zeros(5).half()})
+    write_checkpoint(files / "expert2.safetensors", {**experts["expert2"], "bias": torch.zeros(5, dtype=torch.int8)})
     with pytest.raises(MergeflowError) as caught:
         merge(recipe(files))
     text = str(caught.value)
     assert "4 mismatches" in text
     assert "'expert1' lacks tensor 'logit_scale'" in text
-    assert "'expert1', tensor 'bias': shape [6], base has [5]" in text
+    assert "'expert1' has tensor 'bias' of shape [6], base has [5]" in text
     assert "'expert1' has tensor 'conv2', unknown to the base; the base's nearest is 'conv'" in text
-    assert "'expert2', tensor 'bias': torch.float16, base has torch.float32" in text
+    assert "'expert2' has tensor 'bias' of torch.int8, base has torch.float32" in text
 
 
-def test_another_dtype_is_allowed_where_the_recipe_names_the_result_s(files):
+def test_experts_may_have_other_types_than_the_base(files):
     _, experts = awkward(torch.float16)
     write_checkpoint(files / "expert1.safetensors", experts["expert1"])
-    result = merge(recipe(files, dtype="float32"))
-    with open_checkpoint(result.path) as state:
+    one = merge(recipe(files, dtype="float32"))
+    assert "types differ from the base's ('expert1' float16)" in "\n".join(check_recipe(recipe(files)).lines())
+    with open_checkpoint(one.path) as state:
         assert state.infos["bias"].dtype == torch.float32
+    assert merge(recipe(files)).fingerprint == one.fingerprint
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

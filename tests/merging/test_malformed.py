@@ -44,7 +44,7 @@ def sound(method: str) -> dict:
         ({"experts": {"a": 3}}, "experts: a path is text, found 3"),
         ({"experts": "a.safetensors"}, "experts: expected a list of paths, or a mapping"),
         ({"experts": [["a", "b"]]}, "a path is text, found"),
-        ({"base": None}, "base: a path is text"),
+        ({"base": 3}, "base: a path is text, found 3"),
         ({"out": "a\0b"}, "out: a path must hold some character, and no NUL"),
         ({"args": [1]}, "args: expected a mapping of names to values"),
         ({"data": [None]}, "data: expected a mapping"),
@@ -72,7 +72,7 @@ def test_one_error_names_the_field(change, message):
 
 
 def test_nothing_is_told_twice():
-    for change in ({"experts": [None]}, {"base": None}, {"weights": [None]}, {"data": 3}, {"shard_size": True}):
+    for change in ({"experts": [None]}, {"base": 3}, {"weights": [None]}, {"data": 3}, {"shard_size": True}):
         with pytest.raises(MergeflowError) as caught:
             make_recipe({**sound("task_arithmetic"), **change})
         assert str(caught.value).count("found") == 1

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 def model_card(recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, str], version: str) -> str:
     """Return the card: what was merged, how, with which fingerprints, and how to make it again."""
     method = plan.call.method
-    paths = {"base": recipe.base, **dict(recipe.experts), **dict(recipe.task_vectors)}
+    paths = {
+        "base": recipe.base or "none: the first expert",
+        **dict(recipe.experts),
+        **dict(recipe.task_vectors),
+    }
     rows = "\n".join(f"| {name} | `{paths[name]}` | `{inputs[name]}` |" for name in paths)
     again = json.dumps(json.loads(recipe.record()), indent=2, ensure_ascii=False)
     return f"""{CARD_HEAD}tags: [model-merging, {recipe.method}]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mergeflow.checkpoints.checks import check_compatible
+from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
@@ -29,6 +29,7 @@ class Inputs:
         data: Statistics of data, by kind, then expert.
         paths: Local paths of all inputs, by what they are.
         model: What a method may know of them: names, weights, shapes, ties.
+        notes: What was done to make them fit each other.
     """
 
     call: MethodCall
@@ -37,6 +38,7 @@ class Inputs:
     data: dict[str, dict[str, LazyStateDict]]
     paths: dict[str, str]
     model: Model
+    notes: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -57,13 +59,15 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
 
         wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
         listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
-        together(*(partial(enter, *one) for one in (("base", "base", recipe.base), *listed)))
+        together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
         base = found["base", "base"]
         experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
         data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
         call = recipe.call()
+        fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
+        base, experts = fit.base, fit.experts
         together(
-            lambda: check_compatible(base, experts),
+            fit.check,
             lambda: _check_types(base),
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),
@@ -71,7 +75,8 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
         for kind, states in data.items():
             paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
-        yield Inputs(call, base, experts, data, paths, model_of(base, experts, recipe.expert_weights(), data))
+        model = model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept)
+        yield Inputs(call, base, experts, data, paths, model, fit.notes)
 
 
 def open_base(path: str | Path) -> LazyStateDict:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import together
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
@@ -37,6 +38,7 @@ class Plan:
         peak_memory: Estimated bytes of memory at most.
         shards: Names of the tensors of each output file.
         out: Where they go; None where the recipe does not say.
+        notes: What was done to make the inputs fit each other.
     """
 
     call: MethodCall
@@ -50,6 +52,7 @@ class Plan:
     peak_memory: int
     shards: tuple[tuple[str, ...], ...]
     out: str | None = None
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
@@ -66,6 +69,7 @@ class Plan:
             f"writes        {_size(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}",
             f"peak memory   about {_size(self.peak_memory)}",
             *(self.treatment.lines() if spectral else ()),
+            *(f"note          {note}" for note in self.notes),
         ]
 
 
@@ -102,7 +106,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
     """Return what a merge of opened inputs will do."""
     call, model, infos = inputs.call, inputs.model, inputs.base.infos
     args = call.arguments
-    out_infos = output_infos(infos, recipe.dtype)
+    out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
     passes = 1 + len(call.method.passes(call.arguments, model.dtype))
     read = sum(info.nbytes for state in (inputs.base, *inputs.experts.values()) for info in state.infos.values())
     costs = [unit_bytes(model, unit) for unit in units_of(call, model, infos, infos)]
@@ -111,14 +115,15 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         call=call,
         experts=tuple(inputs.experts),
         tensors=len(infos),
-        treatment=survey(f"method '{call.name}'", args.selection, args.splits, infos, model.tied, model.architecture),
+        treatment=survey(f"method '{call.name}'", args.selection, args.splits, merged, model.tied, model.architecture),
         parameters=sum(info.numel for info in infos.values() if info.dtype.is_floating_point),
         bytes_read=read * passes,
         bytes_written=sum(info.nbytes for info in out_infos.values()),
         passes=passes,
         peak_memory=_PROCESS_BYTES + held,
-        shards=tuple(shard_names(out_infos, recipe.shard_size)),
+        shards=_shards(recipe, inputs.base, out_infos),
         out=recipe.out,
+        notes=inputs.notes,
     )
 
 
@@ -129,6 +134,14 @@ def output_infos(infos: Mapping[str, TensorInfo], dtype: str | None) -> dict[str
         name: TensorInfo(info.shape, wanted if wanted and info.dtype.is_floating_point else info.dtype)
         for name, info in infos.items()
     }
+
+
+def _shards(recipe: Recipe, base: LazyStateDict, infos: Mapping[str, TensorInfo]) -> tuple[tuple[str, ...], ...]:
+    """Return the tensors of each file: a folder has the base's shards where the recipe gives no size of its own."""
+    folder = recipe.out is not None and not recipe.out.endswith(".safetensors")
+    if recipe.shard_size is None and folder and base.shards:
+        return tuple(tuple(sorted(names)) for names in base.shards)
+    return tuple(shard_names(infos, recipe.shard_size))
 
 
 def shard_names(infos: Mapping[str, TensorInfo], size: int | None) -> list[tuple[str, ...]]:

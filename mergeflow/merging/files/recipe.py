@@ -1,8 +1,6 @@
 """Recipes: what a merge is made of, validated whole before any weight is read, frozen and replayable."""
 
 import json
-import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,125 +8,21 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    PlainSerializer,
-    PlainValidator,
     PrivateAttr,
     ValidationError,
     model_validator,
 )
 
-from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
+from mergeflow.merging.files.fields import Arguments, Location, Paths, Statistics, Weights, parse_size, shown
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 LIFTED = ("matrices", "split_qkv")
-
-
-def parse_size(value: Any) -> Any:
-    """Turn a text such as 5GB into bytes; numbers pass.
-
-    Example:
-        >>> parse_size("5GB"), parse_size("64 MiB")
-        (5000000000, 67108864)
-    """
-    if isinstance(value, bool):
-        raise ValueError(f"expected a size such as 5GB or 512MiB, found {_shown(value)}")
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
-    if not found:
-        raise ValueError(f"expected a size such as 5GB or 512MiB, found {_shown(value)}")
-    return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
-
-
-def _path(value: Any) -> Any:
-    """Return a path as text; what cannot be one is refused."""
-    if not isinstance(value, str | Path):
-        raise ValueError(f"a path is text, found {_shown(value)}")
-    if not str(value) or "\0" in str(value):
-        raise ValueError("a path must hold some character, and no NUL")
-    return str(value)
-
-
-def _shown(value: Any) -> str:
-    return "nothing (null)" if value is None else f"{value!r:.60}"
-
-
-def _stem(path: Path) -> str:
-    return path.stem if path.suffix in (*PICKLES, ".safetensors") else path.name
-
-
-def _named_paths(value: Any) -> Any:
-    """Name the paths of a list by their stems; where stems are equal, by their folders too."""
-    if isinstance(value, Mapping):
-        return tuple((str(name), _path(path)) for name, path in value.items())
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise ValueError(f"expected a list of paths, or a mapping of names to paths, found {_shown(value)}")
-    if value and all(isinstance(item, tuple) and len(item) == 2 for item in value):  # a recipe's own pairs
-        return tuple((str(name), _path(path)) for name, path in value)
-    paths = [Path(_path(item)) for item in value]
-    for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        names = ["/".join((*path.parts[-depth:-1], _stem(path))) for path in paths]
-        if len(set(names)) == len(names):
-            return tuple((name, str(item)) for name, item in zip(names, value, strict=True))
-    if not paths:
-        return ()
-    raise ValueError("the same path stands twice in the list; give names (name: path) to merge it twice")
-
-
-def _mapping(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"expected a mapping of names to values, found {_shown(value)}")
-    return frozen(value)
-
-
-def _statistics(value: Any) -> Any:
-    for kind, paths in _mapping(value):
-        try:
-            _named_paths(paths)
-        except ValueError as error:
-            raise ValueError(f"of '{kind}': {error}") from None
-    return frozen(value)
-
-
-def _weights(value: Any) -> Any:
-    """Return weights as numbers in order, or as pairs of name and number."""
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return tuple((name, _number(weight, f"of '{name}'")) for name, weight in frozen(value))
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"expected numbers, one per expert, in a list or by name, found {_shown(value)}")
-    return tuple(_number(weight, f"{place + 1} of the list") for place, weight in enumerate(value))
-
-
-def _number(value: Any, place: str) -> float:
-    try:
-        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise ValueError(f"weight {place}: expected a finite number, found {_shown(value)}")
-    return found
-
-
-def _plain_weights(value: Any) -> Any:
-    return dict(value) if value and isinstance(value[0], tuple) else value
-
-
-Location = Annotated[str, BeforeValidator(_path)]
-Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
-Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_mapping), PlainSerializer(thawed)]
-Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_statistics), PlainSerializer(dict)]
-Weights = Annotated[
-    tuple[float, ...] | tuple[tuple[str, float], ...] | None, PlainValidator(_weights), PlainSerializer(_plain_weights)
-]
 
 
 class Recipe(Frozen):
@@ -137,13 +31,16 @@ class Recipe(Frozen):
     Attributes:
         method: A name of the catalog.
         args: Its arguments; those missing take their defaults.
-        base: Path of the base.
+        base: Path of the base; methods whose result does not depend on it need none.
         experts: Paths of the experts, named.
         task_vectors: Paths of task vectors that stand where experts stand, named.
         weights: One per expert, in order or by name; all 1 by default.
         matrices: Which matrices the spectral methods treat (moved into `args`).
         split_qkv: Whether a fused q/k/v weight is three matrices (moved into `args`).
         data: Statistics of data that a method needs: kind → expert → path.
+        ignore: Patterns of tensors that stay the base's; what experts have there is left out.
+        only: Patterns of the tensors that are merged; the others stay the base's.
+        missing: What a tensor is that an expert lacks: `refuse` (a mismatch, the default) or `base`.
         dtype: Type of the result; the base's by default.
         device: Where arithmetic happens: cpu, cuda, cuda:1 …
         out: A `.safetensors` file or a folder to make.
@@ -152,11 +49,14 @@ class Recipe(Frozen):
 
     method: str
     args: Arguments = ()
-    base: Location
+    base: Location | None = None
     experts: Paths = ()
     task_vectors: Paths = ()
     weights: Weights = None
     data: Statistics = ()
+    ignore: tuple[str, ...] | None = None
+    only: tuple[str, ...] | None = None
+    missing: Literal["refuse", "base"] | None = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
@@ -195,12 +95,20 @@ class Recipe(Frozen):
         together(
             lambda: check_inputs(self._call, dict.fromkeys(names), given),
             lambda: self._weigh(names),
+            self._check_base,
         )
         return self
 
     def _complete_arguments(self) -> None:
         self._call = configure(self.method, thawed(self.args))
         object.__setattr__(self, "args", frozen(self._call.args))
+
+    def _check_base(self) -> None:
+        if self.base is None and self._call.arguments.needs_base:
+            scaled = " at this scale" if not self._call.with_scale(1.0).arguments.needs_base else ""
+            raise MergeflowError(f"base: is missing, and the result of '{self.method}'{scaled} depends on it")
+        if self.base is None and self.task_vectors:
+            raise MergeflowError("base: is missing, which task vectors are differences from")
 
     def _weigh(self, names: Sequence[str]) -> None:
         self._weights = weights_by_name(self._weights_given(), dict.fromkeys(names), self._call)
@@ -278,7 +186,7 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     """
     if not isinstance(values, Mapping):
         raise MergeflowError(
-            f"{origin}: expected a mapping with keys such as method and base, found {_shown(values)}. "
+            f"{origin}: expected a mapping with keys such as method and base, found {shown(values)}. "
             "`load_recipe` reads a file."
         )
     if is_configuration(values):

@@ -44,7 +44,7 @@ def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
 
     return recipe.model_copy(
         update={
-            "base": fixed_path(recipe.base, resolve),
+            "base": recipe.base and fixed_path(recipe.base, resolve),
             "experts": fixed(recipe.experts),
             "task_vectors": fixed(recipe.task_vectors),
             "data": tuple((kind, fixed(paths)) for kind, paths in recipe.data),

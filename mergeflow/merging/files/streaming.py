@@ -137,7 +137,7 @@ class _Job:
 
         def store(unit: Unit, stack: Stack | None, result: Any) -> None:
             if stack is None:
-                return writer.write(unit.name, unit.start, result)
+                return writer.write(unit.name, unit.start, result.to(dtypes[unit.name]))
             anchor, direction = result
             piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtypes[unit.name]).cpu()
             if not all_finite(piece):

@@ -19,6 +19,11 @@ class SphereArgs(Args):
         "task_vectors", description="what is interpolated; the result on `weights` does not depend on the base"
     )
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: not on weights, unless scaled."""
+        return self.on == "task_vectors" or self.scale != 1
+
 
 class NuslerpArgs(SphereArgs):
     """Arguments of `nuslerp`."""

@@ -11,6 +11,11 @@ class AverageArgs(Args):
 
     normalize: bool = Field(True, description="divide the weights by their sum; else Σ w_t θ_t is taken as it is")
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: only where it is scaled."""
+        return self.scale != 1
+
 
 class TaskArithmeticArgs(Args):
     """Arguments of `task_arithmetic`."""

@@ -23,6 +23,11 @@ class LowRankArgs(Args):
 class CartArgs(LowRankArgs):
     """Arguments of `cart`."""
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: no, its anchor is the experts' mean."""
+        return False
+
 
 def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tensor:
     """Return Σ w_t SVD_k(τ_t − mean) of each matrix of a stack; one difference is held at a time."""

@@ -16,12 +16,22 @@ class SlerpArgs(Args):
 
     t: float = Field(0.5, ge=0, le=1, description="place on the arc from the first expert (0) to the second (1)")
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: only where it is scaled."""
+        return self.scale != 1
+
 
 class KarcherArgs(Args):
     """Arguments of `karcher`."""
 
     iterations: int = Field(10, ge=1, description="most iterations, ≥ 1")
     tolerance: float = Field(1e-5, gt=0, description="length of the step (radians) at which to stop, > 0")
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: only where it is scaled."""
+        return self.scale != 1
 
 
 class ModelStockArgs(Args):

@@ -1,0 +1,116 @@
+"""Fields of a recipe: how paths, sizes, weights and arguments are written, and the messages where they are not."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator
+
+from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.merging.frozen import frozen, thawed
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_size(value: Any) -> Any:
+    """Turn a text such as 5GB into bytes; numbers pass.
+
+    Example:
+        >>> parse_size("5GB"), parse_size("64 MiB")
+        (5000000000, 67108864)
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"expected a size such as 5GB or 512MiB, found {shown(value)}")
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
+    if not found:
+        raise ValueError(f"expected a size such as 5GB or 512MiB, found {shown(value)}")
+    return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
+
+
+def _path(value: Any) -> Any:
+    """Return a path as text; what cannot be one is refused."""
+    if not isinstance(value, str | Path):
+        raise ValueError(f"a path is text, found {shown(value)}")
+    if not str(value) or "\0" in str(value):
+        raise ValueError("a path must hold some character, and no NUL")
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it."""
+    return "nothing (null)" if value is None else f"{value!r:.60}"
+
+
+def _stem(path: Path) -> str:
+    return path.stem if path.suffix in (*PICKLES, ".safetensors") else path.name
+
+
+def _named_paths(value: Any) -> Any:
+    """Name the paths of a list by their stems; where stems are equal, by their folders too."""
+    if isinstance(value, Mapping):
+        return tuple((str(name), _path(path)) for name, path in value.items())
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError(f"expected a list of paths, or a mapping of names to paths, found {shown(value)}")
+    if value and all(isinstance(item, tuple) and len(item) == 2 for item in value):  # a recipe's own pairs
+        return tuple((str(name), _path(path)) for name, path in value)
+    paths = [Path(_path(item)) for item in value]
+    for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        names = ["/".join((*path.parts[-depth:-1], _stem(path))) for path in paths]
+        if len(set(names)) == len(names):
+            return tuple((name, str(item)) for name, item in zip(names, value, strict=True))
+    if not paths:
+        return ()
+    raise ValueError("the same path stands twice in the list; give names (name: path) to merge it twice")
+
+
+def _mapping(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping of names to values, found {shown(value)}")
+    return frozen(value)
+
+
+def _statistics(value: Any) -> Any:
+    for kind, paths in _mapping(value):
+        try:
+            _named_paths(paths)
+        except ValueError as error:
+            raise ValueError(f"of '{kind}': {error}") from None
+    return frozen(value)
+
+
+def _weights(value: Any) -> Any:
+    """Return weights as numbers in order, or as pairs of name and number."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return tuple((name, _number(weight, f"of '{name}'")) for name, weight in frozen(value))
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected numbers, one per expert, in a list or by name, found {shown(value)}")
+    return tuple(_number(weight, f"{place + 1} of the list") for place, weight in enumerate(value))
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"weight {place}: expected a finite number, found {shown(value)}")
+    return found
+
+
+def _plain_weights(value: Any) -> Any:
+    return dict(value) if value and isinstance(value[0], tuple) else value
+
+
+Location = Annotated[str, BeforeValidator(_path)]
+Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
+Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_mapping), PlainSerializer(thawed)]
+Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_statistics), PlainSerializer(dict)]
+Weights = Annotated[
+    tuple[float, ...] | tuple[tuple[str, float], ...] | None, PlainValidator(_weights), PlainSerializer(_plain_weights)
+]

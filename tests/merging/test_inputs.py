@@ -1,0 +1,137 @@
+"""Merges of everyday inputs, on files of transformers: tied weights, patterns, no base, shards as the base has them."""
+
+import json
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import check_recipe, make_recipe, merge
+from tests.checkpoints.test_fitted import WRITERS, copied, llama, pickled, saved
+from tests.merging.helpers import recipe
+
+transformers = pytest.importorskip("transformers")
+
+
+def three(tmp_path, *writers, **kind):
+    """A base and two experts, each written in its way; their paths and state dicts."""
+    suffix = {saved: "", pickled: ".bin", copied: ".safetensors"}
+    models = [llama(seed, **kind) for seed in range(3)]
+    paths = [
+        str(writer(model, tmp_path / f"m{index}{suffix[writer]}"))
+        for index, (model, writer) in enumerate(zip(models, writers, strict=True))
+    ]
+    return paths, [model.state_dict() for model in models]
+
+
+@pytest.mark.parametrize("base_writer", WRITERS)
+def test_tied_models_merge_and_load_whatever_way_they_are_stored(tmp_path, base_writer):
+    (base, *experts), states = three(tmp_path, base_writer, *[w for w in WRITERS if w is not base_writer])
+    made = merge({"method": "dare", "base": base, "experts": experts, "out": str(tmp_path / "out")})
+    (tmp_path / "out" / "config.json").write_text(llama(0).config.to_json_string())
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loaded[1]["missing_keys"]
+    assert not loaded[1]["unexpected_keys"]
+    result = loaded[0].state_dict()
+    assert torch.equal(result["lm_head.weight"], result["model.embed_tokens.weight"])
+    moved = result["model.embed_tokens.weight"] - states[0]["model.embed_tokens.weight"]
+    assert float(moved.abs().sum()) > 0
+    assert made.fingerprint
+
+
+def test_what_is_ignored_is_the_base_s_to_the_bit_and_counts_in_no_threshold(tmp_path):
+    (base, *experts), states = three(tmp_path, saved, saved, saved)
+    plan = {"method": "ties", "base": base, "experts": experts, "args": {"keep": 0.3}}
+    merge({**plan, "only": ["*.mlp.*"], "out": str(tmp_path / "only.safetensors")})
+    names = [name for name in states[0] if ".mlp." in name]
+    for index, state in enumerate(states):
+        write_checkpoint(tmp_path / f"part{index}.safetensors", {name: state[name] for name in names})
+    parts = [str(tmp_path / f"part{index}.safetensors") for index in range(3)]
+    merge({**plan, "base": parts[0], "experts": parts[1:], "out": str(tmp_path / "part.safetensors")})
+    with open_checkpoint(tmp_path / "only.safetensors") as only, open_checkpoint(tmp_path / "part.safetensors") as part:
+        for name in only:
+            assert torch.equal(only[name], part[name] if name in part else states[0][name])
+    ignored = merge({**plan, "ignore": ["*.mlp.*"], "dtype": "bfloat16", "out": str(tmp_path / "i.safetensors")})
+    with open_checkpoint(ignored.path) as found:
+        assert torch.equal(found[names[0]], states[0][names[0]].bfloat16())
+        assert not torch.equal(found["model.norm.weight"], found[names[0]])
+
+
+def test_a_spectral_method_knows_what_is_left_to_it(tmp_path):
+    (base, *experts), _ = three(tmp_path, saved, saved, saved)
+    plan = {"method": "cart", "base": base, "experts": experts, "out": str(tmp_path / "out")}
+    whole, part = check_recipe(make_recipe(plan)), check_recipe(make_recipe({**plan, "only": ["*.self_attn.*"]}))
+    assert 0 < part.treatment.count < whole.treatment.count
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("average", {}),
+        ("average", {"normalize": False}),
+        ("slerp", {"t": 0.3}),
+        ("karcher", {}),
+        ("cart", {"scale": 0.7}),
+        ("nuslerp", {"on": "weights"}),
+        ("multislerp", {"on": "weights"}),
+    ],
+)
+def test_methods_that_need_no_base(tmp_path, method, args):
+    (base, *experts), _ = three(tmp_path, saved, saved, saved)
+    plan = {"method": method, "args": args, "experts": experts}
+    with_base = merge({**plan, "base": base, "out": str(tmp_path / "with.safetensors")})
+    without = merge({**plan, "out": str(tmp_path / "without.safetensors")})
+    with open_checkpoint(with_base.path) as a, open_checkpoint(without.path) as b:
+        assert list(a) == list(b)
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+    again = json.loads(without.recipe.record())
+    assert "base" not in again
+    assert merge({**again, "out": str(tmp_path / "again.safetensors")}).fingerprint == without.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "ties"}, "base: is missing, and the result of 'ties' depends on it"),
+        ({"method": "average", "args": {"scale": 0.5}}, "the result of 'average' at this scale depends on it"),
+        ({"method": "average", "experts": {}, "task_vectors": ["a"]}, "base: is missing, which task vectors"),
+    ],
+)
+def test_a_base_that_is_needed(tmp_path, change, message):
+    with pytest.raises(MergeflowError, match=message):
+        recipe(tmp_path, **{"base": None, **change})
+
+
+def test_a_folder_has_the_base_s_shards_unless_the_recipe_says_otherwise(tmp_path):
+    models = [llama(seed) for seed in range(2)]
+    for index, model in enumerate(models):
+        model.save_pretrained(tmp_path / f"m{index}", max_shard_size="4KB")
+    shards = sorted(path.name for path in (tmp_path / "m0").glob("model-*"))
+    assert len(shards) > 2
+    plan = {"method": "average", "base": str(tmp_path / "m0"), "experts": [str(tmp_path / "m1")]}
+    made = merge({**plan, "out": str(tmp_path / "out")})
+    assert sorted(path.name for path in made.path.glob("model-*")) == shards
+    own, found = (json.loads((tmp_path / p / "model.safetensors.index.json").read_text()) for p in ("m0", "out"))
+    assert found["weight_map"] == own["weight_map"]
+    one = merge({**plan, "out": str(tmp_path / "one"), "shard_size": "1GB"})
+    assert (one.path / "model.safetensors").is_file()
+    assert one.fingerprint == made.fingerprint
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dora_in_a_merge_is_peft_s_own(tmp_path):
+    pytest.importorskip("peft")
+    from mergeflow.merging import configure, prepare
+    from tests.checkpoints import test_peft
+
+    expected = test_peft.trained(test_peft.llama(), tmp_path, target_modules=["q_proj", "lm_head"], use_dora=True)
+    plan = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "adapter")]}
+    made = merge({**plan, "out": str(tmp_path / "out.safetensors")})
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        in_memory = prepare(configure("average"), {name: base[name] for name in base}, {"a": adapter}).at(1)
+    with open_checkpoint(made.path) as found:
+        for name in found:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+            assert torch.equal(in_memory[name], found[name])
