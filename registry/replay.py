@@ -32,19 +32,17 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
     a computation was repeated.
 
     Args:
-        recipe: `method`, `args`, `base` and `experts` (paths below `root`), `fingerprints` of the experts and
-            `base_fingerprint`, as the stage `select` records them.
+        recipe: `method`, `args`, `code` of methods from outside the package, `base` and `experts` (paths below `root`),
+            `fingerprints` of the experts and `base_fingerprint`, as the stage `select` records them.
         root: folder that the paths start from.
         out: the `.safetensors` file to write.
 
     Raises:
-        MergeflowError: an input is missing or damaged.
+        MergeflowError: an input is missing or damaged, or a method is made of other code now.
     """
     experts = {task: str(root / path) for task, path in recipe["experts"].items()}
-    again = make_recipe(
-        {"method": recipe["method"], "args": recipe["args"], "base": str(root / recipe["base"]), "experts": experts},
-        "the version's recipe",
-    )
+    same = {key: recipe[key] for key in ("method", "args", "code") if key in recipe}
+    again = make_recipe({**same, "base": str(root / recipe["base"]), "experts": experts}, "the version's recipe")
     made = merge(again, out)
     known = {**recipe["fingerprints"], "base": recipe["base_fingerprint"]}
     other = sorted(name for name, fingerprint in made.inputs.items() if known[name] != fingerprint)

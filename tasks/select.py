@@ -8,7 +8,8 @@ import numpy as np
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
-from mergeflow.merging import configure, prepare
+from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.merging.code import code_of
 from tasks.project.stage import StageIO
 from tasks.vision import choose_device, expert_summary, load_examples, load_model, load_states
 
@@ -29,7 +30,7 @@ def run(io: StageIO) -> None:
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
         merged = prepare(call, base, experts).at(call.scale)
-        recipe = _recipe(io, call.name, dict(call.args), base, experts)
+        recipe = _recipe(io, call, base, experts)
         digest = write_checkpoint(folder / f"{method}.safetensors", merged, {"recipe": json.dumps(recipe)})
         chosen[method] = {
             "args": best["args"],
@@ -47,11 +48,13 @@ def run(io: StageIO) -> None:
     _write_winner_answers(io, folder / f"{winner}.safetensors", tasks)
 
 
-def _recipe(io: StageIO, method: str, args: dict[str, Any], base: Any, experts: dict[str, Any]) -> dict[str, Any]:
-    """Return the record that makes the merge again: method, arguments, inputs and their fingerprints."""
+def _recipe(io: StageIO, call: MethodCall, base: Any, experts: dict[str, Any]) -> dict[str, Any]:
+    """Return the record that makes the merge again: method, arguments, own code, inputs and fingerprints."""
+    code = {name: found.model_dump() for name, found in code_of(call).items()}
     return {
-        "method": method,
-        "args": args,
+        "method": call.name,
+        "args": call.args,
+        **({"code": code} if code else {}),
         "base": layout.BASE_MODEL,
         "base_fingerprint": fingerprint(base),
         "experts": {task: layout.expert_model(task) for task in experts},

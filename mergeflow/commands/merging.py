@@ -12,10 +12,14 @@ from rich.table import Table
 
 from mergeflow.commands.inputs import Force, local
 from mergeflow.commands.pairs import read_pairs
+from mergeflow.errors import MergeflowError
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.scale=0.5.")
+]
+FromFiles = Annotated[
+    list[Path] | None, typer.Option("--from", metavar="FILE", help="A Python file that declares methods; repeatable.")
 ]
 Out = Annotated[Path, typer.Option(help="The file to make.")]
 
@@ -37,11 +41,13 @@ def merge(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue a sharded merge that was stopped.")] = False,
     force: Force = False,
+    files: FromFiles = None,
 ) -> None:
     """Merge checkpoints from a recipe, out of core."""
     from mergeflow.merging import load_recipe
     from mergeflow.merging import merge as run
 
+    _add_files(files)
     loaded = load_recipe(recipe, overrides or [])
     console = Console()
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
@@ -58,33 +64,68 @@ def merge(
     console.print(f"[bold]{made.path}[/]  {made.fingerprint[:16]}…  {made.seconds:.1f} s", highlight=False)
 
 
-def check(context: typer.Context, recipe: RecipePath, overrides: Overrides = None, force: Force = False) -> None:
+def check(
+    context: typer.Context,
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    force: Force = False,
+    files: FromFiles = None,
+) -> None:
     """Validate a recipe and print what it will do; reads headers only."""
     from mergeflow.merging import check_recipe, load_recipe
 
+    _add_files(files)
     for line in check_recipe(load_recipe(recipe, overrides or []), context.obj, force=force).lines():
         typer.echo(line)
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="One method or compressor.")] = None) -> None:
-    """List the merge methods and compressors; or explain one: formula, arguments, property, source."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method or compressor.")] = None,
+    files: FromFiles = None,
+    contract: Annotated[bool, typer.Option("--check", help="Run the contract of merge methods on it.")] = False,
+) -> None:
+    """List the merge methods and compressors with where they come from; or explain one: formula, arguments, source."""
     from mergeflow.commands.methods_page import method_section
-    from mergeflow.merging import methods as catalog
-    from mergeflow.merging.compression.suite_file import compressors
 
+    _add_files(files)
     console = Console()
-    if name is not None:
+    if contract:
+        from mergeflow.merging.contract import check as check_contract
+
+        if name is None:
+            raise MergeflowError("--check needs the name of a method: mergeflow methods NAME --check.")
+        check_contract(name)
+        console.print(f"{name} keeps the contract.", highlight=False)
+    elif name is not None:
         console.print(Markdown(method_section(name)))
-        return
+    else:
+        if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
+            console = Console(width=160)
+        console.print(_methods_table())
+
+
+def _methods_table() -> Table:
+    from mergeflow.merging.catalog import METHODS
+    from mergeflow.merging.compression.catalog import COMPRESSORS
+
     table = Table(box=None, pad_edge=False)
-    for column in ("method", "what it is", "anchor", "arguments"):
-        table.add_column(column)
-    for method_name, method in catalog().items():
-        table.add_row(method_name, method.summary, method.anchor, ", ".join(method.args.model_fields))
-    for compressor_name, compressor in compressors().items():
-        arguments = ", ".join(compressor.args.model_fields)
-        table.add_row(compressor_name, compressor.doc.splitlines()[0], "per task", arguments)
-    console.print(table)
+    for column in ("method", "what it is", "anchor", "arguments", "from"):
+        table.add_column(column, no_wrap=column in ("method", "from"))
+    for name, method in METHODS.all().items():
+        arguments, origin = ", ".join(method.args.model_fields), METHODS.origin(name).place
+        table.add_row(name, method.summary, method.anchor, arguments, origin)
+    for name, compressor in COMPRESSORS.all().items():
+        arguments, origin = ", ".join(compressor.args.model_fields), COMPRESSORS.origin(name).place
+        table.add_row(name, compressor.summary, "per task", arguments, origin)
+    return table
+
+
+def _add_files(files: list[Path] | None) -> None:
+    if files:
+        from mergeflow.merging.catalog import METHODS
+
+        for file in files:
+            METHODS.add_file(file)
 
 
 def diff(
@@ -134,8 +175,8 @@ def compress(
     import yaml
 
     from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.merging.compression.catalog import configure_compressor
     from mergeflow.merging.compression.suite_file import compress as run
-    from mergeflow.merging.compression.suite_file import configure_compressor
     from mergeflow.merging.files.inputs import open_base
     from mergeflow.merging.files.place import check_file
 

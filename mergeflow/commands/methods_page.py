@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from mergeflow.merging.catalog import get, methods
+from mergeflow.merging.compression.catalog import compressors
 from mergeflow.merging.compression.compressor import Compressor
-from mergeflow.merging.compression.suite_file import compressors
 from mergeflow.merging.method import Method, section_of
 
 _HEAD = """# Merge methods
@@ -30,7 +30,7 @@ def methods_page() -> str:
         for name, found in methods().items()
     ]
     small = [
-        f"| [`{name}`](#{name}) | {found.doc.splitlines()[0]} | {', '.join(_argument_names(found.args))} |"
+        f"| [`{name}`](#{name}) | {found.summary} | {', '.join(_argument_names(found.args))} |"
         for name, found in compressors().items()
     ]
     parts = [
@@ -66,13 +66,12 @@ def _section(name: str, found: Method | Compressor) -> str:
     needs = f"Needs given statistics: {', '.join(found.data)}." if isinstance(found, Method) and found.data else ""
     lines = [
         f"### {name}",
-        doc.splitlines()[0],
-        f"```\n{formula}\n```",
+        found.summary,
+        f"```\n{formula}\n```" if formula else "",
         " ".join(notes.split()),
         needs,
         table,
-        f"*Property.* {_flat(doc, 'Property')}",
-        f"*Source.* {_flat(doc, 'Source')}",
+        *(f"*{title}.* {text}" for title in ("Property", "Source") if (text := _flat(doc, title))),
     ]
     return "\n\n".join(line for line in lines if line)
 

@@ -47,6 +47,11 @@ class Args(Frozen):
         return found
 
     @property
+    def uses(self) -> tuple[str, ...]:
+        """Names of other methods that the method calls."""
+        return ()
+
+    @property
     def splits(self) -> bool:
         """Whether fused weights are cut into the matrices they hold."""
         return bool(getattr(self, "split_qkv", False))
@@ -247,7 +252,7 @@ class Method:
     @property
     def summary(self) -> str:
         """The first line of the docstring."""
-        return self.doc.splitlines()[0]
+        return self.doc.partition("\n")[0]
 
     def section(self, title: str) -> str:
         """Return the text of one section of the docstring ("Source", "Property"); the formula is section ""."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
-from mergeflow.merging.files.recipe import Paths
+from mergeflow.merging.files.fields import Paths
 from mergeflow.schema import Frozen, validated
 from mergeflow.search.grid import grid_of
 from mergeflow.search.space import Space, check_space, values_of

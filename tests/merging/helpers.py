@@ -1,6 +1,5 @@
 """State dicts for the tests of merging: awkward tensors, and a few numbers to check formulas by hand."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mergeflow.merging import Recipe, make_recipe, methods
+from mergeflow.merging.contract import State, awkward, statistics
 
-State = dict[str, Tensor]
+__all__ = ["EDGE", "State", "awkward", "fitting", "one", "recipe", "statistics"]
 
 # One row per method: arguments at the edge of their range, beside the defaults every test uses too.
 EDGE: dict[str, list[dict[str, Any]]] = {
@@ -47,50 +47,6 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "tsv": [{"split_qkv": True}],
     "wudi": [{"steps": 0}, {"steps": 3, "lr": 1.0}],
 }
-
-
-def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0) -> tuple[State, dict[str, State]]:
-    """A base and experts with 0-d, empty, 5-element, integer, constant and tied tensors, and some matrices."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    shapes: dict[str, tuple[int, ...]] = {
-        "logit_scale": (),
-        "empty": (0, 4),
-        "bias": (5,),
-        "blocks.0.attn.in_proj_weight": (24, 8),
-        "blocks.0.mlp.weight": (6, 10),
-        "blocks.1.mlp.weight": (10, 6),
-        "column.mlp": (7, 1),
-        "conv": (4, 3, 2, 2),
-        "still.attn": (5, 5),
-        "embedding": (9, 4),
-    }
-    base = {name: draw(*shape).to(dtype) for name, shape in shapes.items()}
-    base["steps"] = torch.arange(4)
-    base["flag"] = torch.tensor([True, False])
-    base["head"] = base["embedding"]
-
-    def tuned() -> State:
-        state = {name: (base[name].double() + 0.1 * draw(*shape)).to(dtype) for name, shape in shapes.items()}
-        state["still.attn"] = base["still.attn"].clone()
-        return {**state, "steps": torch.arange(4) + 1, "flag": ~base["flag"], "head": state["embedding"]}
-
-    return base, {f"expert{index}": tuned() for index in range(experts)}
-
-
-def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict[str, Any]:
-    """Random Fishers and Grams for the methods that need them."""
-    generator = torch.Generator().manual_seed(seed)
-    fishers, grams = {}, {}
-    for name in experts:
-        drawn = {key: torch.rand(value.shape, generator=generator) for key, value in base.items()}
-        fishers[name] = {**drawn, "head": drawn["embedding"]}
-        inputs = torch.randn(30, 10, generator=generator)
-        grams[name] = {"blocks.0.mlp.weight": inputs.T @ inputs}
-    return {"fisher": fishers, "gram": grams}
 
 
 def fitting(name: str, experts: dict[str, State]) -> dict[str, State]:

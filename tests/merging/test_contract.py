@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import fingerprint, write_checkpoint
+from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, make_recipe, merge, methods, prepare
+from mergeflow.merging.contract import check
+from mergeflow.merging.method import Args, method
 from tests.merging.helpers import EDGE, awkward, fitting, statistics
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -24,35 +27,27 @@ def test_every_method_has_a_row_of_edge_arguments():
     ("name", "args"), CASES, ids=lambda value: json.dumps(value) if isinstance(value, dict) else value
 )
 def test_contract(name, args, dtype):
-    base, experts = awkward(dtype)
-    experts = fitting(name, experts)
-    data = statistics(base, experts)
-    before = fingerprint(base), [fingerprint(state) for state in experts.values()]
-    call = configure(name, args)
-    found = prepare(call, base, experts, data=data)
-    result = found.at(call.scale)
+    check(name, args, [dtype])
 
-    # Names, shapes, types; integers from the base; nothing lost; tied tensors stay equal.
-    assert {key: (value.shape, value.dtype) for key, value in result.items()} == {
-        key: (value.shape, value.dtype) for key, value in base.items()
-    }
-    assert torch.equal(result["steps"], base["steps"])
-    assert torch.equal(result["flag"], base["flag"])
-    assert all(value.isfinite().all() for value in result.values())
-    assert torch.equal(result["head"], result["embedding"])
-    # Scale 0 gives the anchor bit for bit; where that is θ0, the base.
-    start = found.at(0)
-    assert all(torch.equal(start[key], found.anchor[key].to(base[key].dtype)) for key in base)
-    if call.method.anchor in ("θ0", "–"):
-        assert fingerprint(start) == fingerprint(base)
-    # Permuting the experts changes nothing, nor does the number of threads.
-    turned = prepare(call, base, dict(reversed(experts.items())), data=data, workers=3)
-    assert fingerprint(turned.at(call.scale)) == fingerprint(result)
-    # The inputs are as they were, and the result is not their memory.
-    for value in result.values():
-        if value.is_floating_point():
-            value.fill_(7)
-    assert before == (fingerprint(base), [fingerprint(state) for state in experts.values()])
+
+def broken(function, **declared):
+    return method("broken", Args, **declared)(function)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (broken(lambda stack, args: (stack.base, stack.taus[0])), "the order of the experts"),
+        (broken(lambda stack, args: (stack.base, stack.taus.sum(0) / 0)), "tensor 'bias' is not finite"),
+        (broken(lambda stack, args: (stack.base + 1, stack.taus.sum(0))), "scale 0 does not give the base"),
+        (broken(lambda stack, args: (stack.base, stack.taus.sum(0) / stack.taus.abs().sum().clamp(min=1e-9)),
+                elementwise=True), "declared element-wise, but blocks of a tensor give another direction"),
+    ],
+    ids=["order", "finite", "anchor", "blocks"],
+)  # fmt: skip
+def test_a_method_that_breaks_the_contract_is_told_how(found, told):
+    with pytest.raises(MergeflowError, match=f"method 'broken' breaks the contract:(.|\n)*{told}"):
+        check(found, dtypes=[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

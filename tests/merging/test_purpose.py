@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mergeflow.merging import configure, methods, prepare
-from mergeflow.merging.compression.suite_file import compress, compressors, configure_compressor, extract_task
+from mergeflow.merging.compression.catalog import compressors, configure_compressor
+from mergeflow.merging.compression.suite_file import compress, extract_task
 
 TASKS, WIDTH, RANK = 4, 24, 3
 TUNED = {

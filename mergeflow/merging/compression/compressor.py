@@ -83,6 +83,11 @@ class Compressor:
         """Its docstring: line, formula, property, source."""
         return inspect.getdoc(self.encode) or ""
 
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.doc.partition("\n")[0]
+
 
 def compressor(
     name: str,

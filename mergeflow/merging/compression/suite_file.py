@@ -17,50 +17,15 @@ from mergeflow.checkpoints.header import CODES, DTYPES
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.catalog import Call, arguments_of
-from mergeflow.merging.compression.compressor import Compressor, Payload, Stored
+from mergeflow.merging.compression.catalog import CompressorCall, configure_compressor
+from mergeflow.merging.compression.compressor import Payload, Stored
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 from mergeflow.merging.treatment import survey
-from mergeflow.shelf import Shelf
 
 _WHOLE = "@whole"
-
-
-COMPRESSORS = Shelf(
-    "compressor",
-    Compressor,
-    "mergeflow.merging.compression.compressors",
-    "compressors",
-    "`@compressor(…)` of mergeflow.merging.compression.compressor",
-)
-CompressorCall = Call[Compressor]
-
-
-def compressors() -> dict[str, Compressor]:
-    """Return every compressor by name, in alphabetical order: ours, those of installed packages and of the project.
-
-    Raises:
-        MergeflowError: Two compressors have one name, or a file of compressors cannot be loaded or declares none.
-
-    Example:
-        >>> list(compressors())
-        ['cart_indexing', 'emr', 'tall_mask', 'tsv_compress']
-    """
-    return COMPRESSORS.all()
-
-
-def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> CompressorCall:
-    """Validate a compressor's arguments and return the frozen call.
-
-    Raises:
-        MergeflowError: Unknown compressor or argument (with the nearest right one), or a value out of range; all at
-            once.
-    """
-    found = COMPRESSORS.get(name)
-    return Call(found, arguments_of("compressor", name, found.args, args))
 
 
 @dataclass(frozen=True)

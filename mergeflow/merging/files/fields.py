@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
 
 from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.merging.code import Code
 from mergeflow.merging.frozen import frozen, thawed
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -114,3 +115,20 @@ Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_statistic
 Weights = Annotated[
     tuple[float, ...] | tuple[tuple[str, float], ...] | None, PlainValidator(_weights), PlainSerializer(_plain_weights)
 ]
+
+
+_CODES = TypeAdapter(dict[str, Code])
+
+
+def _codes(value: Any) -> Any:
+    """Return recorded code as pairs of name and record; None where there is none."""
+    if value is None or isinstance(value, tuple):
+        return value or None
+    return tuple(sorted(_CODES.validate_python(value).items()))
+
+
+def _plain_codes(value: Any) -> Any:
+    return None if value is None else {name: code.model_dump() for name, code in value}
+
+
+Codes = Annotated[tuple[tuple[str, Code], ...] | None, BeforeValidator(_codes), PlainSerializer(_plain_codes)]

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     PrivateAttr,
     ValidationError,
@@ -15,7 +14,8 @@ from pydantic import (
 
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
-from mergeflow.merging.files.fields import Arguments, Location, Paths, Statistics, Weights, parse_size, shown
+from mergeflow.merging.code import check_code, check_known, code_of
+from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
@@ -45,6 +45,8 @@ class Recipe(Frozen):
         device: Where arithmetic happens: cpu, cuda, cuda:1 …
         out: A `.safetensors` file or a folder to make.
         shard_size: Largest shard of a folder, in bytes or as 5GB.
+        code: Of methods from outside the package, where they were declared and the digest of their source, by name; a
+            recipe that records it is refused where the code is another.
     """
 
     method: str
@@ -61,6 +63,7 @@ class Recipe(Frozen):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
     shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
+    code: Codes = None
     _call: MethodCall = PrivateAttr()
     _weights: dict[str, float] = PrivateAttr()
 
@@ -100,8 +103,12 @@ class Recipe(Frozen):
         return self
 
     def _complete_arguments(self) -> None:
+        recorded = dict(self.code or ())
+        check_known(self.method, recorded)
         self._call = configure(self.method, thawed(self.args))
+        check_code(recorded, self._call)
         object.__setattr__(self, "args", frozen(self._call.args))
+        object.__setattr__(self, "code", tuple(sorted(code_of(self._call).items())) or None)
 
     def _check_base(self) -> None:
         if self.base is None and self._call.arguments.needs_base:

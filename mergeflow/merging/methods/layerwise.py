@@ -53,6 +53,11 @@ class LinesArgs(Args):
         self.inner()[1].check_experts(count)
 
     @property
+    def uses(self) -> tuple[str, ...]:
+        """The method that is scaled, and those it calls."""
+        return (self.of, *self.inner()[1].uses)
+
+    @property
     def selection(self) -> Selection | None:
         """Which matrices the scaled method treats apart."""
         found: Selection | None = self.inner()[1].selection

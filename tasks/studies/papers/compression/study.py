@@ -30,7 +30,8 @@ from pydantic import Field
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.statistics import mean, normalised
-from mergeflow.merging.compression.suite_file import Compressed, compress, configure_compressor, extract_task
+from mergeflow.merging.compression.catalog import configure_compressor
+from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs

@@ -1,0 +1,187 @@
+"""The contract that every merge method keeps, whatever it does: run it on a method of your own before you trust it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.catalog import MethodCall, arguments_of, get
+from mergeflow.merging.direction import prepare
+from mergeflow.merging.engine import Engine, treats_elements_alone
+from mergeflow.merging.method import Method
+from mergeflow.merging.stacks import Stacks, Unit, model_of
+
+State = dict[str, Tensor]
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def check(method: Method | str, args: Mapping[str, Any] | None = None, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
+    """Check that a method keeps the contract, on small models of awkward tensors.
+
+    Every result has the base's names, shapes and types and is finite; integer tensors are the base's, tied tensors stay
+    equal; scale 0 gives the anchor bit for bit; the order of the experts, the number of threads and whether tensors lie
+    in memory or in files change no bit; inputs stay as they were; tensors declared element-wise come out the same in
+    blocks.
+
+    Args:
+        method: The method, or its name.
+        args: Its arguments; defaults where missing.
+        dtypes: Types of the models.
+
+    Raises:
+        MergeflowError: All clauses that are broken, with type and tensor.
+
+    Example:
+        >>> check("ties", {"keep": 0.5}, [torch.float32])
+    """
+    found = get(method) if isinstance(method, str) else method
+    call = MethodCall(found, arguments_of("method", found.name, found.args, args))
+    faults = [f"{str(dtype).removeprefix('torch.')}: {fault}" for dtype in dtypes for fault in _faults(call, dtype)]
+    faults += _block_faults(call)
+    if faults:
+        raise MergeflowError("\n  - ".join([f"method '{call.name}' breaks the contract:", *dict.fromkeys(faults)]))
+
+
+def _faults(call: MethodCall, dtype: torch.dtype) -> Iterator[str]:
+    base, experts = awkward(dtype)
+    experts = dict(list(experts.items())[: call.method.experts[1]])
+    data = _data(call.method, base, experts)
+    before = [fingerprint(state) for state in (base, *experts.values())]
+    found = prepare(call, base, experts, data=data)
+    result, start = found.at(call.scale), found.at(0)
+    for name, tensor in base.items():
+        made = result[name]
+        if (made.shape, made.dtype) != (tensor.shape, tensor.dtype):
+            yield f"tensor '{name}' is {made.dtype} {list(made.shape)}, not {tensor.dtype} {list(tensor.shape)}"
+        elif not tensor.is_floating_point() and not torch.equal(made, tensor):
+            yield f"the integer tensor '{name}' is not the base's"
+        elif not bool(made.isfinite().all()):
+            yield f"tensor '{name}' is not finite"
+        if not torch.equal(start[name], found.anchor[name].to(tensor.dtype)):
+            yield f"scale 0 does not give the anchor of tensor '{name}'"
+    if not torch.equal(result["head"], result["embedding"]):
+        yield "tied tensors differ"
+    if call.method.anchor in ("θ0", "–") and fingerprint(start) != before[0]:
+        yield f"the anchor is declared as {call.method.anchor}, but scale 0 does not give the base"
+    whole = fingerprint(result)
+    turned = prepare(call, base, dict(reversed(experts.items())), data=data, workers=3)
+    if fingerprint(turned.at(call.scale)) != whole:
+        yield "the order of the experts, or the number of threads, changes the result"
+    if _from_files(call, base, experts, data) != whole:
+        yield "tensors read from files give another result than those in memory"
+    for tensor in result.values():
+        if tensor.is_floating_point():
+            tensor.fill_(7)
+    if before != [fingerprint(state) for state in (base, *experts.values())]:
+        yield "the inputs were changed, or the result is their memory"
+
+
+def _from_files(call: MethodCall, base: State, experts: Mapping[str, State], data: Mapping[str, Any]) -> str:
+    with TemporaryDirectory(prefix="contract-") as folder:
+
+        def stored(name: str, state: State) -> Any:
+            write_checkpoint(Path(folder) / f"{name}.safetensors", state)
+            return open_checkpoint(Path(folder) / f"{name}.safetensors")
+
+        start, named = stored("base", base), {name: stored(name, state) for name, state in experts.items()}
+        result = prepare(call, start, named, data=data, workers=2).at(call.scale)
+        for state in (start, *named.values()):
+            state.close()
+        return fingerprint(result)
+
+
+def _block_faults(call: MethodCall) -> Iterator[str]:
+    """What is declared element-wise may not depend on where a block ends; a tensor of more than a block shows it."""
+    base, experts = awkward(torch.float32, long=BLOCK + 5)
+    experts = dict(list(experts.items())[: call.method.experts[1]])
+    model = model_of(base, experts, data=_data(call.method, base, experts))
+    stacks, size = Stacks(base, experts, model), BLOCK + 5
+    if not treats_elements_alone(call, model, "long"):
+        return
+    Engine(call, stacks).first_passes()
+
+    def parts(start: int, stop: int) -> tuple[Tensor, ...]:
+        stack = stacks.stack(Unit("long", start, stop, (stop - start,)))
+        return tuple(part.clone().expand(stack.base.shape) for part in call.method(stack, call.arguments))
+
+    whole, first, rest = parts(0, size), parts(0, BLOCK), parts(BLOCK, size)
+    for what, one, head, tail in zip(("anchor", "direction"), whole, first, rest, strict=True):
+        if not torch.equal(one, torch.cat([head, tail])):
+            yield f"it is declared element-wise, but blocks of a tensor give another {what} than the whole"
+
+
+def _data(method: Method, base: State, experts: Mapping[str, State]) -> dict[str, Any]:
+    """Random statistics of data; those of unknown kinds are uniform on [0, 1) for every tensor."""
+    known = statistics(base, experts)
+    generator = torch.Generator().manual_seed(7)
+
+    def drawn(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> dict[str, State]:
+        return {
+            expert: {key: torch.rand(shape(tuple(value.shape)), generator=generator) for key, value in base.items()}
+            for expert in experts
+        }
+
+    return {
+        datum.name: known[datum.name] if datum.name in known else drawn(datum.shape)
+        for datum in method.given
+        if datum.needed
+    }
+
+
+def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0, long: int = 0) -> tuple[State, dict[str, State]]:
+    """Return a base and experts with 0-d, empty, 5-element, integer, constant and tied tensors, and some matrices.
+
+    Args:
+        dtype: Type of the tensors that are not integers.
+        experts: Number of experts.
+        seed: Of the numbers.
+        long: Elements of one more tensor, `long`; none by default.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "logit_scale": (),
+        "empty": (0, 4),
+        "bias": (5,),
+        "blocks.0.attn.in_proj_weight": (24, 8),
+        "blocks.0.mlp.weight": (6, 10),
+        "blocks.1.mlp.weight": (10, 6),
+        "column.mlp": (7, 1),
+        "conv": (4, 3, 2, 2),
+        "still.attn": (5, 5),
+        "embedding": (9, 4),
+    }
+    if long:
+        shapes["long"] = (long,)
+    base = {name: draw(*shape).to(dtype) for name, shape in shapes.items()}
+    base["steps"] = torch.arange(4)
+    base["flag"] = torch.tensor([True, False])
+    base["head"] = base["embedding"]
+
+    def tuned() -> State:
+        state = {name: (base[name].double() + 0.1 * draw(*shape)).to(dtype) for name, shape in shapes.items()}
+        state["still.attn"] = base["still.attn"].clone()
+        return {**state, "steps": torch.arange(4) + 1, "flag": ~base["flag"], "head": state["embedding"]}
+
+    return base, {f"expert{index}": tuned() for index in range(experts)}
+
+
+def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict[str, Any]:
+    """Return random Fishers and Grams for the methods that need them."""
+    generator = torch.Generator().manual_seed(seed)
+    fishers, grams = {}, {}
+    for name in experts:
+        drawn = {key: torch.rand(value.shape, generator=generator) for key, value in base.items()}
+        fishers[name] = {**drawn, "head": drawn["embedding"]}
+        inputs = torch.randn(30, 10, generator=generator)
+        grams[name] = {"blocks.0.mlp.weight": inputs.T @ inputs}
+    return {"fisher": fishers, "gram": grams}
