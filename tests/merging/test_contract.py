@@ -37,7 +37,8 @@ def broken(function, **declared):
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (broken(lambda stack, args: (stack.base, stack.taus[0])), "the order of the experts"),
+        (broken(lambda stack, args: (stack.base, stack.taus[stack.model.experts.index(stack.model.listed[0])])),
+         "the order of the experts"),
         (broken(lambda stack, args: (stack.base, stack.taus.sum(0) / 0)), "tensor 'bias' is not finite"),
         (broken(lambda stack, args: (stack.base + 1, stack.taus.sum(0))), "scale 0 does not give the base"),
         (broken(lambda stack, args: (stack.base, stack.taus.sum(0) / stack.taus.abs().sum().clamp(min=1e-9)),
