@@ -41,7 +41,7 @@ def measure(what: str, images: list[Image.Image | bytes], image_size: int) -> No
     raw = RawTask(what, [str(label) for label in range(CLASSES)], ["a {}"], {"train": draw})
     with tempfile.TemporaryDirectory() as folder:
         wall, cpu = time.perf_counter(), time.process_time()
-        prepare_task(raw, folder, image_decoding(image_decoding(image_size)))
+        prepare_task(raw, folder, image_decoding(image_size))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{what}: {len(images)} images, {wall:.1f} s ({cpu:.1f} s of CPU), peak memory of the process {peak:.0f} MiB")

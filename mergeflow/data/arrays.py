@@ -87,7 +87,7 @@ def _from_version_1(manifest: dict[str, Any]) -> dict[str, Any]:
         return {**record, "arrays": {"images": images, "labels": labels}}
 
     splits = {split: named(record) for split, record in manifest["splits"].items()}
-    return {**manifest, "decoding": {"image_size": size}, "transforms": [], "splits": splits}
+    return {**manifest, "decoding": {"image_size": size}, "transforms": [], "warnings": [], "splits": splits}
 
 
 def digest_of_split(record: Mapping[str, Any]) -> str:

@@ -17,9 +17,9 @@ SHOWN = 50
 class Faults:
     """Rows that cannot be used: all are counted, the first fifty are named."""
 
-    def __init__(self, what: str, way_out: str = "") -> None:
+    def __init__(self, what: str) -> None:
         self.count = 0
-        self._what, self._way_out = what, way_out
+        self._what = what
         self._shown: list[str] = []
 
     def add(self, fault: str) -> None:
@@ -34,12 +34,15 @@ class Faults:
         Raises:
             MergeflowError: one fault in its own words; several, one in a line.
         """
-        if not self.count:
-            return
-        rest = [f"  and {self.count - SHOWN} more"] if self.count > SHOWN else []
-        lines = [f"{self.count} {self._what}:", *(f"  {fault}" for fault in self._shown), *rest]
-        told = "\n".join(lines) if self.count > 1 else self._shown[0]
-        raise MergeflowError(f"{told}\n{self._way_out}" if self._way_out else told)
+        if self.count:
+            raise MergeflowError(_listed(self._what, self._shown, self.count))
+
+
+def _listed(what: str, shown: Sequence[str], count: int) -> str:
+    if count == 1:
+        return shown[0]
+    rest = [f"  and {count - len(shown)} more"] if count > len(shown) else []
+    return "\n".join([f"{count} {what}:", *(f"  {fault}" for fault in shown), *rest])
 
 
 class Copies:
@@ -86,22 +89,17 @@ class Copies:
         Raises:
             MergeflowError: with both paths and labels of each pair.
         """
-        if self._raw.keeps_conflicts:
+        if self._raw.keeps_conflicts or not self.conflicts:
             return
-        faults = Faults(
-            f"examples of task '{self._raw.name}' have the content of another under a different label",
-            "Remove the wrong ones, or write `conflicts=keep` after the source (SOURCE?conflicts=keep) if it is "
-            "meant to be so.",
-        )
-        names = self._raw.strata
+        task, names, told = self._raw.name, self._raw.strata, []
         for (number, split, path, label), known in zip(self._conflicts, self._known_paths(), strict=True):
-            first = SPLITS[self._splits[number]]
-            faults.add(
-                f"task '{self._raw.name}': '{path}' ({split}, '{names[label]}') has the content of '{known}' "
-                f"({first}, '{names[self._labels[number]]}')"
-            )
-        faults.count = self.conflicts
-        faults.check()
+            first = f"'{known}' ({SPLITS[self._splits[number]]}, '{names[self._labels[number]]}')"
+            told.append(f"task '{task}': '{path}' ({split}, '{names[label]}') has the content of {first}")
+        what = f"examples of task '{task}' have the content of another under a different label"
+        raise MergeflowError(
+            f"{_listed(what, told, self.conflicts)}\nRemove the wrong ones, or write `conflicts=keep` after the source "
+            "(SOURCE?conflicts=keep) if it is meant to be so."
+        )
 
     def _known_paths(self) -> Iterator[str]:
         """Yield the path of the first of each pair; paths are not kept while reading, so they are listed again."""
@@ -144,19 +142,21 @@ def check_classes(raw: RawTask, per_class: Mapping[str, np.ndarray]) -> list[str
     """
     names = raw.derived_names or ()
     lacking = {split: [name for name, n in zip(names, per_class[split], strict=True) if not n] for split in SPLITS}
-    source = raw.source or "the source"
+    source, faults = raw.source or "the source", []
     if lacking["train"]:
-        raise MergeflowError(
+        faults.append(
             f"task '{raw.name}': {len(lacking['train'])} of {len(names)} classes have no training example in {source}: "
             f"{quoted(lacking['train'], 10)}. Add examples or remove the classes."
         )
     if lacking["test"]:
-        raise MergeflowError(
+        faults.append(
             f"task '{raw.name}': {len(lacking['test'])} of {len(names)} classes have no test example in {source}: "
             f"{quoted(lacking['test'], 10)}. Their accuracy would never be measured: add examples to test (where it is "
             "taken from train, a class needs at least two examples), or leave the classes out "
             f"({_example_of_classes(names, lacking['test'])})."
         )
+    if faults:
+        raise MergeflowError("\n".join(faults))
     if lacking["validation"]:
         return [
             f"{len(lacking['validation'])} of {len(names)} classes have no validation example: "

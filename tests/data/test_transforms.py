@@ -247,3 +247,11 @@ def test_transforms_work_on_sources_of_the_house(source: str) -> None:
     raw = open_images("any_name", f"{source}?classes=5-9&rotate=45&colour=.95")
     assert list(raw.derived_names or ()) == ["even number", "odd number"]
     assert [transform.text for transform in raw.transforms] == ["classes=5-9", "rotate=45", "colour=.95"]
+
+
+def test_the_disk_need_not_hold_what_transforms_leave_out(tmp_path: Path) -> None:
+    counts = {"train": 10**12}
+    with pytest.raises(MergeflowError, match="no space left on the disk"):
+        prepare_task(replace(digits(), counts=counts), tmp_path, image_decoding(9))
+    thinned = replace(digits(), counts=counts, transforms=derived("?fraction=.5").transforms)
+    assert prepare_task(thinned, tmp_path, image_decoding(9))["splits"]["test"]["count"] == 100

@@ -102,6 +102,19 @@ def test_other_columns_are_left_alone_and_declared_ones_win(tmp_path: Path) -> N
     assert open_images("pets", f"parquet:{tmp_path}").counts == {"train": 20}
 
 
+def test_a_snapshot_takes_transforms(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(90), names=("cat", "dog", "emu"))
+    raw = open_images("pets", f"parquet:{tmp_path}?classes=0,2&rotate=90")
+    manifest = prepare_task(raw, tmp_path / "out", image_decoding(8))
+    assert manifest["class_names"] == ["cat", "emu"]
+    assert manifest["source"] == f"parquet:{tmp_path}?classes=0,2&rotate=90"
+    stored = pq.read_table(tmp_path / "out/test.parquet").to_pylist()[0]["image"]
+    turned = Image.open(io.BytesIO(encoded(int(stored["path"].removesuffix(".png"))))).rotate(
+        90, Image.Resampling.BILINEAR
+    )
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(stored["bytes"]))), np.asarray(turned))
+
+
 def bare(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata(None)
 

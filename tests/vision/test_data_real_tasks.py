@@ -122,6 +122,16 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[int, int, int]]
 }
 
 
+def test_a_real_task_takes_transforms(tmp_path: Path) -> None:
+    make_mnist(tmp_path)
+    raw = open_images("parity", f"torchvision:MNIST@{tmp_path}?classes=5-9&colour=1")
+    manifest = prepare_task(raw, tmp_path / "out", image_decoding(8))
+    assert manifest["class_names"] == ["even number", "odd number"]
+    assert manifest["splits"]["test"]["per_class"] == [4, 6]  # two each of 6, 8 and of 5, 7, 9
+    test = load_split(tmp_path / "out", "test")
+    assert np.array_equal(test.images[..., 0].any(axis=(1, 2)), test.labels == 1)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_torchvision_folders_of_the_real_eight_are_prepared(name: str, tmp_path: Path) -> None:
     make, first, last, per_class = LAYOUTS[name]

@@ -1,0 +1,66 @@
+"""What trains and measures depends on neither a drawing nor a reader: a change of one re-trains nothing."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("mergeflow", "tasks", "registry", "flows")
+
+
+def file_of(module: str) -> Path | None:
+    path = ROOT / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
+
+
+def reached(start: str) -> set[str]:
+    """Every module of ours that an import in `start`, or in what it reaches, names, with the packages around it."""
+    found: set[str] = set()
+    todo = [start]
+    while todo:
+        parts = todo.pop().split(".")
+        for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            file = file_of(module)
+            if module in found or file is None:
+                continue
+            found.add(module)
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    todo += [alias.name for alias in node.names if alias.name.split(".")[0] in OURS]
+                elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
+                    todo += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def readers(modules: set[str]) -> list[str]:
+    others = ("mergeflow.suites", "mergeflow.modalities.vision.sources", "mergeflow.data.prepare")
+    return sorted(module for module in modules if module.startswith(others))
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["mergeflow.data", "mergeflow.training", "mergeflow.evaluation"]
+    + [
+        f"tasks.{stage}"
+        for stage in ("base", "finetune", "multitask", "vectors", "sweep", "select", "evaluate", "figures")
+    ],
+)
+def test_what_reads_a_split_reaches_no_reader(start: str) -> None:
+    modules = reached(start)
+    assert len(modules) > 3
+    assert readers(modules) == []
+
+
+def test_what_prepares_reaches_every_reader_and_drawing() -> None:
+    found = readers(reached("tasks.prepare"))
+    drawings = [f"mergeflow.suites.drawn.{path.stem}" for path in (ROOT / "mergeflow/suites/drawn").glob("[a-z]*.py")]
+    assert len(drawings) >= 20
+    assert {*drawings, "mergeflow.modalities.vision.sources.parquet"} <= set(found)
+
+
+def test_data_and_suites_form_no_circle() -> None:
+    assert not any(
+        module.startswith(("mergeflow.suites", "mergeflow.modalities")) for module in reached("mergeflow.data.prepare")
+    )
+    assert not any(module.startswith("mergeflow.modalities") for module in reached("mergeflow.suites.source"))
