@@ -5,11 +5,16 @@ the flows ask here; that they read the same files is why they agree.
 
 Example:
     >>> expert_model("digits"), split("train", "digits")
-    ('outputs/experts/digits/image_encoder.safetensors', 'outputs/data/train/digits')
+    ('outputs/experts/digits/model.safetensors', 'outputs/data/train/digits')
 """
 
 OUTPUTS = "outputs"
-MODEL_FILE, TRAINING_FILE, MANIFEST_FILE = "image_encoder.safetensors", "training.json", "manifest.json"
+MODEL_FILE, HEAD_FILE, TRAINING_FILE, MANIFEST_FILE = (
+    "model.safetensors",
+    "head.safetensors",
+    "training.json",
+    "manifest.json",
+)
 
 DATA = f"{OUTPUTS}/data"
 MANIFESTS = f"{DATA}/manifests"
@@ -53,7 +58,7 @@ def manifest(task: str) -> str:
 
 
 def head(task: str) -> str:
-    """Return the file of a task's frozen head."""
+    """Return the file of the head that a task's training starts from; a frozen one stays as it is."""
     return f"{HEADS}/{task}.safetensors"
 
 
@@ -65,6 +70,11 @@ def expert(task: str) -> str:
 def expert_model(task: str) -> str:
     """Return the file of an expert's weights, the part that is merged."""
     return f"{expert(task)}/{MODEL_FILE}"
+
+
+def expert_head(task: str) -> str:
+    """Return the file of the head that an expert is judged with; there is none where tasks need no head."""
+    return f"{expert(task)}/{HEAD_FILE}"
 
 
 def expert_training(task: str) -> str:

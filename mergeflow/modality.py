@@ -4,9 +4,10 @@ A *model* is a torch module with shared weights; merging combines these. *Exampl
 how a model is judged on them. Training, evaluation, estimates and searches take both as they are, whatever they hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -140,3 +141,45 @@ def check_fit(source: str, found: State, expected: State) -> None:
 def device_of(model: Model) -> torch.device:
     """Return the device of a model's parameters."""
     return next(model.module.parameters()).device
+
+
+@dataclass(frozen=True)
+class Base:
+    """Where a base is written, and what its making is told.
+
+    Attributes:
+        root: The project folder, which local files are named relative to.
+        model: The file of the shared weights.
+        heads: The folder of the tasks' heads; there is none where tasks need no head.
+        report: Called as `report(what, done, all)`.
+    """
+
+    root: Path
+    model: Path
+    heads: Path
+    report: Callable[[str, int, int], None]
+
+    def head(self, task: str) -> Path:
+        """Return the file of a task's head."""
+        return self.heads / f"{task}.safetensors"
+
+
+@dataclass(frozen=True)
+class Modality:
+    """What kind of models and examples a project has.
+
+    Attributes:
+        name: As `modality` in params.yaml's `model` names it.
+        build: The section `model` to a model with any weights: experts are rebuilt from what the section says alone.
+        make_base: The sections `model` and `data`, and each task's manifest, to the files of a base. Heads are written
+            there too: frozen ones as they stay, trained ones as training starts from them.
+        open: Task, folder of a prepared split, the split's name, the task's head and the device of it, to examples.
+        tower: The part of the module that holds the parameters, and that the regime `linearised` linearises; "" for
+            the whole module.
+    """
+
+    name: str
+    build: Callable[[Any], Model]
+    make_base: Callable[[Any, Any, Mapping[str, Any], Base], None]
+    open: Callable[[str, Path, str, Any, torch.device], Examples]
+    tower: str = ""

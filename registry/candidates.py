@@ -1,6 +1,7 @@
 """The candidate that the outputs of `select` amount to: files, evidence, and the proof that its recipe makes it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def make_candidate(
     return Candidate(
         files=ModelFiles(
             encoder=io.dep(layout.merge(selection["winner"])),
-            heads={task: io.dep(layout.head(task)) for task in tasks},
+            heads={task: _head(io, task) for task in tasks},
             architecture=model.architecture,
             image_size=load_manifest(io.dep(layout.manifest_folder(tasks[0])))["decoding"]["image_size"],
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
@@ -67,3 +68,9 @@ def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) 
         digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
         reproducible=reproducible,
     )
+
+
+def _head(io: StageFiles, task: str) -> Path:
+    """Return the head that came out of an expert's training; experts of former days have the base's."""
+    path = io.dep(layout.expert_head(task))
+    return path if path.exists() else io.dep(layout.head(task))

@@ -7,7 +7,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, load_examples, load_model
+from tasks.vision import choose_device, load_for_experts, load_model
 
 
 def run(io: StageIO) -> None:
@@ -16,7 +16,7 @@ def run(io: StageIO) -> None:
     batch_size = io.section("evaluation").batch_size
     selection = json.loads(io.dep(layout.SELECTION).read_text())
     model = load_model(io, layout.BASE_MODEL, device)
-    data = {task: load_examples(io, "test", task, device) for task in tasks}
+    data = load_for_experts(io, "test", tasks, device)
     checkpoints = {method: layout.merge(method) for method in selection["methods"]}
     total = len(checkpoints) + 2
 

@@ -14,7 +14,7 @@ from filelock import FileLock
 from mergeflow import layout
 from mergeflow.training import TOGETHER, IterativeRun
 from tasks.project.stage import StageIO
-from tasks.training import Workbench, train, tune_round, write_last_round
+from tasks.training import Workbench, head_file, train, tune_round, write_last_round
 
 
 def run(io: StageIO) -> None:
@@ -67,4 +67,7 @@ def _joint(io: StageIO, tasks: list[str]) -> None:
     )
     io.costs["training"] = cost.as_json()
     for task in tasks:
-        shutil.copytree(model, io.out(layout.MULTITASK) / task)
+        own = io.out(layout.MULTITASK) / task
+        shutil.copytree(model, own, ignore=shutil.ignore_patterns("heads"))
+        if (head := head_file(model, tasks, task)).exists():
+            shutil.copy(head, own / layout.HEAD_FILE)

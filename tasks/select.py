@@ -11,7 +11,7 @@ from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.code import code_of
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, expert_summary, load_examples, load_model, load_states
+from tasks.vision import choose_device, expert_summary, load_for_experts, load_model, load_states
 
 
 def run(io: StageIO) -> None:
@@ -71,8 +71,8 @@ def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> Non
         model.load(state)
     batch_size = io.section("evaluation").batch_size
     answers = {
-        task: example_scores(model, load_examples(io, "validation", task, device), batch_size).astype(bool)
-        for task in tasks
+        task: example_scores(model, examples, batch_size).astype(bool)
+        for task, examples in load_for_experts(io, "validation", tasks, device).items()
     }
     with io.out(layout.WINNER_ANSWERS).open("wb") as file:
         np.savez(file, allow_pickle=False, **answers)

@@ -13,7 +13,7 @@ from mergeflow.search.climb import climb
 from mergeflow.search.grid import grid, grid_of
 from mergeflow.search.journal import Journal
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, expert_summary, load_examples, load_model, load_states
+from tasks.vision import choose_device, expert_summary, load_for_experts, load_model, load_states
 
 JOURNAL = "candidates.jsonl"
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def open_scorer(io: StageIO) -> CandidateScorer:
     tasks = list(io.section("tasks"))
     base, experts = load_states(io, tasks)
     model = load_model(io, layout.BASE_MODEL, device)
-    data = {task: load_examples(io, "validation", task, device) for task in tasks}
+    data = load_for_experts(io, "validation", tasks, device)
     return CandidateScorer(model, data, base, experts, batch_size=io.section("evaluation").batch_size)
 
 

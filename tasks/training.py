@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import accuracies
+from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modality import Examples, Model
 from mergeflow.training import (
     Cost,
@@ -22,7 +23,7 @@ from mergeflow.training import (
     fine_tune,
 )
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, load_examples, load_model
+from tasks.vision import choose_device, load_base_head, load_examples, load_model, modality_of
 
 Report = Callable[[int, int], None]
 State = dict[str, torch.Tensor]
@@ -30,10 +31,14 @@ State = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Workbench:
-    """What training needs of the project: the base, and a task's examples on the device."""
+    """What training needs of the project: the base, and a task's examples on the device.
+
+    A task has one head for all its splits: validation judges with what training has made of it.
+    """
 
     io: StageIO
     device: torch.device
+    heads: dict[str, Head | None] = field(default_factory=dict)
 
     @classmethod
     def open(cls, io: StageIO) -> "Workbench":
@@ -45,7 +50,9 @@ class Workbench:
 
     def examples(self, task: str, split: str = "train") -> Examples:
         """Return one split of one task."""
-        return load_examples(self.io, split, task, self.device)
+        if task not in self.heads:
+            self.heads[task] = load_base_head(self.io, task, self.device)
+        return load_examples(self.io, split, task, self.device, self.heads[task])
 
     def validation(self, tasks: Sequence[str]) -> Callable[[Model], float]:
         """Return a function that computes a model's validation accuracy, the mean over `tasks`."""
@@ -71,7 +78,7 @@ def train(
         settings: the regime and its settings.
         seed: of the batch order and of new weights.
         scratch: folder for the resumable state; a killed run continues from it.
-        folder: made, with `image_encoder.safetensors`, `training.json` and, by regime, `adapter/` and `epochs/`.
+        folder: made, with `model.safetensors`, the heads, `training.json` and, by regime, `adapter/` and `epochs/`.
         report: called as `report(steps done, all steps)`.
 
     Returns:
@@ -82,7 +89,7 @@ def train(
     """
     scratch.mkdir(parents=True, exist_ok=True)
     base, validate = bench.model(), bench.validation(tasks)
-    tuned = _tuned(base, settings, seed)
+    tuned = _tuned(bench, base, settings, seed)
     outcome = fine_tune(
         tuned,
         [bench.examples(task) for task in tasks],
@@ -117,28 +124,39 @@ def write_expert(
     rows: list[dict[str, Any]],
     extra: dict[str, Any],
 ) -> None:
-    """Write an expert's image encoder and `training.json`, its settings and trajectory."""
+    """Write an expert's weights, its head or those of its tasks, and `training.json`, its settings and trajectory."""
     name = ",".join(tasks)
     record = {
         "task": name,
         "role": "expert",
-        "architecture": bench.io.section("model").architecture,
+        **{key: str(value) for key, value in bench.io.section("model").model_dump().items()},
         "settings": settings.model_dump_json(),
         "seed": str(seed),
     }
-    fingerprint = write_checkpoint(folder / "image_encoder.safetensors", state, record)
+    fingerprint = write_checkpoint(folder / layout.MODEL_FILE, state, record)
+    for task in tasks:
+        if (head := bench.examples(task).head) is not None:
+            assert isinstance(head, Head)
+            path = head_file(folder, tasks, task)
+            path.parent.mkdir(exist_ok=True)
+            save_head(head, path)
     summary = {
         "task": name,
         "fingerprint": fingerprint,
         "settings": settings.model_dump(),
         "seed": seed,
         "steps": rows[-1]["steps"],
-        "images": sum(len(bench.examples(task)) for task in tasks),
+        "examples": sum(len(bench.examples(task)) for task in tasks),
         "validation_accuracy": rows[-1]["validation_accuracy"],
         **extra,
         "epochs": rows,
     }
     (folder / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
+    """Return the file of a task's head in the folder of a model of `tasks`."""
+    return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
 
 def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, report: Report) -> None:
@@ -157,16 +175,17 @@ def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
         rows = [{**row, "round": record["round"]} for record in records for row in record["epochs"]]
         with open_checkpoint(run.expert(run.rounds, task)) as state:
             tensors = {name: state[name].clone() for name in state}
+        run.load_head(run.rounds, bench.examples(task))
         write_expert(bench, target, [task], tensors, run.settings, run.seed, rows, {})
         total = sum((_cost(record["cost"]) for record in records), total)
     return total
 
 
-def _tuned(base: Model, settings: FineTuneSettings, seed: int) -> Model:
+def _tuned(bench: Workbench, base: Model, settings: FineTuneSettings, seed: int) -> Model:
     """Return what the regime trains: the base itself, or the base with adapters or linearised."""
     if settings.regime == "lora":
         return LoraModel.of(base, settings.lora, seed)
-    return LinearisedModel.of(base, "visual") if settings.regime == "linearised" else base
+    return LinearisedModel.of(base, modality_of(bench.io).tower) if settings.regime == "linearised" else base
 
 
 def _cost(record: dict[str, Any]) -> Cost:

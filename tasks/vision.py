@@ -9,12 +9,9 @@ import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.data import load_split
-from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.catalog import find_modality
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.models import image_model, load_clip
-from mergeflow.modality import Network
+from mergeflow.modality import Examples, Modality, Model
 from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
 
@@ -30,34 +27,45 @@ def choose_device(io: StageIO) -> torch.device:
     return torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
 
 
-def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Network:
-    """Return a model of the configured architecture with the weights of an output file."""
-    model = image_model(load_clip(io.section("model").architecture))
+def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:
+    """Return a model of the configured kind with the weights of an output file."""
+    model = modality_of(io).build(io.section("model"))
     with open_checkpoint(io.dep(checkpoint)) as state:
         model.load(state)
     model.module.to(device)
     return model
 
 
-def load_task_head(io: StageIO, task: str, device: torch.device) -> Head:
-    """Return a task's frozen zero-shot head."""
-    return load_head(io.dep(layout.head(task))).to(device)
+def modality_of(io: StageIO) -> Modality:
+    """Return the project's modality."""
+    return find_modality(io.section("model").modality)
 
 
-def load_examples(io: StageIO, split: str, task: str, device: torch.device) -> Classification:
-    """Return one split of one task, inputs on disk, labels and head on the device.
+def load_base_head(io: StageIO, task: str, device: torch.device) -> Head | None:
+    """Return the head that a task's training starts from, or the frozen one; None where tasks need no head."""
+    path = io.dep(layout.head(task))
+    return load_head(path).to(device) if path.exists() else None
+
+
+def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | None:
+    """Return the head that came out of an expert's training."""
+    path = io.dep(layout.expert_head(task))
+    # Experts of versions that were registered before heads lay beside them have the base's.
+    return load_head(path).to(device) if path.exists() else load_base_head(io, task, device)
+
+
+def load_examples(io: StageIO, split: str, task: str, device: torch.device, head: Head | None) -> Examples:
+    """Return one split of one task, judged with a head.
 
     Raises:
-        MergeflowError: a label lies outside the head.
+        MergeflowError: the data do not fit the head.
     """
-    data = load_split(io.dep(layout.split(split, task)), split)
-    head = load_task_head(io, task, device)
-    if head.class_names != data.class_names:
-        raise MergeflowError(
-            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(data.class_names)}, or "
-            f"their names differ: run `mergeflow run` so that both come from the same manifest."
-        )
-    return Classification(task, torch.from_numpy(data.images), torch.from_numpy(data.labels.copy()).to(device), head)
+    return modality_of(io).open(task, io.dep(layout.split(split, task)), split, head, device)
+
+
+def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torch.device) -> dict[str, Examples]:
+    """Return one split of each task, judged with its expert's head."""
+    return {task: load_examples(io, split, task, device, load_expert_head(io, task, device)) for task in tasks}
 
 
 def expert_summary(io: StageIO, task: str) -> dict[str, Any]:

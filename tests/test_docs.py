@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from mergeflow.cli import add_all_commands, app
 from mergeflow.commands.reference import commands_page, every_command
-from tasks.project.parameters import Params
+from tasks.project.parameters import params_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -64,7 +64,7 @@ def test_params_yaml_names_every_parameter() -> None:
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 check(field.annotation, section[name], f"{where}{name}.")  # type: ignore[arg-type]
 
-    check(Params, values, "")
+    check(params_of(values["model"]), values, "")
 
 
 def test_no_file_names_a_package_host_or_this_machine() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from flows.rebuild.ancestors import ENCODER, link_files
+from flows.rebuild.ancestors import link_files, model_file
 from flows.rebuild.params_edit import add_task_line, remove_task_line, write_whole
 from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view, stage_making
 from flows.rebuild.scratch import scratch_project
@@ -211,7 +211,7 @@ def _check_expert(root: Path, name: str, source: str) -> None:
 
 
 def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
-    with open_checkpoint(root / origin["base"]["path"] / ENCODER) as state:
+    with open_checkpoint(model_file(root / origin["base"]["path"])) as state:
         found = fingerprint(state)
     if found != origin["base"]["fingerprint"]:
         raise MergeflowError(

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.data import digest_of_split, load_manifest, load_split
 from mergeflow.errors import MergeflowError
 
-ENCODER = "image_encoder.safetensors"
+# The weights of a base or an expert: as the stages write them, and as they did before there were other modalities.
+MODEL_FILES = (layout.MODEL_FILE, "image_encoder.safetensors")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Ancestor:
         what: in words, for people.
         path: of the folder, relative to the project.
         dvc: DVC's hash of the folder; None where it was not recorded.
-        files: the files needed; none means all.
+        files: names of the files needed, as far as they are there; none means all.
         is_it: whether a folder holds the very content.
     """
 
@@ -35,13 +37,13 @@ class Ancestor:
 def base_of(origin: dict[str, Any]) -> Ancestor:
     """Return the base of a version's origin."""
     known = origin["base"]
-    return Ancestor("the base", known["path"], known["dvc"], (ENCODER,), _weights(known["fingerprint"]))
+    return Ancestor("the base", known["path"], known["dvc"], MODEL_FILES, _weights(known["fingerprint"]))
 
 
 def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
     """Return one expert of a version's origin."""
     known = origin["experts"][task]
-    return Ancestor(f"the expert '{task}'", known["path"], known["dvc"], (ENCODER,), _weights(known["fingerprint"]))
+    return Ancestor(f"the expert '{task}'", known["path"], known["dvc"], MODEL_FILES, _weights(known["fingerprint"]))
 
 
 def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
@@ -53,6 +55,26 @@ def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
         return digest_of_split(load_manifest(folder)["splits"][split]) == known["sha256"]
 
     return Ancestor(f"the {split} images of '{task}'", known["path"], known["dvc"], (), is_it)
+
+
+def model_file(folder: Path) -> Path:
+    """Return the file of the weights in the folder of a base or an expert, by its name of today or of former days."""
+    return next((folder / name for name in MODEL_FILES if (folder / name).exists()), folder / layout.MODEL_FILE)
+
+
+def name_as_recipe(recipe: Mapping[str, Any], scratch: Path) -> None:
+    """Give the weights that a recipe of former days names the names that it has for them."""
+    for path in (scratch / name for name in (recipe["base"], *recipe["experts"].values())):
+        found = model_file(path.parent)
+        if found.exists() and not path.exists():
+            _place(found, path)
+
+
+def _name_model(folder: Path) -> None:
+    """Give weights of former days the name of today too: recipes have the one, stages read the other."""
+    found = model_file(folder)
+    if found.exists() and found.name != layout.MODEL_FILE:
+        _place(found, folder / layout.MODEL_FILE)
 
 
 def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, str]:
@@ -73,8 +95,10 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
     absent: list[Ancestor] = []
     for one in wanted:
         if _proven(one, root / one.path):
-            names = one.files or _all_files(root / one.path)
+            there = _all_files(root / one.path)
+            names = [name for name in one.files if name in there] or there
             link_files(root / one.path, target / one.path, {name: name for name in names})
+            _name_model(target / one.path)
             found[one.path] = "the project"
         else:
             absent.append(one)
@@ -99,7 +123,7 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
 
 def _weights(expected: str) -> Callable[[Path], bool]:
     def is_it(folder: Path) -> bool:
-        with open_checkpoint(folder / ENCODER) as state:
+        with open_checkpoint(model_file(folder)) as state:
             return fingerprint(state) == expected
 
     return is_it
@@ -149,6 +173,7 @@ def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str
             for name, md5 in chosen.items():
                 if (path := Path(cache.oid_to_path(md5))).exists():
                     _place(path, target / one.path / name)
+            _name_model(target / one.path)
             if _proven(one, target / one.path):
                 found[one.path] = "DVC's remote" if fetched else "DVC's cache"
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flows.rebuild.ancestors import ENCODER, base_of, expert_of, gather, split_of
+from flows.rebuild.ancestors import base_of, expert_of, gather, name_as_recipe, split_of
 from flows.rebuild.remerge import stage_making
 from flows.rebuild.scratch import scratch_project, write_params
 from mergeflow import layout
@@ -93,6 +93,7 @@ def reproduce(
             (scratch / layout.HEADS).symlink_to(_named_heads(registered, scratch))
             _retrain(root, scratch, origin, report)
         report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
+        name_as_recipe(recipe, scratch)
         made = replay(recipe, scratch, scratch / "replayed.safetensors")
         same = made.fingerprint == known
         return Reproduction(
@@ -151,7 +152,7 @@ def _retrain(root: Path, scratch: Path, origin: dict[str, Any], report: Callable
     values["model"] = origin["params"]["model"]
     values["tasks"] = {task: known["source"] for task, known in origin["experts"].items()}
     for number, (task, known) in enumerate(origin["experts"].items(), start=1):
-        if (scratch / known["path"] / ENCODER).exists():  # a stage that trains several tasks made it
+        if (scratch / known["path"] / layout.MODEL_FILE).exists():  # a stage that trains several tasks made it
             continue
         report(f"fine-tuning {task} ({number} of {len(origin['experts'])})")
         write_params(scratch, {**values, "finetune": known["settings"], "seed": known["seed"]})

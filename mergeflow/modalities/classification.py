@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
+from mergeflow.modalities.heads import Head
 from mergeflow.modality import Model
 
 
@@ -74,3 +76,16 @@ class Classification:
         with torch.autocast(features.device.type, enabled=False):
             features = features.float() if features.dtype.itemsize < 4 else features
             return features if self.head is None else self.head(features)
+
+
+def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> None:
+    """Refuse a head of other classes than the data's.
+
+    Raises:
+        MergeflowError: number or names differ.
+    """
+    if head is not None and head.class_names != list(class_names):
+        raise MergeflowError(
+            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}, or "
+            "their names differ: run `mergeflow run` so that both come from the same manifest."
+        )

@@ -14,7 +14,7 @@ from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.fit import check_inputs
 from mergeflow.modality import Examples, Model, device_of
 from mergeflow.training.batches import plan_batches
-from mergeflow.training.loop import Report, Span, fine_tune
+from mergeflow.training.loop import Report, Span, fine_tune, is_trained
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
 
@@ -64,7 +64,17 @@ class IterativeRun:
         return self._round(number) / "merged.safetensors"
 
     def expert(self, number: int, task: str) -> Path:
-        return self._round(number) / task / "image_encoder.safetensors"
+        return self._round(number) / task / "model.safetensors"
+
+    def head(self, number: int, task: str) -> Path:
+        """Return the file of a task's trained head after a round."""
+        return self._round(number) / task / "head.safetensors"
+
+    def load_head(self, number: int, data: Examples) -> None:
+        """Make a task's trained head what it was after a round; a frozen one is what it always was."""
+        if number and is_trained(data.head):
+            assert data.head is not None
+            data.head.load_state_dict(dict(_tensors(self.head(number, data.task))))
 
     def record(self, number: int, task: str) -> dict[str, Any]:
         """Return what was recorded of a task in a round: its epochs' rows and its cost."""
@@ -97,6 +107,7 @@ class IterativeRun:
         folder.mkdir(parents=True, exist_ok=True)
         with open_checkpoint(self.start(number)) as state:
             model.load(state)
+        self.load_head(number - 1, data)
         before = self._round(number - 1) / data.task / "optimiser.pt"
         kept = load_state(before, device_of(model)) if self._keeps_optimiser and number > 1 else None
         try:
@@ -117,6 +128,9 @@ class IterativeRun:
             save_state(folder / "optimiser.pt", outcome.optimiser)
         record = {"round": number, "epochs": outcome.trajectory.as_json(), "cost": outcome.cost.as_json()}
         write_text(folder / "training.json", json.dumps(record))
+        if is_trained(data.head):
+            assert data.head is not None
+            write_checkpoint(self.head(number, data.task), data.head.state_dict())
         write_checkpoint(self.expert(number, data.task), model.state())  # last: it says that all is there
         (folder / "state.pt").unlink(missing_ok=True)
 

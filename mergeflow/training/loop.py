@@ -145,7 +145,7 @@ class _Run:
         optimiser_state: Mapping[str, Any] | None,
     ) -> None:
         self.data, self.settings, self.span, self.seed = data, settings, span, seed
-        heads = [one.head for one in data if one.head is not None and _is_trained(one.head)]
+        heads = [one.head for one in data if one.head is not None and is_trained(one.head)]
         self.modules = nn.ModuleList([model.module, *heads])
         self.parameters = [p for p in self.modules.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
@@ -254,8 +254,9 @@ def _random_states(device: torch.device) -> dict[str, Tensor]:
     return {"cpu": torch.get_rng_state(), **cuda}
 
 
-def _is_trained(head: nn.Module) -> bool:
-    return any(p.requires_grad for p in head.parameters())
+def is_trained(head: nn.Module | None) -> bool:
+    """Return whether a task's head is trained beside the model."""
+    return head is not None and any(p.requires_grad for p in head.parameters())
 
 
 def _optimiser(parameters: list[nn.Parameter], settings: FineTuneSettings) -> torch.optim.Optimizer:

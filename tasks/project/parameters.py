@@ -4,26 +4,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model, field_validator
 
 from mergeflow.errors import MergeflowError
-from mergeflow.schema import refusal, validated
+from mergeflow.modalities.sections import DEFAULT, sections_of
+from mergeflow.schema import Frozen, refusal, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.files import read_yaml
 from tasks.project.sections import RegistrySection, RunSection, Section
-
-
-class DataSection(Section):
-    """How images are prepared. `image_size`: side of the decoded square images in pixels; the model's input size."""
-
-    image_size: int = Field(32, ge=8, le=1024)
-
-
-class ModelSection(Section):
-    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights."""
-
-    architecture: str
-    pretrained: str
 
 
 class EvaluationSection(Section):
@@ -51,12 +39,12 @@ class ParamsFile(Section):
 
 
 class Params(ParamsFile):
-    """All of params.yaml."""
+    """All of params.yaml; `model.modality` decides what `model` and `data` may say."""
 
     seed: int = Field(0, ge=0)
     tasks: dict[str, str] = Field(min_length=1)
-    data: DataSection
-    model: ModelSection
+    data: Frozen
+    model: Frozen
     finetune: FineTuneSettings
     sweep: dict[str, dict[str, list[bool | int | float | str]]] = Field(min_length=1)
     evaluation: EvaluationSection
@@ -127,9 +115,19 @@ def load_params(path: Path) -> Params:
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
-    params = validated(Params, raw, path.name)
+    params = validated(params_of(raw.get("model")), raw, path.name)
     _check_sweep(params.sweep)
     return params
+
+
+def params_of(model: Any) -> type[Params]:
+    """Return the parameters with the sections of the modality that the section `model` names."""
+    name = model.get("modality", DEFAULT) if isinstance(model, dict) else DEFAULT
+    try:
+        sections = sections_of(str(name))
+    except MergeflowError as error:
+        raise MergeflowError(f"params.yaml: model.modality: {error}") from None
+    return create_model("Params", __base__=Params, model=(sections.model, ...), data=(sections.data, ...))
 
 
 def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:

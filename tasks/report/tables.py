@@ -187,7 +187,7 @@ def _lineage_row(run: RunFiles, task: str) -> Row:
     expert, splits = run.experts.get(task, {}), run.manifests.get(task, {}).get("splits", {})
     source = str(run.params.get("tasks", {}).get(task, ""))
     images = [splits.get(split, {}).get("count") for split in ("train", "validation", "test")]
-    images = [images[0] or expert.get("images"), images[1], images[2] or run.test["images"].get(task)]
+    images = [images[0] or expert.get("examples"), images[1], images[2] or run.test["images"].get(task)]
     distance = (run.geometry or {}).get("relative_norm", {}).get(task)
     fingerprint = str(expert.get("fingerprint", ""))
     return Row(

@@ -19,9 +19,10 @@ from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
 from tasks.project.stage import STUDIES, StageIO
 from tasks.studies.runs import PARAMS
-from tasks.vision import choose_device, load_examples, load_model
+from tasks.vision import choose_device, load_base_head, load_examples, load_model
 
 State = dict[str, Tensor]
+MODEL_NAME = layout.MODEL_FILE.removesuffix(".safetensors")
 Accuracy = dict[str, float]
 
 
@@ -41,7 +42,7 @@ class TrainingRun:
 
     def expert(self, seed: int, task: str) -> State:
         """Return θ_t; of an iterative run that of the last round."""
-        return self._state(f"seed_{seed}/experts/{task}/image_encoder")
+        return self._state(f"seed_{seed}/experts/{task}/{MODEL_NAME}")
 
     def experts(self, seed: int) -> dict[str, State]:
         return {task: self.expert(seed, task) for task in self.tasks}
@@ -56,7 +57,7 @@ class TrainingRun:
 
     def model(self, seed: int) -> State:
         """Return the model of a joint run."""
-        return self._state(f"seed_{seed}/model/image_encoder")
+        return self._state(f"seed_{seed}/model/{MODEL_NAME}")
 
     def rounds(self, seed: int) -> list[dict[str, Any]]:
         """Return the rows of an iterative run: round, steps, tasks, cosine_tau, cosine_delta, expert_validation."""
@@ -144,7 +145,8 @@ class StudyInputs:
         """Return every task's examples of a split."""
         for task in self.tasks:
             if (split, task) not in self._examples:
-                self._examples[split, task] = load_examples(self.io, split, task, self.device)
+                head = load_base_head(self.io, task, self.device)
+                self._examples[split, task] = load_examples(self.io, split, task, self.device, head)
         return {task: self._examples[split, task] for task in self.tasks}
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:

@@ -33,7 +33,12 @@ def test_lora_experts_of_one_task(folder: Path) -> None:
         folder, "red", regime="lora", seed=7, out="finetuned/lora", steps="3", lora__rank="2", learning_rate="1e-3"
     )
     made = folder / "outputs/finetuned/lora/red"
-    assert {path.name for path in made.iterdir()} == {"image_encoder.safetensors", "training.json", "adapter"}
+    assert {path.name for path in made.iterdir()} == {
+        "model.safetensors",
+        "head.safetensors",
+        "training.json",
+        "adapter",
+    }
     training = json.loads((made / "training.json").read_text())
     assert (training["seed"], training["steps"], training["settings"]["lora"]["rank"]) == (7, 3, 2)
     assert training["settings"]["learning_rate"] == 1e-3

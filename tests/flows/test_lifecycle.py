@@ -109,7 +109,7 @@ class TestReproduce:
             assert run_in(home, "dvc", "fetch", "--quiet").returncode == 0
 
     def test_a_changed_expert_in_the_project_is_not_used(self, home: Path, store: Store) -> None:
-        path = home / "outputs/experts/red/image_encoder.safetensors"
+        path = home / "outputs/experts/red/model.safetensors"
         before = path.read_bytes()
         path.unlink()
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))

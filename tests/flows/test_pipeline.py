@@ -77,7 +77,7 @@ def test_a_changed_image_retrains_one_expert(project: Path) -> None:
     assert "finetune@red" in ran(done)
     assert "finetune@blue" not in ran(done)
     after = outputs(project)
-    expert = "experts/{}/image_encoder.safetensors"
+    expert = "experts/{}/model.safetensors"
     assert after[expert.format("blue")] == before[expert.format("blue")]
     assert after[expert.format("red")] != before[expert.format("red")]
 
@@ -203,7 +203,7 @@ class TestBadInput:
         assert "(7, 5)" in message
 
     def test_nan_in_an_expert(self, project: Path) -> None:
-        path = project / "outputs/experts/red/image_encoder.safetensors"
+        path = project / "outputs/experts/red/model.safetensors"
         state = load_file(path)
         state["visual.proj"][0, 0] = float("nan")
         save_file(state, path)
@@ -212,7 +212,7 @@ class TestBadInput:
         assert "visual.proj" in message
 
     def test_an_expert_of_another_shape(self, project: Path) -> None:
-        path = project / "outputs/experts/red/image_encoder.safetensors"
+        path = project / "outputs/experts/red/model.safetensors"
         state = load_file(path)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, path)

@@ -30,9 +30,9 @@ def test_the_registry_answers(finished: tuple[Path, Any]) -> None:
 
 
 def test_a_recipe_may_name_a_registered_model_and_files_that_dvc_keeps(project: Path) -> None:
-    expert, added = project / "outputs/experts/red/image_encoder.safetensors", project / "inputs/kept/blue.safetensors"
+    expert, added = project / "outputs/experts/red/model.safetensors", project / "inputs/kept/blue.safetensors"
     added.parent.mkdir()
-    shutil.copy(project / "outputs/experts/blue/image_encoder.safetensors", added)
+    shutil.copy(project / "outputs/experts/blue/model.safetensors", added)
     assert run_in(project, "dvc", "add", "--quiet", "inputs/kept").returncode == 0
     recipe = {
         "method": "task_arithmetic",
@@ -67,8 +67,8 @@ def test_a_reference_without_a_version_is_refused(tmp_path: Path, path: str) -> 
 def test_a_sweep_is_logged_trial_by_trial(project: Path) -> None:
     tasks = ("red", "blue")
     sweep = {
-        "base": "outputs/base/image_encoder.safetensors",
-        "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in tasks},
+        "base": "outputs/base/model.safetensors",
+        "experts": {task: f"outputs/experts/{task}/model.safetensors" for task in tasks},
         "model": {"architecture": "pocket-clip"},
         "tasks": {
             task: {"data": f"outputs/data/validation/{task}", "head": f"outputs/base/heads/{task}.safetensors"}

@@ -127,8 +127,8 @@ def _selection(tasks: list[str], sweeps: Any, grids: Any, individual: Any) -> di
         recipe = {
             "method": method,
             "args": best["args"],
-            "base": "outputs/base/image_encoder.safetensors",
-            "experts": {task: f"outputs/experts/{task}/image_encoder.safetensors" for task in tasks},
+            "base": "outputs/base/model.safetensors",
+            "experts": {task: f"outputs/experts/{task}/model.safetensors" for task in tasks},
             "fingerprints": {task: f"{index:064x}" for index, task in enumerate(tasks)},
         }
         edges = ["scale"] if best["args"].get("scale") == max(grids[method].get("scale", [0])) > 1 else []
@@ -187,7 +187,7 @@ def _write_parts(root: Path, tasks: list[str], individual: dict[str, float]) -> 
             for epoch in range(1, 8)
         ]
         summary = {"task": task, "fingerprint": f"{index:064x}", "settings": {"learning_rate": 4e-4}, "steps": 300}
-        summary |= {"images": 1500, "validation_accuracy": individual[task], "epochs": epochs}
+        summary |= {"examples": 1500, "validation_accuracy": individual[task], "epochs": epochs}
         _write(root / f"outputs/experts/{task}/training.json", summary)
 
 

@@ -178,7 +178,7 @@ def test_a_gpu_has_its_columns(make_run):
     root = make_run()
     assert "GPU seconds" not in written(root)
     path = root / ".mergeflow/records/finetune@digits.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu_seconds": 12.5, "images_per_second": 640.0}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu_seconds": 12.5, "examples_per_second": 640.0}))
     page = written(root)
     assert "GPU seconds" in page
     assert ">640.0<" in page

@@ -35,7 +35,7 @@ def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4, wo
         world: the project whose studies the laboratory has; base and tasks are the same small ones here.
     """
     clip = load_clip("pocket-clip", "pocket8")
-    write_checkpoint(root / "outputs/base/image_encoder.safetensors", image_model(clip).state())
+    write_checkpoint(root / "outputs/base/model.safetensors", image_model(clip).state())
     for task in TASKS:
         prepare(root / "work", task)
         for split in SPLITS:

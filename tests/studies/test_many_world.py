@@ -35,7 +35,7 @@ def test_the_roots_command_finds_the_studies_of_both() -> None:
 def test_a_run_tunes_the_first_of_the_tasks(many_lab: Path) -> None:
     runs = many_lab / "outputs/studies/runs"
     assert len(list((runs / "experts/seed_0/experts").iterdir())) == 3
-    assert (runs / "joint_2/seed_1/model/image_encoder.safetensors").exists()
+    assert (runs / "joint_2/seed_1/model/model.safetensors").exists()
     assert len(list((runs / "mima_3/seed_0/experts").iterdir())) == 3
 
 

@@ -106,7 +106,7 @@ def lazy_experts(inputs: StudyInputs, seed: int) -> dict[str, LazyStateDict]:
 def expert_paths(inputs: StudyInputs, seed: int) -> dict[str, str]:
     """Return where the experts are, from the project folder."""
     runs = f"{layout.study_run(RUN)}/seed_{seed}/experts"
-    return {task: f"{runs}/{task}/image_encoder.safetensors" for task in inputs.tasks}
+    return {task: f"{runs}/{task}/{layout.MODEL_FILE}" for task in inputs.tasks}
 
 
 def start(inputs: StudyInputs, options: Options, seed: int) -> Row:

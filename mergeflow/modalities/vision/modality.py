@@ -1,0 +1,53 @@
+"""Images as a modality: CLIP's image tower is what is merged, zero-shot heads are built once and stay frozen."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.classification import Classification, check_classes
+from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modalities.vision.sections import DataSection, ModelSection
+from mergeflow.modality import Base, Modality, Model
+
+
+def build(section: ModelSection) -> Model:
+    """Return the architecture's image tower with random weights."""
+    return image_model(load_clip(section.architecture))
+
+
+def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
+    """Write the pre-trained image tower, and one zero-shot head for each task.
+
+    Raises:
+        MergeflowError: the weights cannot be loaded, or the images are prepared at another size than the model takes.
+    """
+    local = base.root / section.pretrained  # a local file is named relative to the project folder
+    clip = load_clip(section.architecture, str(local) if local.is_file() else section.pretrained)
+    if clip.image_size != data.image_size:
+        raise MergeflowError(
+            f"data.image_size is {data.image_size}, but {section.architecture} takes {clip.image_size}: "
+            f"set it to {clip.image_size}."
+        )
+    record = {"architecture": section.architecture, "pretrained": section.pretrained, "role": "base"}
+    write_checkpoint(base.model, image_model(clip).state(), record)
+    for done, (task, manifest) in enumerate(manifests.items(), start=1):
+        save_head(build_head(clip, manifest["class_names"], manifest["templates"]), base.head(task))
+        base.report("heads", done, len(manifests))
+
+
+def open_examples(task: str, folder: Path, split: str, head: Head | None, device: torch.device) -> Classification:
+    """Return one prepared split; images stay on disk."""
+    data = load_split(folder, split)
+    check_classes(task, head, data.class_names)
+    labels = torch.from_numpy(data.labels.copy()).to(device)
+    return Classification(task, torch.from_numpy(data.images), labels, head)
+
+
+MODALITY = Modality("vision", build, make_base, open_examples, tower="visual")

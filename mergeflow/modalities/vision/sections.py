@@ -1,0 +1,21 @@
+"""What params.yaml says of a project of images."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mergeflow.schema import Frozen
+
+
+class ModelSection(Frozen, strict=True):
+    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights."""
+
+    modality: Literal["vision"] = "vision"
+    architecture: str
+    pretrained: str
+
+
+class DataSection(Frozen, strict=True):
+    """How images are prepared. `image_size`: side of the decoded square images in pixels; the model's input size."""
+
+    image_size: int = Field(32, ge=8, le=1024)
