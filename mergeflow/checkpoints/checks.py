@@ -7,8 +7,10 @@ from difflib import get_close_matches
 
 from torch import Tensor
 
+from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import blocks
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.quantised import check_not_quantised
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 
@@ -28,8 +30,13 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
         experts: State dicts by expert name.
 
     Raises:
-        MergeflowError: One error that has every mismatch of every expert, grouped by the pattern of the names.
+        MergeflowError: One error that has every mismatch of every expert, grouped by the pattern of the names; or every
+            input that is quantised.
     """
+    inputs = {"base": base, **experts}
+    check_not_quantised(
+        {name: (infos_of(state), config_of(state), getattr(state, "path", "")) for name, state in inputs.items()}
+    )
     expected = infos_of(base)
     faults = [fault for name, state in experts.items() for fault in _mismatches(name, expected, state)]
     if not faults:

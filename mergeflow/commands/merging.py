@@ -1,4 +1,4 @@
-"""Commands that merge: merge, check, methods, diff, compress, extract-task."""
+"""Commands that merge: merge, check, methods, diff, convert, compress, extract-task."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("check")(check)
     app.command("methods")(methods)
     app.command("diff")(diff)
+    app.command("convert")(convert)
     app.command("compress")(compress)
     app.command("extract-task")(extract_task)
 
@@ -158,6 +159,28 @@ def diff(
     same = sum(one.equal for one in found.tensors)
     console.print(f"{same} of {len(found.tensors)} tensors are equal.", highlight=False)
     raise typer.Exit(0 if found.equal else 1)
+
+
+def convert(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="A checkpoint: a file, a model folder, or a reference.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors file, or a folder to make.")],
+    dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16, for all weights.")] = None,
+    shard_size: Annotated[str | None, typer.Option(help="Largest file of a folder, e.g. 5GB.")] = None,
+    force: Force = False,
+) -> None:
+    """Make plain weights of a checkpoint: dequantise int8, float8, LLM.int8, nf4 and fp4, or change the type."""
+    from mergeflow.errors import MergeflowError
+    from mergeflow.merging.files.convert import convert as run
+    from mergeflow.merging.files.recipe import parse_size
+
+    try:
+        size = parse_size(shard_size)
+    except ValueError as error:
+        raise MergeflowError(f"--shard-size: {error}.") from None
+    made = run(local(context, source), out, dtype, size, force=force)
+    dequantised = f", {made.dequantised} of them dequantised" if made.dequantised else ""
+    typer.echo(f"{made.path}  {made.fingerprint[:16]}…  {made.tensors} tensors{dequantised}")
 
 
 def compress(

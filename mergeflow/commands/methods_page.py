@@ -19,7 +19,8 @@ Written from the catalog by `python -m mergeflow.commands.methods_page docs/meth
 τ_t = θ_t − θ0 are the task vectors of T experts, w_t their weights (1 by default). Every result is
 **anchor + scale · direction**. "Matrix" means a 2-D weight with both sides > 1, or each one of a
 3-D stack of experts, that `matrices` selects by its role: see [architectures](architectures.md). Arithmetic is float32
-(float64 where an input is), results are cast to the base's types, integer tensors are the base's.
+(float64 where an input is), results are cast to the base's types, integer tensors are the base's
+(tables of integers that differ, as quantised weights do, are refused).
 """
 
 

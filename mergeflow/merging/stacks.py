@@ -12,6 +12,7 @@ from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
+from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.method import Model, Stack
@@ -124,13 +125,27 @@ class Stacks:
         return base.reshape(info.shape).to(self.device), taus()
 
     def copied(self, unit: Unit) -> Tensor:
-        """Read a unit of a tensor that is not merged: the base's counts, the experts' are only shown to `on_piece`."""
+        """Read a unit of a tensor that is not merged: the base's counts, the experts' are only shown to `on_piece`.
+
+        Raises:
+            MergeflowError: A table of integers of an expert is not the base's: codes of weights, not counters.
+        """
         piece = read(self.base, unit.name, unit.start, unit.stop)
+        codes = not piece.is_floating_point() and len(self.infos[unit.name].shape) > 1
         if self.on_piece is not None:
             self.on_piece("base", unit.name, unit.start, piece)
-            for name, state in self.experts.items():
-                if unit.name in state:
-                    self.on_piece(name, unit.name, unit.start, read(state, unit.name, unit.start, unit.stop))
+        for name, state in self.experts.items():
+            if unit.name not in state:
+                continue
+            own = read(state, unit.name, unit.start, unit.stop)
+            if codes and not torch.equal(own, piece):
+                raise MergeflowError(
+                    f"tensor '{unit.name}' {list(self.infos[unit.name].shape)} holds integers that differ between the "
+                    f"base and '{name}': codes of quantised weights cannot be merged, and keeping the base's would "
+                    "lose the expert. Merge the weights they were made from."
+                )
+            if self.on_piece is not None:
+                self.on_piece(name, unit.name, unit.start, own)
         return piece
 
     def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, on_piece: OnPiece | None) -> None:

@@ -4,20 +4,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from mergeflow.checkpoints.formats import read_json
-from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.checkpoints.config import config_of
 from mergeflow.merging.architectures.cuts import Config, Form, Rule
 from mergeflow.merging.architectures.families import BARE, EVERYWHERE, UNKNOWN, Family, family_of
 from mergeflow.merging.architectures.roles import TREATED, Role, role_of
 
 Selected = Literal["attn_mlp", "all"] | tuple[str, ...]
-# Files that a model folder's config.json speaks of; any other file may lie beside a config of something else.
-_WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,6 @@ def architecture_of(state: Mapping[str, Tensor], config: Config | None = None) -
         'gpt2'
     """
     if config is None:
-        config = config_beside(Path(state.path)) if isinstance(state, LazyStateDict) else {}
+        config = config_of(state)
     model_type = config.get("model_type")
     return Architecture(family_of(model_type if isinstance(model_type, str) else None, state), config)
-
-
-def config_beside(path: Path) -> dict[str, Any]:
-    """Return config.json of a model folder, or of the folder of a file named as its weights are; {} without one."""
-    folder = path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
-    if folder is None or not (folder / "config.json").is_file():
-        return {}
-    return read_json(folder / "config.json")

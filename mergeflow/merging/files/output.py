@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -56,6 +56,19 @@ def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
         stats = [(file.name, file.stat()) for file in files if file.is_file()]
         found[owner] = [str(place.resolve()), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
     return found
+
+
+def shard_file(index: int, count: int) -> str:
+    """Return the name of one file of a model folder."""
+    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) -> None:
+    """Write which shard holds which tensor, where there is more than one."""
+    if len(shards) > 1:
+        places = {name: file for file, names in shards.items() for name in names}
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+        write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
 
 
 def copy_companions(base: Path, folder: Path, dtype: str | None = None) -> None:

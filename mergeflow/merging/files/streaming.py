@@ -22,7 +22,7 @@ from mergeflow.merging.files.card import model_card
 from mergeflow.merging.files.folder import OutputFolder
 from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.origin import BASE, another_base
-from mergeflow.merging.files.output import Digests, copy_companions, identity_of
+from mergeflow.merging.files.output import Digests, copy_companions, identity_of, shard_file, write_index
 from mergeflow.merging.files.place import RECORD, check_place
 from mergeflow.merging.files.plan import Plan, make_plan, output_infos
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
@@ -186,7 +186,7 @@ class _Job:
     def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
         """Write a folder beside its final name, shard by shard, and rename it when it is whole."""
         count = len(self.plan.shards)
-        shards = {_shard_name(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
+        shards = {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
         identity = {"recipe": self.recipe.record(), "version": _version(), "inputs": identity_of(self.inputs.paths)}
         own: dict[str, str] = {}
         with OutputFolder(self.target) as folder:
@@ -217,10 +217,7 @@ class _Job:
         self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]
     ) -> None:
         """Write all that a finished folder holds beside its shards."""
-        if len(shards) > 1:
-            places = {name: file for file, names in shards.items() for name in names}
-            index = {"metadata": {"total_size": self.plan.bytes_written}, "weight_map": dict(sorted(places.items()))}
-            write_text(partial / "model.safetensors.index.json", json.dumps(index, indent=2))
+        write_index(partial, shards, self.plan.bytes_written)
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype)
         record = {
             "version": _version(),
@@ -235,10 +232,6 @@ class _Job:
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
     return {name: infos[name] for name in names}
-
-
-def _shard_name(index: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _version() -> str:

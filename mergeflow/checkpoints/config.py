@@ -1,0 +1,29 @@
+"""config.json of a model folder, found from the path of its weights."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.checkpoints.formats import read_json
+from mergeflow.checkpoints.reader import LazyStateDict
+
+# Files that a model folder's config.json speaks of; any other file may lie beside a config of something else.
+_WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
+
+
+def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return config.json of the model that a state dict was opened from; {} in memory, or where there is none.
+
+    Raises:
+        MergeflowError: It is not a readable JSON object.
+    """
+    if not isinstance(state, LazyStateDict):
+        return {}
+    path = Path(state.path)
+    folder = path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
+    if folder is None or not (folder / "config.json").is_file():
+        return {}
+    return read_json(folder / "config.json")

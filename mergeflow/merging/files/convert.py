@@ -1,0 +1,171 @@
+"""Make plain weights of a checkpoint: quantised ones dequantised, any of them in another type. Streaming and atomic."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.fingerprint import BLOCK, combine
+from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_info, quantised
+from mergeflow.checkpoints.reader import TIED, LazyStateDict
+from mergeflow.checkpoints.writer import StreamWriter, write_text
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, write_index
+from mergeflow.merging.files.place import CONVERTED, RECORD, check_out
+from mergeflow.merging.files.plan import shard_names
+
+TYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What a conversion made.
+
+    Attributes:
+        path: The file or folder.
+        fingerprint: Of the result.
+        tensors: Number of its tensors.
+        dequantised: How many of them were codes.
+    """
+
+    path: Path
+    fingerprint: str
+    tensors: int
+    dequantised: int
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    dtype: str | None = None,
+    shard_size: int | None = None,
+    *,
+    force: bool = False,
+) -> Converted:
+    """Write a checkpoint with plain weights, tensor by tensor.
+
+    Read are int8 and float8 codes with scales per tensor, row, group or block (compressed-tensors, fp8 as DeepSeek's),
+    and bitsandbytes' LLM.int8 and 4-bit layouts (nf4, fp4, nested). No library of these formats is needed.
+
+    Args:
+        source: A checkpoint, as `open_checkpoint` takes it.
+        out: A `.safetensors` file, or a folder, which gets the model's other files too; its config.json says the new
+            type and no `quantization_config`.
+        dtype: float64, float32, float16 or bfloat16 for all weights; by default each keeps its own, and codes become
+            the type that config.json names (float32 without one).
+        shard_size: Largest file of a folder, in bytes.
+        force: Replace an output file even if mergeflow did not make it.
+
+    Raises:
+        MergeflowError: Packed layouts (GPTQ, AWQ, MXFP4 …), scales that do not fit, a task vector or an adapter, an
+            overflow of the type, an output that is not ours. Nothing half-written is left.
+    """
+    if dtype is not None and dtype not in TYPES:
+        raise MergeflowError(f"dtype '{dtype}': expected one of {', '.join(TYPES)}.")
+    with open_checkpoint(source) as state:
+        if state.is_task_vector:
+            raise MergeflowError(f"'{source}' is a task vector or an adapter: convert the model, or merge it first.")
+        config = config_of(state)
+        codes = quantised(state.infos, config)
+        if codes.formats:
+            raise MergeflowError(
+                f"'{source}' has packed weights that cannot be made plain here: {'; '.join(codes.formats[:3])}. "
+                "Use the original weights."
+            )
+        target = check_out(str(out), shard_size, {"source": state.path}, force)
+        named = str(config.get("dtype") or config.get("torch_dtype"))
+        job = _Job(state, codes, TYPES.get(dtype or ""), TYPES.get(named, torch.float32))
+        single = target.suffix == ".safetensors"
+        made = job.into_file(target) if single else job.into_folder(target, shard_size)
+        return Converted(target, made, len(job.infos), len(codes.weights))
+
+
+class _Job:
+    """One conversion on its way from an opened checkpoint to files."""
+
+    def __init__(self, state: LazyStateDict, codes: Quantised, dtype: torch.dtype | None, default: torch.dtype) -> None:
+        self.state, self.codes = state, codes
+        self.config_dtype = str(dtype or default).removeprefix("torch.") if dtype or codes.weights else None
+        self.infos = {
+            name: self._info(name, info, dtype, default)
+            for name, info in state.infos.items()
+            if name not in codes.parts
+        }
+
+    def _info(self, name: str, info: TensorInfo, dtype: torch.dtype | None, default: torch.dtype) -> TensorInfo:
+        if name in self.codes.weights:
+            return TensorInfo(dequantised_info(self.state, name, self.codes.weights[name]), dtype or default)
+        return TensorInfo(info.shape, dtype or info.dtype) if info.dtype.is_floating_point else info
+
+    def into_file(self, target: Path) -> str:
+        """Write one file."""
+        with StreamWriter(target, self.infos, self._metadata(self.infos)) as writer:
+            self._write(writer, self.infos)
+            return writer.commit()
+
+    def into_folder(self, target: Path, shard_size: int | None) -> str:
+        """Write a folder beside its final name and rename it when it is whole."""
+        names = shard_names(self.infos, shard_size)
+        shards = {shard_file(index, len(names)): list(held) for index, held in enumerate(names)}
+        plan = {file: {name: self.infos[name] for name in held} for file, held in shards.items()}
+        digests: dict[str, str] = {}
+        with OutputFolder(target) as folder:
+            folder.begin({"convert": identity_of({"source": self.state.path})}, plan, resume=False)
+            for file, infos in plan.items():
+                with StreamWriter(folder.partial / file, infos, self._metadata(infos)) as writer:
+                    self._write(writer, infos)
+                    writer.commit()
+                    digests |= writer.digests()
+            write_index(folder.partial, shards, sum(info.nbytes for info in self.infos.values()))
+            copy_companions(Path(self.state.path), folder.partial, self.config_dtype)
+            _forget_quantisation(folder.partial / "config.json")
+            result = combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(self.infos.items()))
+            files = sorted({RECORD, *(path.name for path in folder.partial.iterdir())})
+            record = {"converted": self.state.path, "fingerprint": result, "files": files}
+            write_text(folder.partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+            folder.publish()
+        return result
+
+    def _metadata(self, names: Iterable[str]) -> dict[str, str]:
+        held = set(names)
+        ties = {name: first for name, first in self.state.tied.items() if {name, first} <= held}
+        notes = {"format": "pt", CONVERTED: str(len(self.codes.weights))}
+        return {**notes, TIED: json.dumps(ties)} if ties else notes
+
+    def _write(self, writer: StreamWriter, infos: Mapping[str, TensorInfo]) -> None:
+        for name, info in infos.items():
+            if name in self.codes.weights:
+                whole = dequantise(self.state, name, self.codes.weights[name], self.codes.declared).reshape(-1)
+                pieces = ((at, whole[at : at + BLOCK]) for at in range(0, info.numel, BLOCK))
+            else:
+                pieces = (
+                    (at, self.state.read(name, at, min(at + BLOCK, info.numel))) for at in range(0, info.numel, BLOCK)
+                )
+            for at, piece in pieces:
+                writer.write(name, at, self._fitting(name, piece, info.dtype))
+
+    def _fitting(self, name: str, piece: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a piece in its type, checked where the type changes."""
+        if piece.dtype == dtype:
+            return piece
+        if not all_finite(piece):
+            raise not_finite(self.state.path, name)
+        found = piece.to(dtype)
+        if not all_finite(found):
+            raise MergeflowError(f"tensor '{name}' overflows {dtype}: choose a wider --dtype, such as bfloat16.")
+        return found
+
+
+def _forget_quantisation(config: Path) -> None:
+    if config.is_file():
+        found = json.loads(config.read_bytes())
+        if found.pop("quantization_config", None) is not None:
+            write_text(config, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
