@@ -5,11 +5,11 @@ import sys
 
 from mergeflow import layout
 from mergeflow.data import SPLITS
+from mergeflow.data.address import open_source
 from mergeflow.data.arrays import MANIFEST
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Progress
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.preparing import find_preparation
 from tasks.project.stage import StageIO
 
 
@@ -18,11 +18,13 @@ def run(io: StageIO) -> None:
 
     The splits lie in folders of their own so that the graph shows who reads which: test is read by `evaluate` alone.
     """
-    raw = open_images(io.item, io.section(f"tasks.{io.item}"), io.params.seed, root=io.root)
+    preparation = find_preparation(io.section("model.modality"))
+    source, seed = io.section(f"tasks.{io.item}"), io.params.seed
+    raw = open_source(io.item, source, preparation.sources, preparation.transforms, seed, root=io.root)
     work = io.scratch / "prepared"
     shutil.rmtree(work, ignore_errors=True)
-    decoding = image_decoding(io.section("data").image_size)
-    for warning in prepare_task(raw, work, decoding, io.params.seed, _progress(io))["warnings"]:
+    decoding = preparation.decoding(io.section("data"))
+    for warning in prepare_task(raw, work, decoding, seed, _progress(io))["warnings"]:
         print(f"warning: task '{io.item}': {warning}", file=sys.stderr)
     for split in SPLITS:
         folder = io.out(layout.split(split, io.item))

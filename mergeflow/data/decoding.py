@@ -1,4 +1,4 @@
-"""What a modality gives so that its examples can be prepared: a function to named arrays, and the Parquet schema."""
+"""What a modality gives so that its examples can be prepared: sources, transforms, and a function to named arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mergeflow.data.address import Maker, Opener
 from mergeflow.data.task import Example
 
 
@@ -44,3 +45,18 @@ class Decoding:
     decode: Callable[[Example, str], Decoded]
     schema: Callable[[Sequence[str] | None], pa.Schema]
     size: int
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How the data of a modality are prepared; apart from its models, so that training depends on no reader.
+
+    Args:
+        sources: kinds of source, by name.
+        transforms: that a source may end in, by name.
+        decoding: the section `data` of params.yaml to how examples become arrays.
+    """
+
+    sources: Mapping[str, Opener]
+    transforms: Mapping[str, Maker]
+    decoding: Callable[[Any], Decoding]

@@ -71,6 +71,11 @@ def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:
     Raises:
         MergeflowError: not such an integer.
 
+    Example:
+        >>> shuffled = shuffle_labels("7", ["cat", "dog", "emu"])
+        >>> [shuffled.apply(Example(None, "", 0), Place("train", row, 0)).label for row in range(6)]
+        [2, 1, 0, 2, 1, 2]
+
     Source: Zhang et al. 2017, "Understanding deep learning requires rethinking generalization" (random labels).
     """
     names = _classes(class_names)
@@ -95,6 +100,11 @@ def take_fraction(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Raises:
         MergeflowError: not such a number.
+
+    Example:
+        >>> third = take_fraction("0.3", None)
+        >>> [row for row in range(12) if third.apply(Example(None, ""), Place("train", row, 0))]
+        [7, 9, 10, 11]
     """
     fraction = number(value)
     if fraction is None or not 0 < fraction <= 1:

@@ -28,6 +28,10 @@ def reached(start: str) -> set[str]:
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Import):
                     todo += [alias.name for alias in node.names if alias.name.split(".")[0] in OURS]
+                elif (
+                    isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split(".")[0] in OURS
+                ):
+                    todo.append(node.value)  # a module that is imported by its full name
                 elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
                     todo += [f"{node.module}.{alias.name}" for alias in node.names]
     return found

@@ -26,6 +26,12 @@ def rotate(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Raises:
         MergeflowError: not such a number.
+
+    Example:
+        >>> picture = Image.new("RGB", (8, 8), "white")
+        >>> turned = rotate("45", None).apply(Example(picture, ""), Place("train", 0, 0))
+        >>> turned.edited(turned.read()).getpixel((0, 0))
+        (0, 0, 0)
     """
     angle = number(value)
     if angle is None or not -360 <= angle <= 360:
@@ -49,6 +55,12 @@ def colour(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Raises:
         MergeflowError: not such a number, or a class that does not name a number.
+
+    Example:
+        >>> digit = Example(Image.new("RGB", (8, 8), "white"), "", label=7)
+        >>> coloured = colour("1", [str(number) for number in range(10)]).apply(digit, Place("train", 0, 0))
+        >>> coloured.label, coloured.edited(coloured.read()).getpixel((4, 4))
+        (1, (255, 0, 0))
 
     Source: Arjovsky et al. 2019, "Invariant risk minimization" (coloured digits); without its noise in the labels.
     """
