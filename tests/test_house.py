@@ -31,7 +31,7 @@ ALLOWED = {
     "mergeflow.suites": {"mergeflow.errors", "mergeflow.data"},
     "mergeflow.training": LEARNING,
     "mergeflow.evaluation": LEARNING,
-    "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation", "mergeflow.search"},  # both open a sweep's models
+    "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation"},
     "mergeflow.search": {*LEARNING, "mergeflow.evaluation"},
     "mergeflow.analysis": LEARNING,
     "tasks": {"mergeflow"},

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from mergeflow.evaluation.scoring import Score
     from mergeflow.search.sweep import SweepResult, Trial
 
 SweepLogger = Callable[["SweepResult"], str]
@@ -80,15 +81,20 @@ def result_table(found: "SweepResult", width: int) -> Table:
     tasks = list(found.base.accuracy)
     if _COMMON_WIDTH + sum(max(len(task), 5) + 2 for task in tasks) > width:
         tasks = []
-    table = Table(title="Validation accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    images = found.sweep.score is None
+    title = "Validation accuracy in %" if images else "Scores on validation, larger is better"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("arguments", overflow="fold", min_width=24)
-    for name in (*tasks, "mean", "normalised"):
+    summaries = ("mean", "normalised") if images or found.individual is not None else ("mean",)
+    for name in (*tasks, *summaries):
         table.add_column(name, justify="right", no_wrap=True)
 
     def numbers(accuracy: dict[str, float], *summary: float | None) -> list[str]:
-        shown = [*(accuracy[task] for task in tasks), *summary]
-        return ["-" if value is None else f"{100 * value:.1f}" for value in shown]
+        cells = ["-" if value is None else _number(value, images) for value in (*map(accuracy.get, tasks), summary[0])]
+        if "normalised" in summaries:
+            cells.append("-" if summary[1] is None else _number(summary[1], True))
+        return cells
 
     table.add_row("base", "", *numbers(found.base.accuracy, found.base.mean, found.base.normalised), style="dim")
     if found.individual is not None:
@@ -103,6 +109,10 @@ def result_table(found: "SweepResult", width: int) -> Table:
             cells = numbers(score.accuracy, score.mean, score.normalised)
             table.add_row(f"{method}{' *' * won}", arguments(trial), *cells, style="bold green" if won else None)
     return table
+
+
+def _number(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f}" if percent else f"{value:.4g}"
 
 
 def _distinct(trials: "list[Trial]") -> "list[Trial]":
@@ -120,9 +130,15 @@ def arguments(trial: "Trial") -> str:
 
 
 def _remarks(found: "SweepResult") -> list[str]:
-    each = ", ".join(f"{task} {100 * value:.1f}" for task, value in found.winner.score.accuracy.items())
+    images = found.sweep.score is None
+
+    def each(score: "Score") -> str:
+        return ", ".join(f"{task} {_number(value, images)}" for task, value in score.accuracy.items())
+
     counts = f"{len(found.trials)} trials, {found.scored} models scored now, {found.seconds:.1f} s."
-    lines = [counts, f"* the winner: {each}."]
+    lines = [counts, f"* the winner: {each(found.winner.score)}."]
+    if found.test is not None:
+        lines.append(f"On test, looked at once: {each(found.test)}; mean {_number(found.test.mean, images)}.")
     if found.winner.edges:
         lines.append(
             f"[yellow]The winner stands at an end of what was tried for {', '.join(found.winner.edges)} (marked !): "

@@ -13,15 +13,15 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
+from mergeflow.merging.device import check_device
 from mergeflow.merging.files.inputs import open_inputs
+from mergeflow.merging.files.recipe_text import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.vision.models import ClipModel, image_model
+from mergeflow.modalities.vision.opening import check_head, open_model
 from mergeflow.modality import Model, Predictions
-from mergeflow.search.sweep_file import ModelPart
-from mergeflow.search.sweep_inputs import check_device, check_head, open_model
-from mergeflow.search.sweep_results import recipe_text
 
 RECIPE = "recipe.yaml"
 
@@ -161,7 +161,7 @@ def learn_coefficients(
     place = Path(out)
     _files(recipe, place)  # names that collide are refused before the work
     check_device(recipe.device)
-    clip = open_model(ModelPart(architecture=order.architecture), recipe.device, whole=False)
+    clip = open_model(order.architecture, recipe.device)
     model = image_model(clip)
     tasks = {task: _open_task(order, task, clip, recipe.device) for task in order.tasks}
     with open_inputs(recipe, resolve) as inputs:

@@ -13,11 +13,11 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.estimates.fisher import Labels, diagonal_fisher
 from mergeflow.estimates.gram import input_grams
+from mergeflow.merging.device import check_device
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.models import image_model
-from mergeflow.search.sweep_file import ModelPart
-from mergeflow.search.sweep_inputs import check_device, check_head, open_model
+from mergeflow.modalities.vision.opening import check_head, open_model
 
 Kind = Literal["fisher", "gram"]
 Progress = Callable[[int, int], None]
@@ -64,7 +64,7 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
         MergeflowError: inputs that are missing or do not fit, the test split, or a result that is not finite.
     """
     _check(order, Path(out))
-    clip = open_model(ModelPart(architecture=order.architecture), order.device, whole=False)
+    clip = open_model(order.architecture, order.device)
     model = image_model(clip)
     with open_checkpoint(order.expert) as state:
         model.load(state)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.evaluation.statistics import mean, normalised
-from mergeflow.merging import Direction, FactorCache, MethodCall, prepare
+from mergeflow.merging import MethodCall
+from mergeflow.merging.candidates import CandidateMerger
 from mergeflow.modality import Examples, Model, State
 
 
@@ -39,10 +40,7 @@ def score_of(accuracy: Mapping[str, float], individual: Mapping[str, float] | No
 
 
 class CandidateScorer:
-    """Merges candidates in memory and scores them.
-
-    Candidates that differ in `scale` alone share one direction when they come after each other; candidates of any
-    arguments share factorisations.
+    """Merges candidates in memory, as `CandidateMerger` does, and scores them on examples.
 
     Args:
         model: What the merges are weights of, on its device; its weights are overwritten.
@@ -65,27 +63,16 @@ class CandidateScorer:
         device: str = "cpu",
         batch_size: int = 256,
     ) -> None:
-        self.model, self.tasks, self.base, self.experts = model, tasks, base, experts
-        self.cache = FactorCache()
-        self.prepared = 0
-        self._statistics, self._device, self._batch_size = statistics, device, batch_size
-        self._call: MethodCall | None = None
-        self._direction: Direction | None = None
+        self.model, self.tasks, self._batch_size = model, tasks, batch_size
+        self.merger = CandidateMerger(base, experts, statistics=statistics, device=device)
 
     def renew_cache(self, rank_ratio: float) -> None:
         """Forget all factorisations and keep those to come up to a share of the rank."""
-        self.cache = FactorCache(rank_ratio)
+        self.merger.renew_cache(rank_ratio)
 
     def merge(self, call: MethodCall) -> dict[str, Tensor]:
         """Return the merged state dict of a candidate."""
-        if self._direction is None or self._call != call.without_scale():
-            self._direction = None  # free the old one before the new one is made
-            self._direction = prepare(
-                call, self.base, self.experts, cache=self.cache, data=self._statistics, device=self._device
-            )
-            self._call = call.without_scale()
-            self.prepared += 1
-        return self._direction.at(call.scale)
+        return self.merger.merge(call)
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         """Return the accuracy of a candidate on every task."""

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
-from mergeflow.merging import MethodCall, Recipe, configure
-from mergeflow.search.candidates import Strategy, candidate_key, score_all
+from mergeflow.evaluation.scoring import Score, score_of
+from mergeflow.merging import Recipe, configure
+from mergeflow.search.candidates import Strategy, score_all
 from mergeflow.search.grid import grid
 from mergeflow.search.journal import Journal
 from mergeflow.search.optuna import optuna_search, trial_count
+from mergeflow.search.scoreboard import Scoreboard
 from mergeflow.search.space import Space, at_edge, values_of
 from mergeflow.search.sweep_file import Sweep
-from mergeflow.search.sweep_inputs import SweepInputs, open_sweep
+from mergeflow.search.sweep_inputs import open_sweep
 from mergeflow.search.sweep_results import write_parquet, write_winner
 
 JOURNAL, TABLE, WINNER = "trials.jsonl", "trials.parquet", "winner.yaml"
@@ -63,7 +63,8 @@ class SweepResult:
         winner: The trial with the highest objective, the first of equals.
         recipe: The winner, as `mergeflow merge` takes it.
         base: The base itself on all tasks (zero-shot).
-        individual: Each task's expert on its own task; missing where a task has none.
+        individual: Each task's expert on its own task; missing where a task has none, or where nothing asks for it.
+        test: The winner on test, where the sweep asks for that one look.
         scored: How many models were scored now; the others were known from an earlier run.
         prepared: How many directions were computed.
         seconds: Wall time.
@@ -76,6 +77,7 @@ class SweepResult:
     recipe: Recipe
     base: Score
     individual: dict[str, float] | None
+    test: Score | None
     scored: int
     prepared: int
     seconds: float
@@ -115,7 +117,7 @@ def run_sweep(
         open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total)) as inputs,
     ):
         journal.begin(inputs.record)
-        board = _Scoreboard(sweep, inputs, journal)
+        board = Scoreboard(sweep, inputs, journal, place)
         base, individual = board.references()
         trials: list[Trial] = []
         for trial in _trials(sweep, board, individual):
@@ -124,68 +126,19 @@ def run_sweep(
         winner = max(trials, key=lambda trial: trial.objective)
         recipe = sweep.recipe(winner.method, winner.args, out=str(place / "merged.safetensors"))
         found = SweepResult(
-            sweep, place, tuple(trials), winner, recipe, base, individual, board.scored, board.prepared, 0.0
+            sweep, place, tuple(trials), winner, recipe, base, individual, None, board.scored, board.prepared, 0.0
         )
-        write_parquet(place / TABLE, found.rows(), {"base": base.accuracy, "individual": individual})
-        write_winner(place / WINNER, recipe, winner.row(), sweep.split)
+        prefix = "accuracy" if sweep.score is None else "score"
+        write_parquet(place / TABLE, found.rows(), {"base": base.accuracy, "individual": individual}, prefix)
+        write_winner(place / WINNER, found)
+        if sweep.test:
+            tell("test", len(trials), total)
+            found = replace(found, test=board.look_at_test(configure(winner.method, winner.args)), scored=board.scored)
+            write_winner(place / WINNER, found)
     return replace(found, seconds=time.monotonic() - began)
 
 
-class _Scoreboard:
-    """Scores models, each once: what the journal knows is not computed again."""
-
-    def __init__(self, sweep: Sweep, inputs: SweepInputs, journal: Journal) -> None:
-        self._sweep, self._inputs, self._journal = sweep, inputs, journal
-        self._scorer = CandidateScorer(
-            inputs.model,
-            inputs.tasks,
-            inputs.checkpoints.base,
-            inputs.checkpoints.experts,
-            statistics=inputs.checkpoints.data,
-            device=sweep.device,
-            batch_size=sweep.batch_size,
-        )
-        self.scored = 0
-
-    @property
-    def prepared(self) -> int:
-        """Directions computed so far."""
-        return self._scorer.prepared
-
-    def references(self) -> tuple[Score, dict[str, float] | None]:
-        """Return the base's score on all tasks, and each task's expert on its own task."""
-        base = self._known("base", lambda: self._scorer.state(self._inputs.checkpoints.base))
-        owners = {task: self._sweep.expert_of(task) for task in self._inputs.tasks}
-        individual = {task: self._individual(task, owner) for task, owner in owners.items() if owner is not None}
-        whole = individual if len(individual) == len(owners) else None
-        return score_of(base, whole), whole
-
-    def _individual(self, task: str, expert: str) -> float:
-        own = {task: self._inputs.tasks[task]}
-        state = self._inputs.checkpoints.experts[expert]
-        return self._known(f"expert {expert} on {task}", lambda: self._scorer.state(state, own))[task]
-
-    def start(self, method: str, space: Space) -> None:
-        """Get ready for the candidates of one method."""
-        self._scorer.renew_cache(_largest_rank_ratio(method, space))
-
-    def candidate(self, call: MethodCall) -> dict[str, float]:
-        """Return a candidate's accuracy per task."""
-        try:
-            return self._known(candidate_key(call), lambda: self._scorer.candidate(call))
-        except MergeflowError as error:
-            raise MergeflowError(f"candidate {call.name} {call.args}: {error}") from None
-
-    def _known(self, key: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
-        if key not in self._journal.entries:
-            self._journal.append(key, compute())
-            self.scored += 1
-        found: dict[str, float] = self._journal.entries[key]
-        # In this file's order of tasks, whatever it was when the journal was written.
-        return {task: found[task] for task in self._inputs.tasks if task in found}
-
-
-def _trials(sweep: Sweep, board: _Scoreboard, individual: dict[str, float] | None) -> Iterator[Trial]:
+def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None) -> Iterator[Trial]:
     def objective(accuracy: Mapping[str, float]) -> float:
         score = score_of(accuracy, individual)
         value = score.mean if sweep.objective == "mean" else score.normalised
@@ -211,11 +164,3 @@ def _trial_count(sweep: Sweep) -> int:
     if sweep.study is None:
         return len(sweep.grid())
     return sum(trial_count(space, sweep.study) for space in sweep.methods.values())
-
-
-def _largest_rank_ratio(method: str, space: Space) -> float:
-    """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice."""
-    found = (space or {}).get("rank_ratio", configure(method).args.get("rank_ratio", 1.0))
-    if isinstance(found, dict):
-        found = found.get("choices", found.get("high"))
-    return min(1.0, max(map(float, found if isinstance(found, list) else [found])))

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.fields import Paths
 from mergeflow.schema import Frozen, validated
 from mergeflow.search.grid import grid_of
+from mergeflow.search.score_file import CommandScore, ScorePart, read_score
 from mergeflow.search.space import Space, check_space, values_of
 from mergeflow.yaml_text import read_yaml
 
@@ -77,12 +78,14 @@ class Sweep(Frozen):
     Attributes:
         base: Path of the base's image encoder.
         experts: Paths of the experts, named.
-        model: The architecture they share.
-        tasks: What candidates are scored on, by name.
+        model: The architecture that image encoders share.
+        tasks: Images that candidates are scored on, by name.
+        score: Who scores models of any other kind, in place of `model` and `tasks`.
         methods: Method → argument → values (a grid), or ranges and choices (with `study`).
         study: Search with Optuna in place of the grid.
-        objective: `normalised`: mean over tasks of merged / expert accuracy; or `mean`.
+        objective: `normalised`: mean over tasks of merged / expert accuracy, the default for images; or `mean`.
         split: Always validation.
+        test: Look at the winner's score on test, once.
         seed: Of prepared sources and of the study.
         batch_size: Images per forward pass.
         device: cpu, cuda, cuda:1 ...
@@ -91,12 +94,14 @@ class Sweep(Frozen):
 
     base: str
     experts: Paths
-    model: ModelPart
-    tasks: dict[str, TaskPart] = Field(min_length=1)
+    model: ModelPart | None = None
+    tasks: dict[str, TaskPart] = Field(default={})
+    score: Annotated[ScorePart | None, PlainValidator(read_score)] = None
     methods: dict[str, Space] = Field(min_length=1)
     study: StudyPart | None = None
     objective: Literal["normalised", "mean"] = "normalised"
     split: Annotated[Literal["validation"], BeforeValidator(_validation_only)] = "validation"
+    test: bool = False
     seed: int = Field(0, ge=0)
     batch_size: int = Field(256, ge=1)
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -124,8 +129,17 @@ class Sweep(Frozen):
             return value
         return {str(name): {"data": task} if isinstance(task, str) else task for name, task in value.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mean_of_scores(cls, values: Any) -> Any:
+        """Scores of a user's scorer may be of any size, so they are not divided by those of experts unasked."""
+        if isinstance(values, Mapping) and values.get("score") is not None:
+            return {"objective": "mean", **values}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
+        _check_scorer(self)
         _check_tasks(self)
         for method, space in self.methods.items():
             for args in check_space(method, space, self.study is not None):
@@ -146,8 +160,20 @@ class Sweep(Frozen):
 
     def expert_of(self, task: str) -> str | None:
         """Return the expert that learned a task, if there is one."""
-        name = self.tasks[task].expert or task
+        part = self.tasks.get(task)
+        name = task if part is None or part.expert is None else part.expert
         return name if name in dict(self.experts) else None
+
+
+def _check_scorer(sweep: Sweep) -> None:
+    if sweep.score is None:
+        missing = [key for key in ("model", "tasks") if not getattr(sweep, key)]
+        if missing:
+            raise ValueError(f"{' and '.join(missing)} missing: name the images to score on, or a scorer (`score:`)")
+    elif sweep.model is not None or sweep.tasks:
+        raise ValueError("`score` stands in place of `model` and `tasks`: keep the scorer, or the images")
+    elif sweep.test and isinstance(sweep.score, CommandScore) and "{split}" not in sweep.score.command:
+        raise ValueError("`test: true` needs {split} in score.command, which says validation or test")
 
 
 def _check_tasks(sweep: Sweep) -> None:
@@ -161,6 +187,7 @@ def _check_tasks(sweep: Sweep) -> None:
             raise ValueError(
                 f"task '{name}' has no expert to be normalised by: name one (`expert:`), or use `objective: mean`"
             )
+        assert sweep.model is not None
         if task.head is None and sweep.model.pretrained is None:
             raise ValueError(f"task '{name}' has no head: give its file (`head:`), or `model.pretrained` to build it")
 

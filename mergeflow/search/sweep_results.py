@@ -4,21 +4,26 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints import write_text
-from mergeflow.merging import Recipe
+from mergeflow.merging.files.recipe_text import recipe_text
+
+if TYPE_CHECKING:
+    from mergeflow.evaluation.scoring import Score
+    from mergeflow.search.sweep import SweepResult
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Mapping[str, Any]) -> None:
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Mapping[str, Any], prefix: str) -> None:
     """Write trials as Parquet: trial, method, args (JSON), accuracy.<task> ..., mean, normalised, objective.
+
+    The columns of tasks are score.<task> where a scorer of the user's gave them.
 
     Args:
         path: The file; it appears whole.
         rows: From `Trial.row`.
         references: Accuracies of base and experts, stored as JSON in the file's metadata.
+        prefix: Of the tasks' columns: accuracy or score.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -29,7 +34,7 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
         "args": pa.array([json.dumps(row["args"], sort_keys=True) for row in rows], pa.string()),
     }
     for task in rows[0]["accuracy"]:
-        columns[f"accuracy.{task}"] = pa.array([row["accuracy"][task] for row in rows], pa.float64())
+        columns[f"{prefix}.{task}"] = pa.array([row["accuracy"][task] for row in rows], pa.float64())
     for name in ("mean", "normalised", "objective"):
         columns[name] = pa.array([row[name] for row in rows], pa.float64())
     table = pa.table(columns).replace_schema_metadata({"mergeflow.references": json.dumps(dict(references))})
@@ -41,16 +46,16 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
         scratch.unlink(missing_ok=True)
 
 
-def write_winner(path: Path, recipe: Recipe, row: Mapping[str, Any], split: str) -> None:
+def write_winner(path: Path, found: "SweepResult") -> None:
     """Write the winner's recipe, complete with every default, as `mergeflow merge` takes it."""
-    normalised = "" if row["normalised"] is None else f", normalised {100 * row['normalised']:.2f} %"
-    head = f"# Winner of a sweep, on {split}: mean accuracy {100 * row['mean']:.2f} %{normalised}.\n"
-    write_text(path, head + recipe_text(recipe))
+    images = found.sweep.score is None
+    head = f"# Winner of a sweep, on {found.sweep.split}: {_summary(found.winner.score, images)}.\n"
+    if found.test is not None:
+        head += f"# On test, looked at once: {_summary(found.test, images)}.\n"
+    write_text(path, head + recipe_text(found.recipe))
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """Return a recipe as YAML."""
-    values = {key: value for key, value in recipe.model_dump(mode="json", exclude_none=True).items() if value != {}}
-    if recipe.data:
-        values["data"] = {kind: dict(paths) for kind, paths in recipe.data}
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+def _summary(score: "Score", images: bool) -> str:
+    normalised = "" if score.normalised is None else f", normalised {100 * score.normalised:.2f} %"
+    mean = f"mean accuracy {100 * score.mean:.2f} %" if images else f"mean score {score.mean:.6g}"
+    return mean + normalised

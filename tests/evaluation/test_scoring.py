@@ -11,7 +11,7 @@ from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
-from mergeflow.search.sweep import _largest_rank_ratio
+from mergeflow.search.scoreboard import _largest_rank_ratio
 from tests.evaluation.small import TASKS, load_head
 
 GRID = [{"rank_ratio": ratio, "scale": scale} for ratio in (0.04, 0.12, 0.08) for scale in (0.5, 2.0)]
@@ -33,7 +33,7 @@ def test_every_candidate_is_the_plain_merge_bit_for_bit(scorer: CandidateScorer)
     model = image_model(load_clip("pocket-clip"))
     for args in GRID:
         call = configure("cart", args)
-        plain = prepare(call, scorer.base, scorer.experts).at(call.scale)
+        plain = prepare(call, scorer.merger.base, scorer.merger.experts).at(call.scale)
         merged = scorer.merge(call)
         assert all(torch.equal(plain[name], merged[name]) for name in plain)
         model.load(plain)
@@ -44,16 +44,16 @@ def test_each_matrix_is_factored_once_for_all_ranks_and_scales(scorer: Candidate
     scorer.renew_cache(0.12)
     for args in GRID:
         scorer.merge(configure("cart", args))
-    matrices = sum("attn" in name or "mlp" in name for name, value in scorer.base.items() if value.ndim == 2)
-    assert scorer.cache.misses == matrices * len(TASKS)
-    assert scorer.cache.hits == 2 * scorer.cache.misses
-    assert scorer.prepared == 3
+    matrices = sum("attn" in name or "mlp" in name for name, value in scorer.merger.base.items() if value.ndim == 2)
+    assert scorer.merger.cache.misses == matrices * len(TASKS)
+    assert scorer.merger.cache.hits == 2 * scorer.merger.cache.misses
+    assert scorer.merger.prepared == 3
 
 
 def test_the_inputs_are_as_they_were(scorer: CandidateScorer):
-    before = {name: value.clone() for name, value in scorer.base.items()}
+    before = {name: value.clone() for name, value in scorer.merger.base.items()}
     scorer.candidate(configure("task_arithmetic", {"scale": 3.0}))
-    assert all(torch.equal(before[name], scorer.base[name]) for name in before)
+    assert all(torch.equal(before[name], scorer.merger.base[name]) for name in before)
 
 
 def test_the_cache_keeps_what_a_method_may_need():

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from mergeflow.merging import make_recipe
+from mergeflow.search.score_file import CommandScore, FunctionScore, LmEvalScore
 from mergeflow.search.sweep_file import ModelPart, StudyPart, Sweep, TaskPart, load_sweep, make_sweep
 from tests.evaluation.small import sweep_values
 
@@ -23,12 +24,15 @@ def test_every_key_is_on_the_page():
     for model in (Sweep, ModelPart, TaskPart, StudyPart):
         for name in model.model_fields:
             assert re.search(rf"\b{name}:", PAGE), name
+    for part in (FunctionScore, CommandScore, LmEvalScore):
+        for name in part.model_fields:
+            assert re.search(rf"\b{name}:|`{name}`", PAGE), name
 
 
 def test_the_pages_yaml_is_valid():
     found = [yaml.safe_load(text) for text in blocks("yaml")]
-    assert len(found) == 3
-    assert set(found[0]) == set(Sweep.model_fields) - {"study"}
+    assert len(found) == 4
+    assert set(found[0]) == set(Sweep.model_fields) - {"study", "score"}
     for values in found:
         assert make_recipe(values) if "method" in values else make_sweep(values)
 

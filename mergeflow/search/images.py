@@ -1,0 +1,136 @@
+"""Sweeps of image encoders: the model, heads and images they are scored on, and a digest of each."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints import LazyStateDict, fingerprint
+from mergeflow.data import load_manifest, load_split
+from mergeflow.data.prepare import prepare_task
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.accuracy import accuracies
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import ClipModel, image_model
+from mergeflow.modalities.vision.opening import check_head, open_model
+from mergeflow.modalities.vision.sources.kinds import open_images as open_source
+from mergeflow.modality import Examples, Model, check_fit
+from mergeflow.search.scorer import Candidate, CandidateModel
+from mergeflow.search.sweep_file import Sweep
+
+
+class ImageScorer:
+    """Accuracy of image encoders on labelled images.
+
+    Args:
+        model: The image tower, on its device; its weights are overwritten.
+        examples: Of validation, by task.
+        test: Opens those of test, which are read when they are asked for.
+        batch_size: Examples per forward pass.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        examples: dict[str, Examples],
+        test: Callable[[], dict[str, Examples]],
+        batch_size: int,
+    ) -> None:
+        self.tasks: Sequence[str] = tuple(examples)
+        self._model, self._examples, self._test, self._batch_size = model, examples, test, batch_size
+
+    @torch.inference_mode()
+    def __call__(self, model: CandidateModel, candidate: Candidate, only: str | None = None) -> dict[str, float]:
+        """Return the accuracy per task, or on the one task."""
+        examples = self._test() if candidate.split == "test" else self._examples
+        self._model.load(model.state)
+        chosen = examples if only is None else {only: examples[only]}
+        return accuracies(self._model, chosen, self._batch_size)
+
+
+def open_images(
+    sweep: Sweep, folder: Path, base: LazyStateDict, say: Callable[[str], None]
+) -> tuple[ImageScorer, dict[str, Any]]:
+    """Return the scorer of image encoders, and digests of what it looks at.
+
+    Raises:
+        MergeflowError: a file that is missing or does not fit.
+    """
+    assert sweep.model is not None
+    builds = any(task.head is None for task in sweep.tasks.values())
+    say("model")
+    part = sweep.model
+    pretrained = part.pretrained if builds else None
+    clip = open_model(part.architecture, sweep.device, pretrained=pretrained, image_size=part.image_size)
+    model = _fitting_model(sweep, clip, base)
+    places = {}
+    for task in sweep.tasks:
+        say(f"data of {task}")
+        places[task] = _place(sweep, task, folder, clip.image_size)
+
+    def open_split(split: str) -> dict[str, tuple[Classification, str]]:
+        return {task: _open_task(sweep, task, place, clip, split) for task, place in places.items()}
+
+    opened = open_split(sweep.split)
+    facts = {"model.architecture": sweep.model.architecture}
+    facts |= {f"task {task}": digest for task, (_, digest) in opened.items()}
+    score = ImageScorer(model, _without_digests(opened), lambda: _without_digests(open_split("test")), sweep.batch_size)
+    return score, facts
+
+
+def _without_digests(opened: dict[str, tuple[Classification, str]]) -> dict[str, Examples]:
+    return {task: data for task, (data, _) in opened.items()}
+
+
+def _fitting_model(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> Model:
+    """Return the image tower, once it is known that the base's tensors are its own."""
+    model = image_model(clip)
+    own = {name: tuple(value.shape) for name, value in model.state().items()}
+    if own != {name: info.shape for name, info in base.infos.items()}:
+        check_fit(f"base '{sweep.base}'", base, model.state())
+    return model
+
+
+def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
+    """Return a task's prepared folder, prepared now where it comes from a source."""
+    part = sweep.tasks[task]
+    if part.data is not None:
+        return Path(part.data)
+    assert part.source is not None
+    place = folder / "data" / task
+    if place.exists():
+        manifest = load_manifest(place)
+        found = (manifest["source"], manifest["seed"], manifest["decoding"])
+        if found == (part.source, sweep.seed, {"image_size": image_size}):
+            return place
+        shutil.rmtree(place)
+    partial = place.with_name(f".{task}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    prepare_task(open_source(task, part.source, sweep.seed), partial, image_decoding(image_size), sweep.seed)
+    os.rename(partial, place)
+    return place
+
+
+def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel, split: str) -> tuple[Classification, str]:
+    assert sweep.model is not None
+    part, data = sweep.tasks[task], load_split(place, split)
+    if data.images.shape[1] != clip.image_size:
+        raise MergeflowError(
+            f"task '{task}': its images have {data.images.shape[1]} pixels a side, but "
+            f"{sweep.model.architecture} takes {clip.image_size}: prepare it again with that size."
+        )
+    head = build_head(clip, data.class_names, data.templates) if part.head is None else load_head(part.head)
+    check_head(task, head, data.class_names, clip)
+    known = load_manifest(place)["splits"][split]
+    weight = fingerprint({"weight": head.weight.detach()})
+    parts = (*(array["sha256"] for array in known["arrays"].values()), weight, head.logit_scale)
+    digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
+    labels = torch.from_numpy(data.labels).to(sweep.device)
+    return Classification(task, torch.from_numpy(data.images), labels, head.to(sweep.device)), digest

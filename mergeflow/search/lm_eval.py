@@ -1,0 +1,98 @@
+"""Score with tasks of lm-evaluation-harness: on their validation split, and on test for the winner alone."""
+
+import hashlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.search.score_file import LmEvalScore, name_of
+from mergeflow.search.scorer import Candidate, CandidateModel, CheckedScorer
+
+
+def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
+    """Return the scorer, and a digest of the harness's version and of tasks in the included folder.
+
+    Raises:
+        MergeflowError: The harness is not installed, or it knows no task of a name.
+    """
+    if find_spec("lm_eval") is None:
+        raise MergeflowError(
+            "`score: {lm_eval: ...}` needs lm-evaluation-harness: install it with `pip install 'mergeflow[lm-eval]'`, "
+            "or score with a function or a command."
+        )
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=part.include)
+    for task in part.lm_eval:
+        if task not in manager.all_tasks:
+            raise unknown_name("task of lm-evaluation-harness", task, _near(task, manager.all_tasks))
+
+    def score(model: CandidateModel, candidate: Candidate) -> dict[str, float]:
+        with model.folder() as folder:
+            return _evaluate(part, folder, candidate.split, manager, device)
+
+    return CheckedScorer(score, name_of(part)), _digest(part)
+
+
+def _near(task: str, known: Any) -> list[str]:
+    """The harness knows thousands of tasks; a message shows those that begin alike."""
+    return [name for name in known if name[:2] == task[:2]][:200]
+
+
+def _evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, float]:
+    import lm_eval
+
+    found = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(folder)},
+        tasks=_tasks(part, split, manager),
+        num_fewshot=part.few_shot,
+        limit=part.limit,
+        batch_size=part.batch_size,
+        device=device,
+        task_manager=manager,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    better = found["higher_is_better"]
+    return {task: _score(task, found["results"][task], better[task], part.metric) for task in part.lm_eval}
+
+
+def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
+    """Return the harness's tasks, which look at test only where that is asked for.
+
+    Raises:
+        MergeflowError: A task has no validation split to choose on.
+    """
+    from lm_eval.tasks import get_task_dict
+
+    found = get_task_dict(list(part.lm_eval), manager)
+    if split == "validation":
+        for name, task in found.items():
+            if not (hasattr(task, "has_validation_docs") and task.has_validation_docs()):
+                raise MergeflowError(f"the task '{name}' has no validation split: a choice on it would be one on test")
+            task.config.test_split = None  # with one, the harness takes the documents of test
+    return list(found.values())
+
+
+def _score(task: str, result: Mapping[str, Any], better: Mapping[str, bool], metric: str | None) -> float:
+    """Return one task's metric, larger is better: the negative of a perplexity."""
+    values = {key.partition(",")[0]: value for key, value in result.items() if key.partition(",")[0] in better}
+    if not values:
+        raise MergeflowError(f"the task '{task}' has no metric on this split")
+    if metric is not None and metric not in values:
+        raise unknown_name(f"metric of {task}", metric, values)
+    chosen = metric or next(iter(values))
+    return float(values[chosen]) if better[chosen] is not False else -float(values[chosen])
+
+
+def _digest(part: LmEvalScore) -> str:
+    from importlib.metadata import version
+
+    whole = hashlib.sha256(version("lm_eval").encode())
+    for path in sorted(Path(part.include).rglob("*")) if part.include else ():
+        if path.is_file():
+            whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()

@@ -1,0 +1,289 @@
+"""Sweeps with a scorer of the user's: any architecture, by a function, a command or the harness; and its faults."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import configure, merge, prepare
+from mergeflow.search.sweep import SweepResult, run_sweep
+from mergeflow.search.sweep_file import load_sweep, make_sweep
+
+ROOT = Path(__file__).parents[2]
+SCORER = """
+import json, os, sys, time
+from pathlib import Path
+
+
+def closeness(state, candidate):
+    assert candidate.split in ("validation", "test")
+    sign = {"validation": 1, "test": 2}[candidate.split]
+    return {"ones": -sign * float(abs(state["w"] - 1).mean()), "twos": -sign * abs(state["w"] - 2).mean()}
+
+def of_folder(folder, candidate):
+    from safetensors.numpy import load_file
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["config.json", "model.safetensors"], names
+    return closeness(load_file(folder / "model.safetensors"), candidate)
+
+def raises(state, candidate):
+    if candidate.name == "ties":
+        raise ZeroDivisionError("no data")
+    return {"ones": 0.5}
+
+def not_a_number(state, candidate):
+    return {"ones": float("nan") if candidate.name == "ties" else 0.5}
+
+def no_mapping(state, candidate):
+    return [0.5]
+
+def text(state, candidate):
+    return {"ones": "0.5"}
+
+def nothing(state, candidate):
+    return {}
+
+def changing(state, candidate):
+    return {"ones": 0.5} if candidate.name == "base" else {"twos": 0.5}
+
+def slow(state, candidate):
+    time.sleep(0.05)
+    return closeness(state, candidate)
+
+if __name__ == "__main__":
+    folder, split = sys.argv[1:3]
+    told = json.loads(os.environ["MERGEFLOW_CANDIDATE"])
+    assert told["split"] == split
+    class Candidate:
+        pass
+    candidate = Candidate()
+    candidate.split = split
+    print("loading", folder)
+    print(json.dumps({task: float(value) for task, value in of_folder(Path(folder), candidate).items()}))
+"""
+METHODS = {"average": {}, "ties": {"keep": [0.5, 1.0], "scale": [0.5, 1.0]}}
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base of zeros and two experts as model folders of no architecture that anybody knows."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("base", "ones", "twos")):
+        state = {"w": torch.full((4, 4), float(number)), "steps": torch.tensor(3)}
+        write_checkpoint(tmp_path / name / "model.safetensors", state, {"format": "pt"})
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": ["Nobody"]}))
+    (tmp_path / "scorer.py").write_text(SCORER)
+    return tmp_path
+
+
+def values(score: Any, **changes: Any) -> dict[str, Any]:
+    experts = {"ones": "ones", "twos": "twos"}
+    return {"base": "base", "experts": experts, "score": score, "methods": METHODS, **changes}
+
+
+def sweep(score: Any, folder: str = "out", **changes: Any) -> SweepResult:
+    return run_sweep(make_sweep(values(score, **changes)), folder)
+
+
+COMMAND = f"{sys.executable} scorer.py {{model}} {{split}}"
+SCORERS = {
+    "state": "scorer.py:closeness",
+    "folder": {"function": "scorer.py:of_folder", "model": "folder"},
+    "command": {"command": COMMAND},
+}
+
+
+def expected(method: str, args: dict[str, Any]) -> dict[str, float]:
+    states = {name: dict(open_checkpoint(name)) for name in ("base", "ones", "twos")}
+    call = configure(method, args)
+    merged = prepare(call, states["base"], {name: states[name] for name in ("ones", "twos")}).at(call.scale)
+    return {"ones": -float((merged["w"] - 1).abs().mean()), "twos": -float((merged["w"] - 2).abs().mean())}
+
+
+@pytest.mark.parametrize("kind", SCORERS)
+def test_every_kind_of_scorer_sees_the_plain_merges(models: Path, kind: str):
+    found = sweep(SCORERS[kind], test=True)
+    assert [trial.method for trial in found.trials] == ["average"] + 4 * ["ties"]
+    for trial in found.trials:
+        assert trial.score.accuracy == expected(trial.method, trial.args)
+        assert trial.objective == trial.score.mean
+    assert found.base.accuracy == {"ones": -1.0, "twos": -2.0}
+    assert found.test is not None
+    assert found.test.accuracy == {task: 2 * value for task, value in found.winner.score.accuracy.items()}
+    assert sorted(path.name for path in Path("out").iterdir()) == ["trials.jsonl", "trials.parquet", "winner.yaml"]
+    table = pq.read_table("out/trials.parquet")
+    assert table.column("score.ones").to_pylist() == [trial.score.accuracy["ones"] for trial in found.trials]
+    made = merge("out/winner.yaml")
+    merged = dict(open_checkpoint(made.path))
+    assert -float((merged["w"] - 1).abs().mean()) == found.winner.score.accuracy["ones"]
+
+
+def test_a_second_run_scores_nothing_and_test_is_looked_at_once(models: Path):
+    first = sweep(SCORERS["state"], test=True)
+    before = Path("out/trials.jsonl").read_bytes()
+    assert before.count(b'["test\\"'.replace(b"[", b"[\\")) == before.count(b'\\"test\\"') == 1
+    again = sweep(SCORERS["state"], test=True)
+    assert (again.scored, again.test, again.rows()) == (0, first.test, first.rows())
+    assert Path("out/trials.jsonl").read_bytes() == before
+
+
+def test_choosing_again_after_a_look_at_test_is_refused_and_the_choice_is_kept(models: Path):
+    sweep(SCORERS["state"], test=True, methods={"task_arithmetic": {"scale": [0.1]}})
+    wider = {"task_arithmetic": {"scale": [0.1, 0.5]}}
+    with pytest.raises(MergeflowError, match="test was looked at already, for another winner"):
+        sweep(SCORERS["state"], test=True, methods=wider)
+    found = sweep(SCORERS["state"], methods=wider)
+    assert (found.scored, found.winner.args["scale"]) == (0, 0.5)
+
+
+def test_normalised_scores_ask_for_the_experts_own(models: Path):
+    (models / "counts.py").write_text(
+        "def share(state, candidate):\n    mean = float(state['w'].mean())\n"
+        "    return {'ones': min(mean, 1.0), 'twos': min(mean / 2, 1.0)}\n"
+    )
+    found = sweep("counts:share", objective="normalised")
+    assert found.individual == {"ones": 1.0, "twos": 1.0}
+    assert all(trial.objective == trial.score.normalised == trial.score.mean for trial in found.trials)
+    (models / "counts2.py").write_text("def share(state, candidate):\n    return {'threes': 1.0}\n")
+    with pytest.raises(MergeflowError, match="threes have no expert of their name"):
+        sweep("counts2:share", folder="other", objective="normalised")
+
+
+def test_an_expert_that_is_a_task_vector_is_scored_as_a_model(models: Path):
+    from mergeflow.merging.files.vectors import extract
+
+    extract("base", "ones", "vector.safetensors")
+    found = sweep(SCORERS["state"], objective="mean", experts={"ones": "vector.safetensors", "twos": "twos"})
+    assert found.trials[0].score.accuracy == expected("average", {})
+
+
+FAULTS = {
+    "scorer.py:raises": r"candidate ties \{.*\}: score function 'scorer.py:raises': it raised ZeroDivisionError: "
+    r"no data \(scorer.py, line 19\)\.",
+    "scorer.py:not_a_number": "returned nan for task 'ones', expected a finite number",
+    "scorer.py:no_mapping": r"base: .*no_mapping': it returned \[0.5\], expected a mapping of tasks to numbers",
+    "scorer.py:text": "returned '0.5' for task 'ones'",
+    "scorer.py:nothing": "returned {}",
+    "scorer.py:changing": "it returned the tasks twos, and before ones: every model is scored on the same tasks",
+    "scorer.py:closenes": "unknown function of scorer.py 'closenes': did you mean 'closeness'",
+    "missing.py:score": "there is no file 'missing.py'",
+    "no_such_module:score": "cannot import 'no_such_module': ModuleNotFoundError",
+    "scorer.py": "function: must match pattern|String should match",
+}
+
+
+@pytest.mark.parametrize("score", FAULTS)
+def test_a_fault_of_a_function_is_one_message_and_nothing_is_lost(models: Path, score: str):
+    with pytest.raises(MergeflowError, match=FAULTS[score]):
+        sweep(score)
+    journal = Path("out/trials.jsonl")
+    kept = journal.read_text().splitlines() if journal.exists() else []
+    if score in ("scorer.py:raises", "scorer.py:not_a_number"):
+        assert len(kept) == 3  # the inputs, the base and the average
+    assert not Path("out/winner.yaml").exists()
+    assert not list(Path(".").glob("out/.candidate-*"))
+
+
+COMMANDS = {
+    "false {model}": "it ended with status 1: it printed nothing",
+    "echo hello {model}": "its output is not JSON: 'hello",
+    "echo '{{\"a\": NaN}}' {model}": "its output is not JSON",
+    'sh -c \'echo "{{\\"a\\": NaN}}" # {model}\'': "returned nan for task 'a'",
+    "sh -c 'echo boom >&2; exit 3 # {model}'": "it ended with status 3: 'boom'",
+    "no-such-command {model}": "it cannot be started: No such file",
+    "sh -c 'sleep 5; # {model}'": "took longer than 0.2 s and was stopped",
+    "echo 1": r"the command needs \{model\}",
+    "echo 'a {model}": "No closing quotation",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_fault_of_a_command_is_one_message(models: Path, command: str):
+    timeout = 0.2 if "sleep" in command else None
+    began = time.monotonic()
+    with pytest.raises(MergeflowError, match=COMMANDS[command]):
+        sweep({"command": command.replace("{{", "{").replace("}}", "}"), "timeout": timeout})
+    assert time.monotonic() - began < 4
+    assert not Path("out/winner.yaml").exists()
+    assert not list(Path(".").glob("out/.candidate-*"))
+
+
+def test_what_is_wrong_in_the_file_is_told_before_anything_is_read():
+    def refused(match: str, score: Any, **changes: Any) -> None:
+        with pytest.raises(MergeflowError, match=match):
+            make_sweep(values(score, **changes))
+
+    refused("score: unknown key 'modle': did you mean 'model'", {"function": "a:b", "modle": "folder"})
+    refused("score: model: must be 'state' or 'folder', found 'file'", {"function": "a:b", "model": "file"})
+    refused("must name one of function, command, lm_eval, found function, command", {"function": "a:b", "command": "c"})
+    refused("score: must name one of function, command, lm_eval, found nothing", {})
+    refused("score: must be `module:function`", 3)
+    refused("`score` stands in place of `model` and `tasks`", "a:b", tasks={"ones": {"data": "d", "head": "h"}})
+    refused(r"needs \{split\} in score.command", {"command": "run {model}"}, test=True)
+    refused("model and tasks missing: name the images to score on, or a scorer", None)
+    refused("score: lm_eval: ", {"lm_eval": []})
+
+
+def test_a_changed_scorer_is_not_taken_for_the_same(models: Path):
+    sweep(SCORERS["state"])
+    (models / "scorer.py").write_text(SCORER.replace("sign = {", "sign = -3 * {"))
+    with pytest.raises(MergeflowError, match=r"other inputs \(files of the scorer changed\)"):
+        sweep(SCORERS["state"])
+    (models / "scorer.py").write_text(SCORER)
+    with pytest.raises(MergeflowError, match=r"other inputs \(score changed\)"):
+        sweep({"function": "scorer.py:closeness", "model": "folder"})
+
+
+def test_killed_it_goes_on_and_removes_what_the_kill_left(models: Path):
+    methods = {"task_arithmetic": {"scale": [number / 10 for number in range(1, 13)]}}
+    code = (
+        "import json, sys\nfrom mergeflow.search.sweep import run_sweep\n"
+        "from mergeflow.search.sweep_file import make_sweep\nrun_sweep(make_sweep(json.loads(sys.argv[1])), 'out')"
+    )
+    told = json.dumps(values("scorer.py:slow", methods=methods))
+    process = subprocess.Popen([sys.executable, "-c", code, told], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    journal, deadline = Path("out/trials.jsonl"), time.monotonic() + 60
+    while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    known = journal.read_bytes().count(b"\n")
+    Path("out/.candidate-x").mkdir()
+    found = sweep("scorer.py:slow", methods=methods)
+    assert found.scored == 14 - known
+    assert not list(Path("out").glob(".candidate-*"))
+    assert found.rows() == sweep("scorer.py:closeness", "other", methods=methods).rows()
+
+
+def test_the_harness_is_asked_for_where_it_is_missing(models: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mergeflow.search.lm_eval.find_spec", lambda name: None)
+    with pytest.raises(MergeflowError, match=r"install it with `pip install 'mergeflow\[lm-eval\]'`, or score"):
+        sweep({"lm_eval": ["arc_easy"]})
+
+
+def test_the_example_of_a_causal_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    from mergeflow.search.functions import _from_file
+
+    threads = torch.get_num_threads()
+    _from_file(Path("examples/sweeps/tiny_causal.py")).build(Path("outputs/causal"))
+    torch.set_num_threads(threads)
+    found = run_sweep(load_sweep("examples/sweeps/causal.yaml"), "sweeps/causal")
+    assert found.test is not None
+    assert set(found.base.accuracy) == {"sums", "weather"}
+    assert found.base.mean < found.winner.score.mean < 0
+    assert found.base.mean < found.test.mean < 0
+    assert "On test, looked at once: mean score -" in Path("sweeps/causal/winner.yaml").read_text()
+    merge("sweeps/causal/winner.yaml", out="merged")
+    assert Path("merged/config.json").exists()
