@@ -151,7 +151,8 @@ def _drops(scorer: CandidateScorer, drops: Sequence[float], scale: float) -> lis
     """Return DARE's distance from task arithmetic at the same scale, and what is expected of it."""
     plain = scorer.merge(configure(AGAINST, {"scale": scale}))
     squares = sum(
-        distances(centred_gram({"base": scorer.base, "expert": e}))[0, 1] ** 2 for e in scorer.experts.values()
+        distances(centred_gram({"base": scorer.merger.base, "expert": e}))[0, 1] ** 2
+        for e in scorer.merger.experts.values()
     )
     rows = []
     for drop in drops:
