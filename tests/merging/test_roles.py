@@ -121,6 +121,8 @@ def test_mixtral_is_taken_whole(tmp_path):
     assert "treated       expert: 12 × model.layers.*.block_sparse_moe.experts.*.w1.weight, 12 × " in text
     assert "not treated   router: 3 × model.layers.*.block_sparse_moe.gate.weight" in text
     assert "architecture  mixture (model_type mixtral)" in text
+    merge(recipe, tmp_path / "out")
+    assert text[text.index("architecture") :] in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_clip_is_treated_as_published():

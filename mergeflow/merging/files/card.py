@@ -21,6 +21,7 @@ def model_card(recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, s
     }
     rows = "\n".join(f"| {name} | `{paths[name]}` | `{inputs[name]}` |" for name in paths)
     again = json.dumps(json.loads(recipe.record()), indent=2, ensure_ascii=False)
+    treatment = "\n".join(["```", *plan.treatment.lines(), "```\n"]) if plan.treatment.treated else ""
     return f"""{CARD_HEAD}tags: [model-merging, {recipe.method}]
 ---
 # Merged model: {recipe.method} of {len(plan.experts)} experts
@@ -39,7 +40,7 @@ Source: {" ".join(method.section("Source").split())}
 
 Fingerprint of the result: `{result}`.
 {plan.tensors} tensors, {plan.parameters:,} parameters. Made by mergeflow {version}.
-
+{treatment}
 To make it again, save this as `recipe.json` and run `mergeflow merge recipe.json`:
 
 ```json
