@@ -86,6 +86,13 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         if not ran:
             console.print(f"  [dim]= {stage.address} is up to date[/]", highlight=False)
 
+    @stages.command("digests")
+    def stage_digests() -> None:
+        """Write the digest of the code that each stage depends on, for DVC."""
+        from tasks.project.digests import write_digests
+
+        write_digests(root)
+
     @stages.command("list")
     def stage_list() -> None:
         """List the stages in running order."""

@@ -1,20 +1,33 @@
 """DVC's answers, asked as a command: what is stale, and recording what a run made."""
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
 
 from mergeflow.errors import MergeflowError
+from mergeflow.layout import CODE
+from tasks.project.digests import CODE_STAGE, write_digests
 from tasks.project.files import read_yaml
 from tasks.project.stage import MAIN, Stage, covers
 
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
-    """Return the addresses that DVC finds changed, missing or never run."""
+    """Return the addresses that DVC finds changed, missing or never run, for the code as it is now."""
+    record_code(root)
     files = {stage.file for stage in stages.values()}
     status = json.loads(_dvc(root, "status", "--json", *sorted(files)) or "{}")
     return {address for address in status if address in stages and not stages[address].frozen}
+
+
+def record_code(root: Path) -> None:
+    """Do what DVC's stage `code` does: write the digests of the stages' code, and record them if they have changed."""
+    write_digests(root)
+    lock, text = root / "dvc.lock", (root / CODE).read_bytes()
+    known = read_yaml(lock)["stages"].get(CODE_STAGE, {}) if lock.exists() else {}
+    if hashlib.md5(text).hexdigest() not in [out["md5"] for out in known.get("outs", [])]:
+        _dvc(root, "commit", "--force", "--quiet", CODE_STAGE)
 
 
 def record_outputs(root: Path, addresses: list[str]) -> None:

@@ -9,6 +9,7 @@ Example:
 """
 
 OUTPUTS = "outputs"
+CODE = f"{OUTPUTS}/code.yaml"
 MODEL_FILE, HEAD_FILE, TRAINING_FILE, MANIFEST_FILE = (
     "model.safetensors",
     "head.safetensors",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.layout import CODE
 from tasks.project.files import read_yaml
 from tasks.project.stage import MAIN, STUDIES, Stage, covers
 
@@ -24,7 +25,7 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
     for file in (MAIN, STUDIES) if studies and (root / STUDIES).exists() else (MAIN,):
         values = read_yaml((root / file).with_name("params.yaml"))
         for name, body in read_yaml(root / file)["stages"].items():
-            for item in _items(name, body, values):
+            for item in _items(name, body, values) if not body.get("always_changed") else []:
                 stage = _stage(file, name, item, body.get("do", body))
                 stages[stage.address] = stage
     return _in_order(stages)
@@ -98,12 +99,15 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
         names = [text for entry in entries for text in _names(entry)]
         return tuple(text.replace("${key}", item or "") for text in names)
 
+    params, code = fill(body.get("params", [])), f"{CODE}:{name}"
+    if code not in params:
+        raise MergeflowError(f"{file}: stage '{name}' must depend on its code: add `- {CODE}: [{name}]` to its params.")
     outs = [entry for kind in ("outs", "metrics", "plots") for entry in body.get(kind, [])]
     return Stage(
         name=name,
         item=item,
         module=body["meta"]["run"],
-        params=fill(body.get("params", [])),
+        params=tuple(key for key in params if key != code),
         deps=fill(body.get("deps", [])),
         outs=fill(outs),
         frozen=bool(body.get("frozen", False)),

@@ -23,6 +23,8 @@ from filelock import FileLock
 
 from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
+from tasks.project.bits import compute_on_one_thread
+from tasks.project.code import code_of
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import MAIN, STATE, Progress, Stage, StageIO
@@ -56,6 +58,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         _forget_other_runs(scratch)
         done = scratch / "complete"
         if force or not done.exists():
+            compute_on_one_thread()
             with progress_file(state, stage.folder_name) as report, io.holds:
                 _build(replace(io, report=report), done)
         _publish(io)
@@ -148,6 +151,7 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
         "params": {key: lookup(key) for key in stage.params},
         "deps": {dep: digest(root / dep) for dep in stage.deps if dep != INPUTS},
         "outs": stage.outs,
+        "code": code_of(root).digest(stage.module, stage.outs),
     }
     if INPUTS in stage.deps:
         named = (path for path in named_inputs(facts["params"]) if (root / path).exists())

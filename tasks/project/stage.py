@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.project.parameters import Params, StudyParams
+if TYPE_CHECKING:
+    from tasks.project.parameters import Params, StudyParams
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
 STATE = ".mergeflow"
@@ -24,6 +25,7 @@ class Stage:
         item: the item's key, for example `digits`; None for a stage that is not repeated.
         module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
         params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
+            The digest of its code, which every stage declares as a parameter too, is not among them.
         deps: paths the stage may read, relative to the project folder.
         outs: paths the stage makes.
         frozen: run by name only, never by the pipeline.
@@ -76,8 +78,8 @@ class StageIO:
     stage: Stage
     root: Path
     scratch: Path
-    params: Params
-    studies: StudyParams | None = None
+    params: "Params"
+    studies: "StudyParams | None" = None
     report: Progress = field(default=lambda what, done, total: None)
     costs: dict[str, Any] = field(default_factory=dict)
     holds: ExitStack = field(default_factory=ExitStack)
@@ -126,6 +128,6 @@ def read_record(root: Path, address: str) -> dict[str, Any]:
     return record
 
 
-def _lookup(params: Params, studies: StudyParams | None, key: str) -> Any:
+def _lookup(params: "Params", studies: "StudyParams | None", key: str) -> Any:
     file, _, name = key.rpartition(":")
     return studies.lookup(name) if file and studies else params.lookup(key)

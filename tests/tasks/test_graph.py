@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
+from tasks.project.digests import CODE_STAGE
 from tasks.project.graph import downstream_closure, find_stage, load_graph, upstream
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,7 @@ stages:
   last:
     cmd: last
     meta: {run: tasks.last}
+    params: [{outputs/code.yaml: [last]}]
     deps: [made]
     outs: [end]
   each:
@@ -26,21 +28,31 @@ stages:
     do:
       cmd: each ${key}
       meta: {run: tasks.each}
+      params: [{outputs/code.yaml: [each]}]
       deps: ["first/${key}.txt"]
       outs:
         - made/${key}: {persist: true}
   first:
     cmd: first
     meta: {run: tasks.first}
+    params: [{outputs/code.yaml: [first]}]
     outs: [first]
   never:
     frozen: true
     cmd: never
     meta: {run: tasks.never}
+    params: [{outputs/code.yaml: [never]}]
     outs: [nothing]
 """
     )
     return tmp_path
+
+
+def test_a_stage_that_does_not_depend_on_its_code_is_refused(project: Path) -> None:
+    text = (project / "dvc.yaml").read_text().replace("outputs/code.yaml: [last]", "outputs/code.yaml: [first]")
+    (project / "dvc.yaml").write_text(text)
+    with pytest.raises(MergeflowError, match=r"stage 'last' must .*add `- outputs/code.yaml: \[last\]`"):
+        load_graph(project)
 
 
 def test_order_and_items(project: Path) -> None:
@@ -102,7 +114,7 @@ def test_dvc_reads_our_graph_as_we_do() -> None:
                 {out.def_path for out in stage.outs},
             )
             for stage in repo.index.stages
-            if stage.path_in_repo == "dvc.yaml"
+            if stage.path_in_repo == "dvc.yaml" and stage.addressing != CODE_STAGE
         }
     ours = {address: (set(stage.deps), set(stage.outs)) for address, stage in load_graph(ROOT).items()}
     assert ours == theirs

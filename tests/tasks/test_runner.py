@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
+from mergeflow.layout import CODE
+from tasks.project.code import code_of
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 
@@ -51,8 +53,8 @@ def project(tmp_path: Path) -> Path:
             "work": {
                 "cmd": "work",
                 "meta": {"run": "stage_work"},
-                "params": ["tasks"],
-                "deps": ["input.txt", "stage_work.py"],
+                "params": ["tasks", {CODE: ["work"]}],
+                "deps": ["input.txt"],
                 "outs": ["made/one.txt", "made/two"],
             }
         }
@@ -64,8 +66,13 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(project: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.syspath_prepend(str(project))
-    monkeypatch.delitem(sys.modules, "stage_work", raising=False)
-    return lambda force=False: run_stage(project, load_graph(project)["work"], force)
+
+    def run(force: bool = False) -> bool:
+        sys.modules.pop("stage_work", None)  # each run as a process of its own, which reads the code anew
+        code_of.cache_clear()
+        return run_stage(project, load_graph(project)["work"], force)
+
+    return run
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -96,9 +103,17 @@ def test_any_change_runs_it_again(project: Path, run, change: str) -> None:  # t
     elif change == "altered output":
         (project / "made/two/3.txt").write_text("scribble")
     else:
-        (project / "stage_work.py").write_text(WORK + "# changed\n")
+        (project / "stage_work.py").write_text(WORK + "CHANGED = True\n")
     assert run() is True
     assert (tree(project / "made") == before) == (change != "input")
+
+
+def test_a_comment_changes_nothing(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    run()
+    (project / "stage_work.py").write_text(
+        '"""What it does."""\n' + WORK.replace("import time", "import time  # waits")
+    )
+    assert run() is False
 
 
 def test_an_unrelated_parameter_changes_nothing(project: Path, run) -> None:  # type: ignore[no-untyped-def]

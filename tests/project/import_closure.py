@@ -1,0 +1,140 @@
+"""The closure of imports, read from compiled code: what `tasks.project.code` reads from the syntax, a second time.
+
+Run as a program with the import path on a copy of the packages, it edits random modules there and prints what it saw.
+"""
+
+import ast
+import dis
+import json
+import pkgutil
+import random
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+OURS = ("mergeflow", "tasks", "registry")
+
+
+@cache
+def modules(root: Path) -> dict[str, Path]:
+    """Return every module below `root` by its dotted name."""
+    found = {}
+    for package in OURS:
+        for path in (root / package).rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def closure(root: Path, start: str) -> set[str]:
+    """Return the modules that count for the module `start`."""
+    known, found, queue = modules(root), set[str](), [start, "tasks.project.bits"]
+    while queue:
+        name = queue.pop()
+        if name in found or name not in known or doors(root).get(name) is not None:
+            continue
+        found.add(name)
+        queue += reached(root, name)
+    return found
+
+
+@cache
+def doors(root: Path) -> dict[str, dict[str, tuple[str, str]]]:
+    """Return, for each package whose `__init__` only passes names on, where each name comes from."""
+    found = {}
+    for name, path in modules(root).items():
+        code = compiled(path)
+        names = {one.co_name for one in code.co_consts if isinstance(one, CodeType)}
+        calls = any(step.opname in ("CALL", "FOR_ITER", "STORE_SUBSCR") for step in dis.get_instructions(code))
+        stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
+        own = stored - {"__doc__", "__all__", "_HOMES", "__getattr__", *(bound for _, _, bound in imports(code))}
+        if path.name == "__init__.py" and not calls and not own:
+            found[name] = {bound: (home, original) for home, original, bound in imports(code) if original}
+            if names:
+                found[name] |= {key: (home, key) for key, home in vars(import_module(name))["_HOMES"].items()}
+    return found
+
+
+@cache
+def reached(root: Path, name: str) -> tuple[str, ...]:
+    code, known = compiled(modules(root)[name]), modules(root)
+    found = [one for home, original, _ in imports(code) for one in resolve(root, home, original)]
+    found += [text for text in texts(code) if "." in text and text in known]
+    siblings = {path.name: other for other, path in known.items() if path.parent == known[name].parent}
+    found += [siblings[text] for text in texts(code) if text in siblings]
+    if "Shelf" in code.co_names and name != "mergeflow.shelf":
+        for value in vars(import_module(name)).values():
+            if type(value).__name__ == "Shelf":
+                package = import_module(value.package)
+                found += [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return tuple(found)
+
+
+def resolve(root: Path, home: str, name: str) -> Iterator[str]:
+    parts = home.split(".")
+    yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+    if name in doors(root).get(home, {}):
+        yield from resolve(root, *doors(root)[home][name])
+    elif name:
+        yield f"{home}.{name}"
+
+
+@cache
+def compiled(path: Path) -> CodeType:
+    # The compiler drops what stands below `if False`: imports for type checkers.
+    return compile(path.read_text().replace("if TYPE_CHECKING:", "if False:"), str(path), "exec")
+
+
+def imports(code: CodeType) -> Iterator[tuple[str, str, str]]:
+    """Yield module, name and bound name of each import, in functions and classes too; no name for `import module`."""
+    home, steps = "", list(dis.get_instructions(code))
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if step.opname == "IMPORT_NAME":
+            home = str(step.argval)
+            yield home, "", ""
+        elif step.opname == "IMPORT_FROM":
+            yield home, str(step.argval), str(after.argval) if after else ""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from imports(inner)
+
+
+def texts(code: CodeType) -> Iterator[str]:
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from texts(value)
+        else:
+            yield from (one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, str))
+
+
+def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
+    """Edit modules of the copy in `root`, one after the other, and print which stages each edit makes stale."""
+    from tasks.project.code import Code
+
+    def digests() -> dict[str, str]:
+        code = Code(root)
+        return {name: code.digest(module) for name, module in stages.items()}
+
+    seen: list[dict[str, Any]] = []
+    everything = modules(root)
+    expected = {name: closure(root, module) for name, module in stages.items()}
+    before = digests()
+    for name in random.Random(seed).sample(sorted(everything.keys() - doors(root).keys()), count):
+        path, text = everything[name], everything[name].read_text()
+        path.write_text(f"{ast.unparse(ast.parse(text))}\n# a comment\n")  # another layout, no comments
+        same = digests() == before
+        path.write_text(f"{text}\n_EDITED = {len(seen)}\n")
+        after = digests()
+        path.write_text(text)
+        stale = sorted(stage for stage in stages if after[stage] != before[stage])
+        wanted = sorted(stage for stage in stages if name in expected[stage])
+        seen.append({"module": name, "same": same, "stale": stale, "wanted": wanted})
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
