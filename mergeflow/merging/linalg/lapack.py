@@ -73,7 +73,7 @@ def leading_eigen(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def _libraries() -> Any:
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+    from threadpoolctl import ThreadpoolController
 
     _dsyevr()  # loads SciPy's BLAS: the controller sees only what is loaded when it is made
     return ThreadpoolController()
