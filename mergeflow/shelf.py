@@ -204,8 +204,9 @@ class Shelf(Generic[T]):
         found: dict[str, T] = {}
         package = within or module.__name__
         for value in vars(module).values():
-            home = getattr(value, "home", package)
-            if not isinstance(value, self.declared) or not f"{home}.".startswith(f"{package}."):
+            if not isinstance(value, self.declared):
+                continue
+            if not f"{getattr(value, 'home', package)}.".startswith(f"{package}."):
                 continue
             if found.setdefault(value.name, value) is not value:
                 raise MergeflowError(f"'{module.__file__}' declares two {self.kind}s named '{value.name}': rename one.")

@@ -13,17 +13,18 @@ ROOT = Path(__file__).parents[1]
 # package: what of this project it may import, besides itself
 FILES = {
     *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.shelf"),
-    "mergeflow.checkpoints",
+    *("mergeflow.late", "mergeflow.checkpoints"),
 }
 DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data", "mergeflow.suites"}
 LEARNING = {*FILES, *DATA, "mergeflow.merging"}
 ALLOWED = {
     "mergeflow.errors": set(),
+    "mergeflow.late": set(),
     "mergeflow.yaml_text": {"mergeflow.errors"},
     "mergeflow.schema": {"mergeflow.errors"},
     "mergeflow.plugins": {"mergeflow.errors"},
     "mergeflow.shelf": {"mergeflow.errors", "mergeflow.plugins"},
-    "mergeflow.checkpoints": {"mergeflow.errors"},
+    "mergeflow.checkpoints": {"mergeflow.errors", "mergeflow.late"},
     "mergeflow.merging": FILES,
     "mergeflow.modality": {"mergeflow.errors"},
     "mergeflow.modalities": {*FILES, *DATA},

@@ -1,5 +1,6 @@
 """The shelf: things by name, from the package, from installed packages, from the project's folder and from a file."""
 
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -185,3 +186,17 @@ def test_a_shelf_by_module_imports_only_what_is_asked_for(project, monkeypatch):
     assert "acme_kinds.heavy" not in sys.modules
     with pytest.raises(MergeflowError, match="unknown kind 'lihgt': did you mean 'light'"):
         shelf.get("lihgt")
+
+
+@pytest.mark.parametrize("words", ["methods", "methods ties", "methods emr"])
+def test_methods_are_listed_and_explained_without_torch(words):
+    code = (
+        "import sys, mergeflow.cli\n"
+        f"sys.argv = ['mergeflow', *{words.split()!r}]\n"
+        "try: mergeflow.cli.main()\n"
+        "except SystemExit as done: assert not done.code\n"
+        "print([name for name in ('torch', 'numpy', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert len(done.stdout.splitlines()) > 10
+    assert done.stdout.splitlines()[-1] == "[]"

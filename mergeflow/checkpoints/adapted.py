@@ -1,12 +1,16 @@
 """Weights as LoRA and DoRA change them, formed when they are read: differences, and whole weights of their own."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from threading import local
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.reader import Entry
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Checks of state dicts against each other, before any work is done on them."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import blocks
@@ -13,6 +14,9 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.quantised import check_not_quantised
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def infos_of(state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:

@@ -1,14 +1,17 @@
 """config.json of a model folder, found from the path of its weights."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.formats import read_json
 from mergeflow.checkpoints.reader import LazyStateDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Files that a model folder's config.json speaks of; any other file may lie beside a config of something else.
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")

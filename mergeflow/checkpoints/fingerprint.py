@@ -1,12 +1,16 @@
 """Fingerprints: the identity of a state dict, whatever file holds it."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterable, Mapping
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Elements hashed as one leaf. The merge engine reads in the same blocks, so it can hash what passes through it.
 BLOCK = 1 << 17

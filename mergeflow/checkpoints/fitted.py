@@ -1,12 +1,12 @@
 """Inputs brought to their base's names: wrappers' prefixes, tied weights stored once or twice, tensors left out."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapted import DoraEntry
 from mergeflow.checkpoints.checks import check_compatible, infos_of
@@ -14,6 +14,10 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -4,40 +4,51 @@ Every number of a header is checked against the file's size before anything is a
 hostile file is refused with a message in place of a crash.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, BinaryIO
 
-import torch
-
 from mergeflow.checkpoints.mistaken import mistaken
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 
 # The reference implementation's limit: a larger header is an attack or a mistake.
 MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
 
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
-}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+@cache
+def dtypes() -> dict[str, torch.dtype]:
+    """Return torch's type of every code of the format."""
+    return {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U64": torch.uint64,
+        "U32": torch.uint32,
+        "U16": torch.uint16,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+        "C64": torch.complex64,
+    }
+
+
+@cache
+def codes() -> dict[torch.dtype, str]:
+    """Return the format's code of every type it can hold."""
+    return {dtype: code for code, dtype in dtypes().items()}
 
 
 @dataclass(frozen=True)
@@ -142,9 +153,11 @@ def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Heade
 def _entry(name: str, entry: Any, available: int, path: str) -> tuple[TensorInfo, int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _bad(path, f"describes tensor '{name}' with other keys than dtype, shape and data_offsets")
-    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    dtype = dtypes().get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        raise _bad(path, f"gives tensor '{name}' the unknown dtype {entry['dtype']!r:.40} (known: {', '.join(DTYPES)})")
+        raise _bad(
+            path, f"gives tensor '{name}' the unknown dtype {entry['dtype']!r:.40} (known: {', '.join(dtypes())})"
+        )
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _naturals(shape) or len(shape) > _MAX_RANK:
         raise _bad(path, f"gives tensor '{name}' a shape that is not a list of sizes ({shape!r:.60})")
@@ -177,7 +190,7 @@ def build_header(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -
         MergeflowError: A tensor's type has no code in the format.
     """
     for name, info in infos.items():
-        if info.dtype not in CODES:
+        if info.dtype not in codes():
             raise MergeflowError(
                 f"tensor '{name}' has type {info.dtype}, which safetensors cannot hold: convert it first."
             )
@@ -187,7 +200,7 @@ def build_header(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -
     for name in order:
         info = infos[name]
         table[name] = {
-            "dtype": CODES[info.dtype],
+            "dtype": codes()[info.dtype],
             "shape": list(info.shape),
             "data_offsets": [position, position + info.nbytes],
         }

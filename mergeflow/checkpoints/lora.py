@@ -1,17 +1,18 @@
 """PEFT LoRA and DoRA adapters as task vectors: what they change of the weights they adapt, zero elsewhere."""
 
+from __future__ import annotations
+
 import re
 from math import sqrt
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, LoraEntry
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."

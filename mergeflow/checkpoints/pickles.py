@@ -1,18 +1,21 @@
 """Pickled state dicts, loaded by torch's weights-only reader: a file that holds code is refused."""
 
+from __future__ import annotations
+
 import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.mistaken import cut_short, first_bytes, mistaken
 from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry, tied_names
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 _NESTED = ("state_dict", "model_state_dict", "model")
@@ -78,7 +81,9 @@ def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
             break
     if not isinstance(loaded, Mapping) or not loaded:
         raise MergeflowError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of named tensors.")
-    odd = [str(name) for name, value in loaded.items() if not isinstance(value, Tensor) or not isinstance(name, str)]
+    odd = [
+        str(name) for name, value in loaded.items() if not isinstance(value, torch.Tensor) or not isinstance(name, str)
+    ]
     if odd:
         raise MergeflowError(
             f"'{path}' has entries that are not named tensors: {', '.join(odd[:5])}. "

@@ -4,26 +4,33 @@ Codes and their scales cannot be merged apart: every way into a merge refuses th
 layouts below with the numbers that stand in the file, so that no library of the format is needed.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Layout = Literal["scaled", "LLM.int8", "4-bit", "packed"]
-_CODES = {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2}
 _SCALES = ("_scale_inv", "_scale")
 # Endings of names that mean nothing without codes: scales of activations and of the key/value cache, notes of formats.
 _NOTES = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_format", ".g_idx", "_g_idx")
 _PACKED = {".qweight": "GPTQ or AWQ", ".weight_packed": "packed integers", "_blocks": "MXFP4", ".qzeros": "GPTQ or AWQ"}
 _STATE = ".quant_state.bitsandbytes__"
+
+
+def _codes() -> set[torch.dtype]:
+    """Return the types that hold codes and not numbers."""
+    return {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Qua
             weights[name] = "LLM.int8"
         elif f"{name}.absmax" in infos:
             weights[name] = "4-bit"
-        elif info.dtype in _CODES and any(name + end in infos for end in _SCALES):
+        elif info.dtype in _codes() and any(name + end in infos for end in _SCALES):
             weights[name] = "scaled"
     parts = {part for name in weights for part in infos if _belongs(part, name)}
     if weights:

@@ -4,19 +4,22 @@ Data is read by position (`preadv`) into buffers of the caller, not through a me
 counts all their pages as the process's own memory, and copying is no slower (see docs/performance.md).
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, Self
 
 from mergeflow.checkpoints.header import TensorInfo, read_header
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Keys of our notes in a file's metadata.
 KIND = "mergeflow.kind"
@@ -83,7 +86,7 @@ class TensorEntry:
         return self.tensor.reshape(-1)[start:stop]
 
 
-class LazyStateDict(Mapping[str, Tensor]):
+class LazyStateDict(Mapping[str, "Tensor"]):
     """A read-only state dict over files; use it as a context manager or call `close`.
 
     Attributes:
@@ -145,7 +148,7 @@ class LazyStateDict(Mapping[str, Tensor]):
         else:
             out.copy_(entry.read(start, start + out.numel()))
 
-    def detach_files(self) -> tuple["OpenFile", ...]:
+    def detach_files(self) -> tuple[OpenFile, ...]:
         """Hand the open files over to another state dict that shares the entries."""
         files, self._files = self._files, ()
         return files

@@ -1,5 +1,7 @@
 """Atomic writers: a checkpoint appears whole under its name, or not at all."""
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile
@@ -7,14 +9,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, raw_bytes, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo, build_header
 from mergeflow.checkpoints.reader import TIED, tied_names
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StreamWriter:

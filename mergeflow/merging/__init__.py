@@ -1,11 +1,32 @@
-"""Merging: the catalog of methods, prepared directions, recipes and the streaming engine."""
+"""Merging: the catalog of methods, prepared directions, recipes and the streaming engine.
+
+The catalog is imported with the package; what computes or reads files is imported when it is first used, with torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.merging.catalog import MethodCall, configure, get, methods
-from mergeflow.merging.direction import Direction, prepare
-from mergeflow.merging.files.plan import Plan, check_recipe
-from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
-from mergeflow.merging.files.streaming import Merged, merge
-from mergeflow.merging.linalg.cache import FactorCache
+
+if TYPE_CHECKING:
+    from mergeflow.merging.direction import Direction, prepare
+    from mergeflow.merging.files.plan import Plan, check_recipe
+    from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
+    from mergeflow.merging.files.streaming import Merged, merge
+    from mergeflow.merging.linalg.cache import FactorCache
+
+_HOMES = {
+    "Direction": "direction",
+    "FactorCache": "linalg.cache",
+    "Merged": "files.streaming",
+    "Plan": "files.plan",
+    "Recipe": "files.recipe",
+    "check_recipe": "files.plan",
+    "load_recipe": "files.recipe",
+    "make_recipe": "files.recipe",
+    "merge": "files.streaming",
+    "prepare": "direction",
+}
 
 __all__ = [
     "Direction",
@@ -23,3 +44,9 @@ __all__ = [
     "methods",
     "prepare",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mergeflow.merging' has no attribute '{name}'")
+    return getattr(import_module(f"mergeflow.merging.{_HOMES[name]}"), name)

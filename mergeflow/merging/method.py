@@ -5,22 +5,26 @@ scale never recomputes a direction. The engine calls the function for each tenso
 method treats elements alone, in memory and streaming alike: one engine, one set of bits.
 """
 
+from __future__ import annotations
+
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
 from mergeflow.schema import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Args(Frozen):
@@ -148,7 +152,7 @@ class Stack:
         return self.model.architecture.form(self.name, self.base.shape, splits)
 
 
-Parts = tuple[Tensor, Tensor]
+Parts = tuple["Tensor", "Tensor"]
 Shape = tuple[int, ...]
 Elementwise = Callable[[Any, str, Model], bool]
 Weights = Literal["factors", "shares", "none"]
@@ -192,7 +196,7 @@ class Pass:
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any, Model, Any], Any]
 
-    def with_arguments(self, inner: Callable[[Any], Any]) -> "Pass":
+    def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:
         """Return the same pass for a method that wraps another: it sees `inner(args)` in place of args."""
         return Pass(
             self.name,

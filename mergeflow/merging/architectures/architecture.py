@@ -1,17 +1,20 @@
 """A model's architecture: its family and its config.json, and what they say of each tensor."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from mergeflow.checkpoints.config import config_of
 from mergeflow.merging.architectures.cuts import Config, Form, Rule
 from mergeflow.merging.architectures.families import BARE, EVERYWHERE, UNKNOWN, Family, family_of
 from mergeflow.merging.architectures.roles import TREATED, Role, role_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Selected = Literal["attn_mlp", "all"] | tuple[str, ...]
 

@@ -1,13 +1,16 @@
 """How fused weights are cut into the matrices they hold: one cut, and the rules that find it from config.json."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Config = Mapping[str, Any]
 Sizes = tuple[int, Sequence[int]]

@@ -1,23 +1,25 @@
 """What a compressor is: a pure function from the task vectors of one tensor to a shared part and one per task."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from mergeflow.late import np, torch
 from mergeflow.merging.method import Elementwise, Model, Pass, Stack
 from mergeflow.schema import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CompressArgs(Frozen):
     """Arguments of a compressor."""
 
 
-Named = dict[str, Tensor]
+Named = dict[str, "Tensor"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.fingerprint import fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint
-from mergeflow.checkpoints.header import CODES, DTYPES
+from mergeflow.checkpoints.header import codes, dtypes
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
@@ -60,7 +60,7 @@ class Compressed:
             "mergeflow.compressor": json.dumps({"name": self.call.name, "args": self.call.args}),
             "mergeflow.tasks": json.dumps(self.tasks),
             "mergeflow.base": self.base,
-            "mergeflow.dtypes": json.dumps({name: CODES[dtype] for name, dtype in self.dtypes.items()}),
+            "mergeflow.dtypes": json.dumps({name: codes()[dtype] for name, dtype in self.dtypes.items()}),
             "mergeflow.stored_bits": str(self.stored_bits),
             "mergeflow.expert_bits": str(self.expert_bits),
         }
@@ -159,13 +159,12 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
             raise unknown_name("task", task, tasks)
         record = json.loads(state.metadata["mergeflow.compressor"])
         call = configure_compressor(record["name"], record["args"])
-        dtypes = {name: DTYPES[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
+        types = {name: dtypes()[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
         origin = _open_base(call, base, state.metadata["mergeflow.base"])
         parts = _parts(state, task)
         whole = {key: state[stored] for key, stored in parts.pop(_WHOLE, {}).items()}
         return {
-            name: _decode(call, state, name, parts.get(name, {}), whole, origin, dtype)
-            for name, dtype in dtypes.items()
+            name: _decode(call, state, name, parts.get(name, {}), whole, origin, dtype) for name, dtype in types.items()
         }
 
 

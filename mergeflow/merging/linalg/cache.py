@@ -1,12 +1,16 @@
 """A cache of factorisations, so that a grid over (rank, scale) factors each matrix once."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from math import ceil
 from threading import Lock
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.fingerprint import raw_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FactorCache:

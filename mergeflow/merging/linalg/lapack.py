@@ -5,14 +5,19 @@ SciPy's own wrapper holds the lock and so keeps the other workers waiting; calle
 SciPy is imported when it is first needed: element-wise merges start without it.
 """
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # From this share of the side on the full decomposition is as fast.
 WORTH = 1 / 4

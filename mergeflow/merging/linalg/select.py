@@ -5,22 +5,25 @@ time, each over the elements that share the leading bits already settled, find t
 float32, four for float64.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from mergeflow.late import torch
 from mergeflow.merging.method import Model, Pass, Stack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DIGIT = 16
 _BINS = 1 << DIGIT
 _HALF = _BINS >> 1
 
-Values = Callable[[Stack, Any], Tensor]
+Values = Callable[[Stack, Any], "Tensor"]
 Rank = Callable[[Any, int], int]
 
 

@@ -5,11 +5,16 @@ else. Formed in float64 this matches LAPACK's float64 SVD to about 1e-7 of the F
 its time; a float32 Gram (1e-3) or a plain randomised SVD (3e-2) would be too loose where a spectrum is flat at the cut.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from mergeflow.late import torch
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.linalg.lapack import WORTH, leading_eigen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Columns of a Gram matrix formed at once: only the blocks on and below the diagonal are computed.
 _STRIP = 192

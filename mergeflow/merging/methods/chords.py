@@ -1,12 +1,16 @@
 """Spherical methods by weights: NuSLERP between two experts, Multi-SLERP of any number; on weights or task vectors."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # sin² below which arc and chord differ by less than float64 can tell from the rounding of arccos.
 _PARALLEL = 1e-12

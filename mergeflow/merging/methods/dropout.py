@@ -4,18 +4,21 @@ Every mask is drawn from a generator seeded by (seed, expert, tensor, block), so
 the number of threads changes a bit.
 """
 
-import hashlib
-from typing import Any, Literal
+from __future__ import annotations
 
-import numpy as np
-import torch
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
+
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.late import np, torch
 from mergeflow.merging.linalg.select import threshold_passes
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, trim_to
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ThenArgs(Args):
@@ -47,7 +50,7 @@ class DellaArgs(DareArgs):
     window: float = Field(0.15, ge=0, lt=1, description="width of the range of drop probabilities, [0, 1)")
 
     @model_validator(mode="after")
-    def _probabilities(self) -> "DellaArgs":
+    def _probabilities(self) -> DellaArgs:
         if self.drop + self.window / 2 >= 1 or self.drop < self.window / 2:
             raise ValueError(f"drop ± window/2 must stay in [0, 1), found {self.drop} ± {self.window / 2}")
         return self

@@ -1,13 +1,17 @@
 """Methods that choose, entry by entry, what of each expert is taken: NearSwap, Arcee Fusion, SCE and RAM."""
 
+from __future__ import annotations
+
 from math import floor
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Elements whose softmax is held in float64 at a time.
 _CHUNK = 2**22

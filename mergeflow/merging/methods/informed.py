@@ -3,17 +3,21 @@
 Here they are pure functions of those statistics; who has data computes them and passes `data`.
 """
 
-from math import isfinite
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from math import isfinite
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Datum, Model, Parts, Stack, all_but_matrices, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FISHER = Datum("fisher", lambda shape: shape, everywhere=True)
 GRAM = Datum("gram", lambda shape: (shape[-1], shape[-1]) if len(shape) == 2 else ())

@@ -1,13 +1,15 @@
 """Layer-wise scaling of another method's direction."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from math import fsum, sqrt
 from typing import Annotated, Any
 
-import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
@@ -42,7 +44,7 @@ class LinesArgs(Args):
         return name
 
     @model_validator(mode="after")
-    def _complete(self) -> "LinesArgs":
+    def _complete(self) -> LinesArgs:
         from mergeflow.merging.catalog import configure
 
         object.__setattr__(self, "of_args", frozen(configure(self.of, thawed(self.of_args)).args))

@@ -1,8 +1,10 @@
 """Linear methods: sums of task vectors."""
 
-import torch
+from __future__ import annotations
+
 from pydantic import Field
 
+from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
 
 

@@ -1,14 +1,18 @@
 """Low-rank methods: the leading singular directions of task vectors, centred or not."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import add_truncated, is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LowRankArgs(Args):

@@ -1,12 +1,18 @@
 """Directions found by optimisation without data."""
 
-import torch
-from pydantic import Field
-from torch import Tensor
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 

@@ -1,15 +1,19 @@
 """Sparse methods: which entries of the task vectors are summed."""
 
-from math import floor
-from typing import Any
+from __future__ import annotations
 
-import torch
+from math import floor
+from typing import TYPE_CHECKING, Any
+
 from pydantic import Field
-from torch import Tensor
 
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 from mergeflow.merging.linalg.select import kth_largest_passes
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Share of the smallest and largest magnitudes that PCB clips, as in its authors' implementation.
 _PCB_CLIP = 1e-4

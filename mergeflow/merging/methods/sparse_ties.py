@@ -1,10 +1,12 @@
 """Sparsification followed by TIES, under the names that people know: DARE, DELLA and breadcrumbs."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
+from mergeflow.late import torch
 from mergeflow.merging.method import Parts, Pass, Stack, method
 from mergeflow.merging.methods.dropout import (
     DareArgs,

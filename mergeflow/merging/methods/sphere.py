@@ -1,11 +1,17 @@
 """Geometric methods: weights as points on a sphere, task vectors as edges of a simplex."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from pydantic import Field
-from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import blocks
+from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Beyond this cosine the sine in the denominator loses more digits than the arc differs from the chord.
 _PARALLEL = 0.9995

@@ -1,16 +1,20 @@
 """Subspace methods: singular directions of all experts, orthogonalised, flattened or aligned."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero, polar, polar_and_values, svd
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class MatrixArgs(Args):

@@ -1,14 +1,18 @@
 """TIES: trim, elect signs, and average what agrees."""
 
+from __future__ import annotations
+
 from math import floor
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.linalg.select import threshold_passes
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Reduce = Literal["mean", "weighted_mean", "sum"]
 REDUCE = "of the agreeing entries w τ̂: their mean, their sum over that of their weights, or their sum"

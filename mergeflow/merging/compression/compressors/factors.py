@@ -1,18 +1,22 @@
 """Low-rank factors of each task's difference from the mean or from the base."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from itertools import count
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.architectures.cuts import ROWS, Cut, Form
 from mergeflow.merging.compression.compressor import CompressArgs, Named, Payload, Stored, compressor
 from mergeflow.merging.linalg.spectra import is_zero, low_rank_factors
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
 from mergeflow.merging.method import Shape, Stack
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Rank = Callable[[Shape], int]
 """The rank kept of a matrix of a shape."""

@@ -1,16 +1,20 @@
 """One merged vector for all tasks and a bit mask for each."""
 
+from __future__ import annotations
+
 from math import fsum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
 from mergeflow.merging.method import Model, Pass, Stack
 from mergeflow.merging.methods.sparse import tall_masks
 from mergeflow.merging.methods.ties import TiesArgs, ties
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TallMaskArgs(CompressArgs):

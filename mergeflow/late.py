@@ -1,0 +1,38 @@
+"""Modules that are imported when something of them is first used.
+
+torch takes two seconds to import; what only declares things (methods and their arguments, readers of files) is imported
+without it, so that commands which list or explain answer at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+
+class Late:
+    """Stands for a module; its attributes are found, and kept, when they are first asked for.
+
+    Args:
+        name: The module's name.
+
+    Example:
+        >>> Late("math").floor(2.5)
+        2
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)
+        return found
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+else:
+    np = Late("numpy")
+    torch = Late("torch")
+
+__all__ = ["np", "torch"]
