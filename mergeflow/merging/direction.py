@@ -6,13 +6,13 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.fitted import bound
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.catalog import MethodCall, configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.linalg.cache import FactorCache
@@ -74,9 +74,9 @@ def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: fl
 
 
 def prepare(
-    call: MethodCall,
-    base: Mapping[str, Tensor],
-    experts: Mapping[str, Mapping[str, Tensor]],
+    call: MethodCall | str,
+    base: Mapping[str, Tensor] | nn.Module,
+    experts: Mapping[str, Mapping[str, Tensor] | nn.Module],
     weights: Mapping[str, float] | Sequence[float] | None = None,
     *,
     cache: FactorCache | None = None,
@@ -84,20 +84,23 @@ def prepare(
     workers: int | None = None,
     device: str = "cpu",
     config: Mapping[str, Any] | None = None,
+    **args: Any,
 ) -> Direction:
     """Compute a method's anchor and direction once, to be used at any number of scales.
 
     Args:
-        call: The configured method; its scale plays no part here.
-        base: θ0, a state dict in memory or lazy.
-        experts: State dicts by name; the order of names does not matter but for `slerp`.
+        call: The configured method, or a method's name; its scale plays no part here.
+        base: θ0, a state dict in memory or lazy, or a module.
+        experts: State dicts or modules by name; the order of names does not matter but for `slerp`.
         weights: Per-expert factors, by name or in the order of `experts`; all 1 when missing.
         cache: Shared by the calls of a sweep, so that a grid over (rank, scale) factors each matrix once.
         data: Statistics of data for methods that need them, by kind, then expert, then tensor.
         workers: Threads, by default one per core; the result does not depend on it.
         device: "cpu" or a CUDA device for the arithmetic.
         config: The model's config.json as a mapping (`model.config.to_dict()`), for a base in memory: spectral methods
-            learn from it how fused weights are laid out. A base opened from a model folder brings its own.
+            learn from it how fused weights are laid out. A base opened from a model folder brings its own, and so does
+            a module of transformers.
+        args: Arguments of a method that is given by name.
 
     Returns:
         The direction, with new tensors that share no memory with the inputs (but for an anchor that is the base).
@@ -111,19 +114,24 @@ def prepare(
         >>> base, expert = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
         >>> prepare(configure("task_arithmetic"), base, {"a": expert}).at(0.5)["w"]
         tensor([0.5000, 0.5000])
+        >>> prepare("ties", torch.nn.Linear(1, 2), {"a": torch.nn.Linear(1, 2)}, keep=0.5).at(0.3)["bias"].shape
+        torch.Size([2])
     """
-    if not isinstance(call, MethodCall):
-        raise MergeflowError(f"`prepare` takes a configured method, `configure(name, arguments)`, found {call!r:.60}.")
+    call = _configured(call, args)
     check_inputs(call, experts, data)
-    experts = {
-        name: bound(base, state) if isinstance(state, LazyStateDict) else state for name, state in experts.items()
+    if config is None:
+        config = _config(base)
+    origin = _state(base)
+    states = {
+        name: bound(origin, state) if isinstance(state, LazyStateDict) else _state(state)
+        for name, state in experts.items()
     }
-    check_compatible(base, experts)
-    infos, args = infos_of(base), call.arguments
-    model = model_of(base, experts, weights_by_name(weights, experts, call), data, cache, config)
-    survey(f"method '{call.name}'", args.selection, args.splits, infos, model.tied, model.architecture)
-    engine = Engine(call, Stacks(base, experts, model, device), workers)
-    anchors = {name: base[name].detach() for name in infos}
+    check_compatible(origin, states)
+    infos, typed = infos_of(origin), call.arguments
+    model = model_of(origin, states, weights_by_name(weights, states, call), data, cache, config)
+    survey(f"method '{call.name}'", typed.selection, typed.splits, infos, model.tied, model.architecture)
+    engine = Engine(call, Stacks(origin, states, model, device), workers)
+    anchors = {name: origin[name].detach() for name in infos}
     directions = {
         name: torch.empty(info.shape, dtype=model.dtype) for name, info in infos.items() if info.dtype.is_floating_point
     }
@@ -146,3 +154,28 @@ def prepare(
     engine.first_passes()
     engine.run(keep)
     return Direction(anchors, directions, {name: info.dtype for name, info in infos.items()})
+
+
+def _configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
+    if isinstance(call, str):
+        return configure(call, args)
+    if not isinstance(call, MethodCall):
+        raise MergeflowError(f"`prepare` takes a method's name, or `configure(name, arguments)`, found {call!r:.60}.")
+    if args:
+        raise MergeflowError(
+            f"arguments {sorted(args)} are given beside a configured method: give them to `configure`."
+        )
+    return call
+
+
+def _state(model: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
+    if not isinstance(model, nn.Module):
+        return model
+    # Copies: an anchor may be the base itself, and the next `load_state_dict` of a merge would change it.
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _config(model: Any) -> dict[str, Any] | None:
+    """Return what a module of transformers says of its architecture."""
+    known: Any = getattr(model, "config", None) if isinstance(model, nn.Module) else None
+    return known.to_dict() if hasattr(known, "to_dict") else None

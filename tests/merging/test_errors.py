@@ -352,8 +352,12 @@ def test_a_recipe_is_a_record_a_mapping_or_a_path(files):
 
 def test_wrong_kinds_of_arguments_in_memory():
     base, experts = awkward(torch.float32)
-    with pytest.raises(MergeflowError, match=r"takes a configured method, .*found 'average'"):
-        prepare("average", base, experts)
+    with pytest.raises(MergeflowError, match=r"takes a method's name, or `configure.*found 3"):
+        prepare(3, base, experts)
+    with pytest.raises(MergeflowError, match="unknown argument of average 'keep'"):
+        prepare("average", base, experts, keep=0.2)
+    with pytest.raises(MergeflowError, match=r"arguments \['scale'\] are given beside a configured method"):
+        prepare(configure("average"), base, experts, scale=0.2)
     with pytest.raises(MergeflowError, match="experts are a mapping of names to state dicts, found a list"):
         prepare(configure("average"), base, list(experts.values()))
     for name in (None, 3, ["ties"]):
