@@ -148,7 +148,7 @@ class Sweep(Frozen):
 
     def recipe(self, method: str, args: Mapping[str, Any], out: str | None = None) -> Recipe:
         """Return one candidate as a recipe, with the statistics that its method reads."""
-        kinds = (*get(method).data, *(("coefficients",) if method == "adamerging" else ()))
+        kinds = [datum.name for datum in get(method).given]
         data = {kind: dict(paths) for kind, paths in self.data.items() if kind in kinds}
         values = {"method": method, "args": dict(args), "base": self.base, "experts": dict(self.experts), "data": data}
         return make_recipe({**values, "device": self.device, "out": out}, f"method '{method}'")
