@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from filelock import FileLock
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +20,6 @@ from mergeflow.commands.pairs import read_pairs
 from mergeflow.errors import MergeflowError, unknown_name
 
 FINETUNE, MULTITASK = "finetune", "multitask"
-_CODE = ("mergeflow", "tasks", "dvc.yaml")
 _DATA = (layout.BASE, layout.HEADS)
 _SPLITS = ("train", "validation")
 
@@ -111,25 +109,19 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 
 @contextmanager
 def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
-    """Give the project folder of this run: the project's code and its own params.yaml, one holder at a time."""
+    """Give the project beside the project that has these choices; after a kill the same one."""
+    from tasks.project.beside import project_beside, write_params
     from tasks.project.parameters import load_params
-    from tasks.project.stage import STATE
 
     known = {key: values[key] for key in ("seed", "tasks", "data", "model", "finetune", "evaluation")}
     key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
-    folder = root / STATE / FINETUNE / key
-    (root / STATE / "locks").mkdir(parents=True, exist_ok=True)
-    with FileLock(root / STATE / "locks" / f"{FINETUNE}-{key}.lock"):
-        folder.mkdir(parents=True, exist_ok=True)
-        params = folder / "params.yaml"
-        params.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+    with project_beside(root, f"{FINETUNE}/{key}", fresh=False) as folder:
+        write_params(folder, values)
         try:
-            load_params(params)
+            load_params(folder / "params.yaml")
         except MergeflowError:
             shutil.rmtree(folder)
             raise
-        for name in _CODE:
-            _link(root / name, folder / name)
         yield folder
 
 
@@ -137,6 +129,7 @@ def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) 
     """Bring base and data up to date in the project, and link them."""
     from flows.plan import needed_for
     from flows.watch import progress_bars
+    from tasks.project.beside import link
     from tasks.project.graph import load_graph
     from tasks.project.runner import run_stage
 
@@ -151,13 +144,7 @@ def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) 
     for name in (*_DATA, *(layout.split(split, task) for split in _SPLITS for task in tasks)):
         for path in (root / name).iterdir():
             if path.is_file():
-                _link(path, folder / name / path.name)
-
-
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    target.symlink_to(source.resolve())
+                link(path, folder / name / path.name)
 
 
 def _place(made: Path, target: Path) -> None:

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
-
-_MARKS = ("params.yaml", "dvc.yaml")
 
 
 @dataclass(frozen=True)
@@ -38,21 +37,13 @@ OWN = Origin("mergeflow")
 
 
 def project_folder() -> Path | None:
-    """Return the project that the current folder lies in: the nearest folder with params.yaml and dvc.yaml.
-
-    A folder right inside another such folder (the root's `studies/`) is a part of it.
-    """
+    """Return the project folder that the current folder lies in; None outside of any."""
     return _project_above(os.getcwd())
 
 
 @lru_cache(maxsize=256)  # a merge asks thousands of times
 def _project_above(start: str) -> Path | None:
-    marked = [
-        folder for folder in (Path(start), *Path(start).parents) if all((folder / mark).is_file() for mark in _MARKS)
-    ]
-    while len(marked) > 1 and marked[0].parent == marked[1]:
-        del marked[0]
-    return marked[0] if marked else None
+    return find_project(Path(start))
 
 
 def python_files(folder: Path) -> list[Path]:

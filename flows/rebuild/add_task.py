@@ -13,7 +13,6 @@ from filelock import FileLock
 from flows.rebuild.ancestors import link_files, model_file
 from flows.rebuild.params_edit import add_task_line, remove_task_line, write_whole
 from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view, stage_making
-from flows.rebuild.scratch import scratch_project
 from flows.staleness import record_outputs
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
@@ -28,6 +27,7 @@ from registry.pipeline_records import dvc_hashes, git_commit
 from registry.provenance import describe_expert, read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
+from tasks.project.beside import project_beside
 from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import Params, load_params
 from tasks.project.runner import is_up_to_date, open_stage, remove_outputs, run_stage
@@ -112,7 +112,7 @@ def add_task(
         _check(params, origin, name, source)
         origin |= {"kind": "add-task", "parent": {"model": model, "version": champion.version, "task": name}}
         origin |= {"git_commit": git_commit(root), "environment": environment()}
-        with scratch_project(root, "remerge") as scratch:
+        with project_beside(root, "remerge") as scratch:
             report(f"looking for the ancestors of version {champion.version}")
             lay_out(root, store, model, champion.version, origin, scratch)
             with _line_in_params(root, name, source):

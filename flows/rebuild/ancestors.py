@@ -10,6 +10,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.data import digest_of_split, load_manifest, load_split
 from mergeflow.errors import MergeflowError
+from tasks.project.beside import link
 
 # The weights of a base or an expert: as the stages write them, and as they did before there were other modalities.
 MODEL_FILES = (layout.MODEL_FILE, "image_encoder.safetensors")
@@ -67,14 +68,14 @@ def name_as_recipe(recipe: Mapping[str, Any], scratch: Path) -> None:
     for path in (scratch / name for name in (recipe["base"], *recipe["experts"].values())):
         found = model_file(path.parent)
         if found.exists() and not path.exists():
-            _place(found, path)
+            link(found, path)
 
 
 def _name_model(folder: Path) -> None:
     """Give weights of former days the name of today too: recipes have the one, stages read the other."""
     found = model_file(folder)
     if found.exists() and found.name != layout.MODEL_FILE:
-        _place(found, folder / layout.MODEL_FILE)
+        link(found, folder / layout.MODEL_FILE)
 
 
 def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, str]:
@@ -139,17 +140,11 @@ def _proven(one: Ancestor, folder: Path) -> bool:
 def link_files(source: Path, target: Path, files: Mapping[str, str]) -> None:
     """Link files of one folder into another; `files`: name there to name here."""
     for name, own in files.items():
-        _place(source / name, target / own)
+        link(source / name, target / own)
 
 
 def _all_files(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-
-
-def _place(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    target.symlink_to(source.resolve())
 
 
 def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str]:
@@ -172,7 +167,7 @@ def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str
             fetched |= _fetch(repo, list(chosen.values()))
             for name, md5 in chosen.items():
                 if (path := Path(cache.oid_to_path(md5))).exists():
-                    _place(path, target / one.path / name)
+                    link(path, target / one.path / name)
             _name_model(target / one.path)
             if _proven(one, target / one.path):
                 found[one.path] = "DVC's remote" if fetched else "DVC's cache"

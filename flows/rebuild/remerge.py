@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.rebuild.ancestors import base_of, expert_of, gather, link_files, split_of
-from flows.rebuild.scratch import write_params
 from mergeflow import layout
 from registry.lookup import download, head_files
 from registry.store import Store
+from tasks.project.beside import write_params
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
 from tasks.project.parameters import load_params

@@ -9,7 +9,6 @@ import torch
 
 from flows.rebuild.ancestors import base_of, expert_of, gather, name_as_recipe, split_of
 from flows.rebuild.remerge import stage_making
-from flows.rebuild.scratch import scratch_project, write_params
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
@@ -18,6 +17,7 @@ from registry.lookup import download, find_version, head_files
 from registry.provenance import read_documents
 from registry.replay import replay
 from registry.store import Store
+from tasks.project.beside import project_beside, write_params
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
@@ -79,7 +79,7 @@ def reproduce(
     """
     recipe, origin = read_documents(store, name, which)
     version = find_version(store, name, which)
-    with scratch_project(root, "reproduce") as scratch:
+    with project_beside(root, "reproduce") as scratch:
         registered = download(store, name, version.version, scratch / "registered")
         known = _fingerprint(registered / "encoder.safetensors")
         if known != version.fingerprint:

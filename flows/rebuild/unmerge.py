@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.rebuild.remerge import choose, lay_out, register_view
-from flows.rebuild.scratch import scratch_project
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.environment import environment
 from registry.lookup import find_version
@@ -12,6 +11,7 @@ from registry.pipeline_records import git_commit
 from registry.provenance import read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
+from tasks.project.beside import project_beside
 from tasks.project.parameters import load_params
 
 
@@ -52,7 +52,7 @@ def unmerge(
     del origin["experts"][task]
     origin |= {"kind": "unmerge", "parent": {"model": name, "version": version, "task": task}}
     origin |= {"git_commit": git_commit(root), "environment": environment()}
-    with scratch_project(root, "unmerge") as scratch:
+    with project_beside(root, "unmerge") as scratch:
         report("looking for its ancestors")
         lay_out(root, store, name, version, origin, scratch)
         params = load_params(root / "params.yaml")
