@@ -61,11 +61,4 @@ def test_a_run_over_more_tasks_than_there_are_is_refused(tmp_path: Path) -> None
 
 
 def test_the_worlds_graph_is_the_roots() -> None:
-    """But for the code that the root's still lists by hand."""
-    own, root = (yaml.safe_load((folder / "dvc.yaml").read_text()) for folder in (WORLD, ROOT))
-    for name, body in root["stages"].items():
-        stage, other = body.get("do", body), own["stages"][name].get("do", own["stages"][name])
-        code = ("mergeflow/", "tasks/", "registry")
-        assert [dep for dep in stage.pop("deps") if not dep.startswith(code)] == other.pop("deps")
-        assert stage == other
-    assert own["plots"] == root["plots"]
+    assert (WORLD / "dvc.yaml").read_bytes() == (ROOT / "dvc.yaml").read_bytes(), "cp dvc.yaml worlds/pocket20/"

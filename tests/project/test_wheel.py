@@ -1,0 +1,96 @@
+"""The wheel holds the application: installed elsewhere, it makes projects that run, side by side."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+# Nothing of the repository or of who runs the tests may help.
+FOREIGN = ("PYTHONPATH", "PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI")
+SWEEP = {"average": {"scale": [1.0]}, "task_arithmetic": {"scale": [0.3, 0.5]}}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's files in a folder of their own, as an installer puts them."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder)
+    return folder
+
+
+def in_wheel(site: Path, folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that finds the installed wheel before anything else."""
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    quiet = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "NO_COLOR": "1", "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
+    env = {
+        **kept,
+        **quiet,
+        "PYTHONPATH": str(site),
+        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
+        **variables,
+    }
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done
+
+
+def test_site_packages_gets_one_name(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"mergeflow"}
+    for needed in ("py.typed", "application/flows/commands.py", "application/template/.dvc/config"):
+        assert f"mergeflow/{needed}" in names
+    assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+
+
+def test_a_project_of_the_wheel_runs_its_first_stage(site: Path, tmp_path: Path) -> None:
+    in_wheel(site, tmp_path, "mergeflow", "new", "birds")
+    where = in_wheel(site, tmp_path, sys.executable, "-c", "import mergeflow; print(mergeflow.__file__)")
+    assert Path(where.stdout.strip()).is_relative_to(site)
+    birds = tmp_path / "birds"
+    assert "finetune@signs" in in_wheel(site, birds, "mergeflow", "stage", "list").stdout
+    in_wheel(site, birds, "dvc", "repro", "prepare@signs")
+    assert (birds / "outputs/data/train/signs/manifest.json").exists()
+    flow = (
+        "from prefect.flows import load_flow_from_entrypoint as load; print(load('mergeflow.deployments.nightly').fn)"
+    )
+    assert "nightly" in in_wheel(site, birds, sys.executable, "-c", flow).stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_two_projects_run_side_by_side_by_either_driver(site: Path, tmp_path: Path) -> None:
+    server = f"sqlite:///{tmp_path / 'shared.db'}"
+    for name, driver in (("birds", ("mergeflow", "run")), ("fish", ("dvc", "repro"))):
+        in_wheel(site, tmp_path, "mergeflow", "new", name)
+        project = tmp_path / name
+        values = yaml.safe_load((project / "params.yaml").read_text())
+        values["finetune"] |= {"steps": 12, "save_every": 4}
+        (project / "params.yaml").write_text(yaml.safe_dump({**values, "sweep": SWEEP}, sort_keys=False))
+        in_wheel(site, project, *driver, MLFLOW_TRACKING_URI=server)
+    birds, fish = (tmp_path / name for name in ("birds", "fish"))
+    results = "outputs/results/test.json"
+    assert json.loads((birds / results).read_text()) == json.loads((fish / results).read_text())
+    for project in (birds, fish):
+        registered = json.loads((project / "outputs/registration.json").read_text())
+        assert (registered["model"], registered["version"]) == (project.name, "1")
+        listed = in_wheel(site, project, "mergeflow", "registry", "list", MLFLOW_TRACKING_URI=server).stdout
+        assert len(re.findall("@champion", listed)) == 1
+        again = in_wheel(site, project, "mergeflow", "run", MLFLOW_TRACKING_URI=server).stdout
+        assert "Nothing changed" in again
+        assert (project / "outputs/report.html").exists()
