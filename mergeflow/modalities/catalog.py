@@ -6,7 +6,7 @@ from mergeflow.errors import unknown_name
 from mergeflow.modality import Modality
 
 # Full names of modules, because the digests of the stages' code follow these and no other strings.
-_MODULES = {"vision": "mergeflow.modalities.vision.modality"}
+_MODULES = {"vision": "mergeflow.modalities.vision.modality", "toy": "mergeflow.modalities.toy.modality"}
 
 
 def find_modality(name: str) -> Modality:

@@ -6,7 +6,7 @@ from mergeflow.data.decoding import Preparation
 from mergeflow.errors import unknown_name
 
 # Full names of modules, because the digests of the stages' code follow these and no other strings.
-_MODULES = {"vision": "mergeflow.modalities.vision.sources.kinds"}
+_MODULES = {"vision": "mergeflow.modalities.vision.sources.kinds", "toy": "mergeflow.modalities.toy.sources"}
 
 
 def find_preparation(modality: str) -> Preparation:

@@ -8,7 +8,7 @@ from mergeflow.schema import Frozen
 
 DEFAULT = "vision"
 # Full names of modules, because the digests of the stages' code follow these and no other strings.
-_MODULES = {"vision": "mergeflow.modalities.vision.sections"}
+_MODULES = {"vision": "mergeflow.modalities.vision.sections", "toy": "mergeflow.modalities.toy.sections"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""Small nets as a modality: the net is what is merged, each task has a trained linear head."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.classification import Classification, check_classes
+from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.toy.net import FeedForward
+from mergeflow.modalities.toy.sections import DataSection, ModelSection
+from mergeflow.modality import Base, Modality, Model, Network
+
+
+def build(section: ModelSection) -> Model:
+    """Return the net, its weights drawn by the section's seed."""
+    return Network(FeedForward(section.widths, section.activation, getattr(torch, section.dtype), section.seed))
+
+
+def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
+    """Write the drawn net, and one drawn head for each task, which training goes on from.
+
+    Raises:
+        MergeflowError: the examples have another number of inputs than the net.
+    """
+    if data.inputs != section.widths[0]:
+        raise MergeflowError(
+            f"data.inputs is {data.inputs}, but model.widths begins with {section.widths[0]}: make them equal."
+        )
+    write_checkpoint(base.model, build(section).state(), {"role": "base"})
+    for task, manifest in manifests.items():
+        save_head(_drawn_head(section, task, manifest["class_names"]), base.head(task))
+
+
+def _drawn_head(section: ModelSection, task: str, class_names: list[str]) -> Head:
+    seed = int.from_bytes(hashlib.sha256(f"{section.seed}/{task}".encode()).digest()[:7])
+    width, dtype = section.widths[-1], getattr(torch, section.dtype)
+    weight = torch.randn(len(class_names), width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return Head(weight / width**0.5, 1.0, class_names, torch.zeros(len(class_names), dtype=dtype), trained=True)
+
+
+def open_examples(task: str, folder: Path, split: str, head: Head | None, device: torch.device) -> Classification:
+    """Return one prepared split; inputs stay on disk."""
+    data = load_split(folder, split)
+    check_classes(task, head, data.class_names)
+    labels = torch.from_numpy(data.labels.copy()).to(device)
+    return Classification(task, torch.from_numpy(data.inputs), labels, head)
+
+
+MODALITY = Modality("toy", build, make_base, open_examples)

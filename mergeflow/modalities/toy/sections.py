@@ -1,0 +1,27 @@
+"""What params.yaml says of a project of small nets."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mergeflow.schema import Frozen
+
+
+class ModelSection(Frozen, strict=True):
+    """A feed-forward net without biases, drawn at random.
+
+    widths: of the inputs, of every hidden layer, and of the features that the tasks' heads take. dtype: of weights and
+    arithmetic. seed: of the base and of the heads that training starts from.
+    """
+
+    modality: Literal["toy"]
+    widths: list[int] = Field(min_length=2)
+    activation: Literal["tanh", "relu", "linear"] = "tanh"
+    dtype: Literal["float64", "float32"] = "float64"
+    seed: int = Field(0, ge=0)
+
+
+class DataSection(Frozen, strict=True):
+    """How examples are stored. `inputs`: numbers of an example, the first of the model's widths."""
+
+    inputs: int = Field(ge=1)

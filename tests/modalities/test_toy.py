@@ -1,0 +1,93 @@
+"""The smallest other modality goes through the same stages: trained heads, float64, every regime."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.toy.sources import open_toy
+from tasks.project.parameters import load_params
+from tests.toy_project import make_toy_project, run_pipeline
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_toy_project(tmp_path_factory.mktemp("toy") / "project")
+    run_pipeline(folder)
+    return folder
+
+
+def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
+    rows = {row["name"]: row for row in json.loads((project / "outputs/results/test.json").read_text())["rows"]}
+    assert set(rows) == {"zero_shot", "individual", "average", "task_arithmetic"}
+    assert min(rows["individual"]["accuracy"].values()) > 0.7
+    assert rows["individual"]["mean"] > rows["average"]["mean"] > 1 / 4
+    selection = json.loads((project / "outputs/results/selection.json").read_text())
+    assert selection["winner"] in ("average", "task_arithmetic")
+
+
+def test_weights_are_float64_and_heads_travel_with_their_experts(project: Path) -> None:
+    base = load_file(project / "outputs/base/model.safetensors")
+    for task in ("left", "right"):
+        expert = load_file(project / f"outputs/experts/{task}/model.safetensors")
+        assert expert.keys() == base.keys() == {"layers.0.weight", "layers.1.weight"}
+        assert all(value.dtype == torch.float64 for value in expert.values())
+        before = load_file(project / f"outputs/base/heads/{task}.safetensors")
+        after = load_file(project / f"outputs/experts/{task}/head.safetensors")
+        assert before.keys() == after.keys() == {"weight", "bias"}
+        assert not torch.equal(before["weight"], after["weight"])
+
+
+def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> None:
+    again = make_toy_project(tmp_path / "again")
+    run_pipeline(again)
+    for path in sorted(project.glob("outputs/**/*")):
+        if path.is_file():
+            assert (again / path.relative_to(project)).read_bytes() == path.read_bytes(), path
+
+
+@pytest.mark.parametrize("regime", ["joint", "iterative", "lora", "linearised", "full_batch_gd"])
+def test_every_regime_trains_it(tmp_path: Path, regime: str) -> None:
+    changes = {"steps": 8, "epochs": 2, "iterative": {"rounds": 2}, "lora": {"rank": 2, "targets": ["0", "1"]}}
+    folder = make_toy_project(tmp_path / "project", regime=regime, **changes)
+    run_pipeline(folder, ("prepare", "base", "multitask", "finetune"))
+    for task in ("left", "right"):
+        made = folder / f"outputs/experts/{task}"
+        assert {"model.safetensors", "head.safetensors", "training.json"} <= {path.name for path in made.iterdir()}
+        before, after = (
+            load_file(folder / f"outputs/base/heads/{task}.safetensors"),
+            load_file(made / "head.safetensors"),
+        )
+        assert not torch.equal(before["weight"], after["weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"modality": "toi", "widths": [8, 4]}, "model.modality: unknown modality 'toi': did you mean 'toy'"),
+        ({"modality": "toy", "widths": [8], "activaton": "tanh"}, "did you mean 'activation'"),
+    ],
+)
+def test_wrong_sections_are_refused(tmp_path: Path, change: dict[str, object], told: str) -> None:
+    import yaml
+
+    path = make_toy_project(tmp_path / "project") / "params.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"model": change}))
+    with pytest.raises(MergeflowError, match=told):
+        load_params(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("cluods", "unknown toy task 'cluods': did you mean 'clouds'"),
+        ("clouds,clases=3", "unknown option of toy:clouds 'clases': did you mean 'classes'"),
+        ("clouds,train=many", "train must be a whole number above 0, found 'many'"),
+    ],
+)
+def test_wrong_sources_are_refused(place: str, told: str) -> None:
+    with pytest.raises(MergeflowError, match=told):
+        open_toy("left", place, 0, Path())
