@@ -10,7 +10,7 @@ from flows.faults import own_traceback
 from flows.orphans import remove_orphans
 from flows.plan import needed_for, registration_lost, stages_to_run
 from flows.report import publish_report
-from flows.staleness import push_outputs
+from flows.staleness import push_outputs, record_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
 from mergeflow import layout
@@ -64,6 +64,8 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     if todo:
         console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
         _run_flow(root, console, todo, lost, push, targets)
+    else:
+        record_outputs(root, [])  # a stage that this run does not ask for may have other code than dvc.lock says
     return todo
 
 

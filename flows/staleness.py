@@ -15,25 +15,24 @@ from tasks.project.stage import MAIN, Stage, covers
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
     """Return the addresses that DVC finds changed, missing or never run, for the code as it is now."""
-    record_code(root)
+    write_digests(root)
     files = {stage.file for stage in stages.values()}
     status = json.loads(_dvc(root, "status", "--json", *sorted(files)) or "{}")
     return {address for address in status if address in stages and not stages[address].frozen}
 
 
-def record_code(root: Path) -> None:
-    """Do what DVC's stage `code` does: write the digests of the stages' code, and record them if they have changed."""
-    write_digests(root)
-    lock, text = root / "dvc.lock", (root / CODE).read_bytes()
-    known = read_yaml(lock)["stages"].get(CODE_STAGE, {}) if lock.exists() else {}
-    if hashlib.md5(text).hexdigest() not in [out["md5"] for out in known.get("outs", [])]:
-        _dvc(root, "commit", "--force", "--quiet", CODE_STAGE)
-
-
 def record_outputs(root: Path, addresses: list[str]) -> None:
-    """Put the outputs of the finished stages into DVC's cache and dvc.lock."""
-    if addresses:
-        _dvc(root, "commit", "--force", "--quiet", *addresses)
+    """Put the outputs of finished stages into DVC's cache and dvc.lock, and the digests of code if they are new."""
+    write_digests(root)
+    changed = [] if _code_is_recorded(root) else [CODE_STAGE]
+    if addresses or changed:
+        _dvc(root, "commit", "--force", "--quiet", *changed, *addresses)
+
+
+def _code_is_recorded(root: Path) -> bool:
+    lock = root / "dvc.lock"
+    known = read_yaml(lock)["stages"].get(CODE_STAGE, {}) if lock.exists() else {}
+    return hashlib.md5((root / CODE).read_bytes()).hexdigest() in [out["md5"] for out in known.get("outs", [])]
 
 
 def push_outputs(root: Path) -> None:

@@ -139,4 +139,14 @@ def test_s3_takes_the_outputs_and_gives_them_back(clone: Path, s3: str) -> None:
     shutil.rmtree(clone / ".dvc/cache")
     dvc(clone, "pull")
     assert {path: path.read_bytes() for path in before} == before
-    assert dvc(clone, "status", "--json").strip() == "{}"
+    assert json.loads(dvc(clone, "status", "--json")) == {"code": ["always changed"]}
+
+
+def test_an_edit_of_code_runs_what_uses_it_and_a_comment_nothing(clone: Path) -> None:
+    page = clone / "tasks/figures.py"
+    for added, again in (("_EDITED = 1\n", True), ("# a comment\n", False)):
+        page.write_text(page.read_text() + added)
+        assert "up to date" not in dvc(clone, "status")
+        assert ("Running stage 'figures'" in dvc(clone, "repro")) is again
+        done = run_in(clone, "mergeflow", "run")
+        assert "Nothing changed" in done.stdout, done.stdout + done.stderr
