@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from pydantic import BaseModel, ValidationError
 
 from mergeflow.errors import MergeflowError, unknown_name
@@ -11,6 +12,7 @@ from mergeflow.merging import methods as families
 from mergeflow.merging.foreign import METHODS as FOREIGN
 from mergeflow.merging.foreign import argument_hint
 from mergeflow.merging.method import Args, Method
+from mergeflow.merging.values import check, split
 from mergeflow.schema import faults_of
 from mergeflow.shelf import Shelf
 
@@ -75,7 +77,7 @@ class Call(Generic[M]):
     def args(self) -> dict[str, Any]:
         """All arguments with their defaults, as plain values."""
         found: dict[str, Any] = self.arguments.model_dump(mode="json")
-        return found
+        return {**found, **getattr(self.arguments, "varied", {})}
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,14 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
         1.0
     """
     found = get(name)
-    return MethodCall(found, arguments_of("method", name, found.args, args))
+    call = MethodCall(found, arguments_of("method", name, found.args, args))
+    if "keep" in call.arguments.varied:
+        # One threshold over the whole model cannot have a share of its own in each tensor.
+        passes = {one.name.partition(".")[0] for one in found.passes(call.arguments, torch.float32)}
+        if passes & {"threshold", "pcb"}:
+            way = ": give one number, or trim: tensor" if "trim" in found.args.model_fields else ": give one number"
+            raise MergeflowError(f"method '{name}': `keep` is a share of the whole model and cannot vary{way}.")
+    return call
 
 
 A = TypeVar("A", bound=BaseModel)
@@ -142,10 +151,14 @@ def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] |
     ]
     if len(faults) == len(given) == 1:
         raise MergeflowError(f"{faults[0]}.")
+    known = {key: value for key, value in given.items() if key in model.model_fields}
+    constant, varied = split(model, known) if issubclass(model, Args) else (known, {})
+    constant |= {"scale": 1.0} if "scale" in varied else {}
+    faults += check(model, constant, varied)
     try:
-        found = model(**{key: value for key, value in given.items() if key in model.model_fields})
+        found = model(**constant)
         if not faults:
-            return found
+            return found.with_varied(varied) if isinstance(found, Args) and varied else found
     except ValidationError as error:
         faults += faults_of(error, model)
     raise MergeflowError(f"{kind} '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")

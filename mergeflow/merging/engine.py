@@ -21,6 +21,7 @@ from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.method import Model, Pass, Stack
 from mergeflow.merging.stacks import Stacks, Unit, unit_bytes
+from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20
 
@@ -59,13 +60,16 @@ class Engine:
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
-        method, args, stacks = self.call.method, self.call.arguments, self.stacks
+        method, stacks = self.call.method, self.stacks
 
         def work(unit: Unit) -> None:
             if unit.name not in self.model.shapes:
                 return sink(unit, None, stacks.copied(unit))
-            stack = stacks.stack(unit, stacks.on_piece)
-            return sink(unit, stack, method(stack, args))
+            stack, args = stacks.stack(unit, stacks.on_piece), self._arguments(unit.name)
+            result = method(stack, args)
+            if "scale" in getattr(args, "varied", ()):
+                result = (result[0], result[1] * args.scale)
+            return sink(unit, stack, result)
 
         self._map(work, stacks.infos if names is None else names)
 
@@ -79,13 +83,20 @@ class Engine:
             if not hasattr(mine, "box"):
                 mine.box = [one.start(self.model, args)]
                 totals.append(mine.box)
-            mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), args)
+            mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), self._arguments(unit.name))
 
         self._map(work, self.model.shapes)
         total = one.start(self.model, args)
         for (part,) in totals:
             total = one.merge(total, part)
         self.model.known[one.name] = one.finish(total, self.model, args)
+
+    def _arguments(self, name: str) -> Any:
+        """Return the arguments for one tensor: those that vary over the model have its value."""
+        args, model = self.call.arguments, self.model
+        if not getattr(args, "varied", None):
+            return args
+        return resolved(args, model.tied.get(name, name), self.stacks.depth(name), model.experts)
 
     def _map(self, work: Callable[[Unit], None], names: Iterable[str]) -> None:
         """Run the work on all units with worker threads, never more in flight than memory allows."""

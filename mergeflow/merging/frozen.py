@@ -18,6 +18,9 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """Return pairs as the mapping they were frozen from."""
-    pairs = isinstance(value, tuple) and all(isinstance(item, tuple) and len(item) == 2 for item in value)
-    return {key: thawed(item) for key, item in value} if pairs else value
+    """Return pairs of a name and a value as the mapping they were frozen from, inside of tuples too."""
+    if not isinstance(value, tuple):
+        return value
+    if all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) for item in value):
+        return {key: thawed(item) for key, item in value}
+    return tuple(thawed(item) for item in value)

@@ -11,9 +11,9 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.late import torch
@@ -31,6 +31,30 @@ class Args(Frozen):
     """Arguments of a method; `scale` multiplies the direction, any real number (negative unlearns)."""
 
     scale: float = Field(1.0, description="factor of the direction; any real number")
+    per_expert: ClassVar[tuple[str, ...]] = ()  # arguments that may have a value for each expert
+    _varied: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _each: dict[str, tuple[float, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def varied(self) -> Mapping[str, Any]:
+        """Arguments whose values vary over the model or the experts, as they were given."""
+        return self._varied
+
+    def each(self, key: str, count: int) -> tuple[float, ...]:
+        """Return an argument's value for each of `count` experts, in sorted order."""
+        return self._each.get(key) or (getattr(self, key),) * count
+
+    def with_varied(self, varied: Mapping[str, Any]) -> Self:
+        """Return the arguments with some that vary."""
+        found = self.model_copy()
+        found._varied = dict(varied)
+        return found
+
+    def with_values(self, values: Mapping[str, Any], each: Mapping[str, tuple[float, ...]]) -> Self:
+        """Return the arguments for one tensor, with values of its own and others for each expert."""
+        found = self.model_copy(update=dict(values))
+        found._each = dict(each)
+        return found
 
     def check_experts(self, count: int) -> None:
         """Check the arguments against the number of experts.
@@ -75,6 +99,7 @@ class Model:
         data: Given statistics of data, by kind, then expert.
         tied: Names that share storage, each with the first name of its group.
         cache: Kept factorisations.
+        varied: Weights that vary over the model, by expert, as they were given.
         architecture: What its tensors are.
     """
 
@@ -87,6 +112,7 @@ class Model:
     data: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     cache: FactorCache | None = None
+    varied: Mapping[str, Any] = field(default_factory=dict)
     architecture: Architecture = field(default_factory=Architecture)
 
     @property

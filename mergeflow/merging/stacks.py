@@ -1,7 +1,7 @@
 """Reading what a merge works on: pieces of the base's tensors with the task vectors of all experts, checked."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import local
 from typing import Any
 
@@ -16,6 +16,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.method import Model, Stack
+from mergeflow.merging.methods.layerwise import depth
+from mergeflow.merging.values import at
 
 State = Mapping[str, Tensor]
 OnPiece = Callable[[str, str, int, Tensor], None]
@@ -40,6 +42,7 @@ def model_of(
     cache: FactorCache | None = None,
     config: Mapping[str, Any] | None = None,
     kept: Collection[str] = (),
+    varied: Mapping[str, Any] | None = None,
 ) -> Model:
     """Return what methods may know about the whole model, from shapes and types alone.
 
@@ -51,6 +54,7 @@ def model_of(
         cache: Kept factorisations.
         config: The base's config.json, for a base in memory.
         kept: Names of tensors that stay the base's.
+        varied: Weights that vary over the model, by expert.
     """
     infos, given = infos_of(base), weights or {}
     found = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
@@ -67,6 +71,7 @@ def model_of(
         data=data or {},
         tied=common_ties(base, experts),
         cache=cache,
+        varied=varied or {},
         architecture=architecture_of(base, config),
     )
 
@@ -92,6 +97,7 @@ class Stacks:
     on_read: Callable[[int], None] | None = None
     infos: dict[str, TensorInfo] = field(init=False)
     _scratch: local = field(default_factory=local)
+    _depths: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.infos = infos_of(self.base)
@@ -107,8 +113,25 @@ class Stacks:
             base.reshape(unit.shape).to(self.device),
             taus.reshape(len(taus), *unit.shape).to(self.device),
             unit.start,
-            self.model,
+            self._model_at(unit.name),
         )
+
+    def depth(self, name: str) -> float:
+        """Return where a tensor's block stands, from 0 (and before the blocks) to 1 (and behind them)."""
+        own = self.model.tied.get(name, name)
+        if own not in self._depths:
+            self._depths[own] = depth(own, self.model.shapes)
+        return self._depths[own]
+
+    def _model_at(self, name: str) -> Model:
+        """Return what is known of the model, with the weights that experts have in one tensor."""
+        varied, model = self.model.varied, self.model
+        if not varied:
+            return model
+        own = model.tied.get(name, name)
+        here = [at(varied[expert], own, self.depth(name)) if expert in varied else None for expert in model.experts]
+        pairs = zip(here, model.weights, strict=True)
+        return replace(model, weights=tuple(constant if one is None else one for one, constant in pairs))
 
     def one_by_one(self, name: str, experts: Sequence[str] | None = None) -> tuple[Tensor, Iterator[Tensor]]:
         """Return a tensor of the base, and its task vectors one expert after the other (or some), all in one buffer."""

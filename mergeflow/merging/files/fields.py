@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapt
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.merging.code import Code
 from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.merging.values import leaves, varies
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -88,13 +89,17 @@ def _weights(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        return tuple((name, _number(weight, f"of '{name}'")) for name, weight in frozen(value))
+        return tuple((str(name), _number(weight, f"of '{name}'")) for name, weight in sorted(value.items(), key=str))
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected numbers, one per expert, in a list or by name, found {shown(value)}")
     return tuple(_number(weight, f"{place + 1} of the list") for place, weight in enumerate(value))
 
 
-def _number(value: Any, place: str) -> float:
+def _number(value: Any, place: str) -> Any:
+    if varies(value):
+        for leaf in leaves(value):
+            _number(leaf, place)
+        return frozen(value)
     try:
         found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
@@ -105,7 +110,7 @@ def _number(value: Any, place: str) -> float:
 
 
 def _plain_weights(value: Any) -> Any:
-    return dict(value) if value and isinstance(value[0], tuple) else value
+    return thawed(value) if value else value
 
 
 Location = Annotated[str, BeforeValidator(_path)]

@@ -75,7 +75,7 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
         for kind, states in data.items():
             paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
-        model = model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept)
+        model = model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept, varied=recipe.varied_weights())
         yield Inputs(call, base, experts, data, paths, model, fit.notes)
 
 

@@ -20,6 +20,7 @@ from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, St
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.merging.values import varies
 from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
@@ -35,7 +36,7 @@ class Recipe(Frozen):
         base: Path of the base; methods whose result does not depend on it need none.
         experts: Paths of the experts, named.
         task_vectors: Paths of task vectors that stand where experts stand, named.
-        weights: One per expert, in order or by name; all 1 by default.
+        weights: One per expert, in order or by name; all 1 by default. One may vary over the model, as arguments may.
         matrices: Which matrices the spectral methods treat (moved into `args`).
         split_qkv: Whether a fused q/k/v weight is three matrices (moved into `args`).
         data: Statistics of data that a method needs: kind → expert → path.
@@ -67,6 +68,7 @@ class Recipe(Frozen):
     code: Codes = None
     _call: MethodCall = PrivateAttr()
     _weights: dict[str, float] = PrivateAttr()
+    _varied_weights: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -112,14 +114,27 @@ class Recipe(Frozen):
         object.__setattr__(self, "code", tuple(sorted(code_of(self._call).items())) or None)
 
     def _check_base(self) -> None:
-        if self.base is None and self._call.arguments.needs_base:
+        if self.base is None and self._needs_base():
             scaled = " at this scale" if not self._call.with_scale(1.0).arguments.needs_base else ""
             raise MergeflowError(f"base: is missing, and the result of '{self.method}'{scaled} depends on it")
         if self.base is None and self.task_vectors:
             raise MergeflowError("base: is missing, which task vectors are differences from")
 
+    def _needs_base(self) -> bool:
+        return self._call.arguments.needs_base or "scale" in self._call.arguments.varied
+
     def _weigh(self, names: Sequence[str]) -> None:
-        self._weights = weights_by_name(self._weights_given(), dict.fromkeys(names), self._call)
+        given = self._weights_given()
+        pairs = given if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
+        self._varied_weights = {name: weight for name, weight in pairs.items() if varies(weight)}
+        if self._varied_weights and self._call.method.weights == "none":
+            raise MergeflowError(f"method '{self.method}' takes no weights per expert: remove `weights`")
+        constant = dict.fromkeys(self._varied_weights, 1.0)
+        if isinstance(given, Mapping):
+            given = {**given, **constant}
+        elif given is not None:
+            given = [1.0 if varies(weight) else weight for weight in given]
+        self._weights = weights_by_name(given, dict.fromkeys(names), self._call)
 
     def call(self) -> MethodCall:
         """Return the configured method."""
@@ -129,11 +144,14 @@ class Recipe(Frozen):
         """Return the weight of every expert."""
         return self._weights
 
-    def _weights_given(self) -> Mapping[str, float] | Sequence[float] | None:
+    def varied_weights(self) -> Mapping[str, Any]:
+        """Return the weights that vary over the model, by expert."""
+        return self._varied_weights
+
+    def _weights_given(self) -> Mapping[str, Any] | Sequence[Any] | None:
         """Return the weights as a list or a mapping."""
-        if self.weights and isinstance(self.weights[0], tuple):
-            return dict(self.weights)
-        return self.weights  # type: ignore[return-value]
+        found: Mapping[str, Any] | Sequence[Any] | None = thawed(self.weights) if self.weights else None
+        return found
 
     def record(self) -> str:
         """Return the recipe as JSON, complete with every default, to be stored with its result."""

@@ -7,7 +7,7 @@ the number of threads changes a bit.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,7 @@ class DareArgs(ThenArgs):
 
     drop: float = Field(0.9, ge=0, lt=1, description="probability of dropping an entry, [0, 1)")
     seed: int = Field(0, ge=0, description="seed of the masks, ≥ 0")
+    per_expert: ClassVar[tuple[str, ...]] = ("drop",)
 
 
 class DellaArgs(DareArgs):
@@ -74,11 +75,13 @@ def _drawn(stack: Stack, seed: int) -> list[np.ndarray]:
 
 def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t / (1 − drop), with m_t = 0 at the probability `drop`."""
-    if args.drop == 0:
+    drops = args.each("drop", len(stack.taus))
+    if not any(drops):
         return stack.weighted
-    bound = np.uint32(min(round(args.drop * 2**32), 2**32 - 1))
-    keep = torch.stack([torch.from_numpy(bits >= bound) for bits in _drawn(stack, args.seed)])
-    factors = torch.tensor(stack.model.weights, dtype=torch.float64) / (1 - args.drop)
+    bounds = [np.uint32(min(round(drop * 2**32), 2**32 - 1)) for drop in drops]
+    drawn = zip(_drawn(stack, args.seed), bounds, strict=True)
+    keep = torch.stack([torch.from_numpy(bits >= bound) for bits, bound in drawn])
+    factors = torch.tensor(stack.model.weights, dtype=torch.float64) / (1 - torch.tensor(drops, dtype=torch.float64))
     column = factors.to(stack.taus.device, stack.taus.dtype).reshape(stack.weight_column.shape)
     return torch.where(keep.reshape(stack.taus.shape).to(stack.taus.device), stack.taus * column, 0)
 
@@ -92,8 +95,10 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
     order = rows.abs().argsort(dim=-1, descending=True, stable=True)
     step = args.window / (n - 1) if n > 1 else 0.0
     by_rank = torch.arange(n, dtype=rows.dtype, device=rows.device) * step
-    least = args.drop - args.window / 2 if n > 1 else args.drop
-    drop = torch.empty_like(rows).scatter_(-1, order, by_rank.add_(least).expand_as(rows).contiguous())
+    drops = torch.tensor(args.each("drop", len(rows)), dtype=rows.dtype, device=rows.device)
+    least = drops - args.window / 2 if n > 1 else drops
+    by_rank = (by_rank + least[:, None, None]).expand_as(rows).contiguous()
+    drop = torch.empty_like(rows).scatter_(-1, order, by_rank)
     drawn = torch.stack([torch.from_numpy(bits.astype(np.float64)) for bits in _drawn(stack, args.seed)])
     keep = drawn.reshape(rows.shape).to(rows.device) >= drop.double() * 2**32
     return torch.where(keep, rows / (1 - drop), 0).reshape(stack.taus.shape) * stack.weight_column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class BreadcrumbsArgs(Args):
 
     beta: float = Field(0.85, ge=0, le=1, description="share of smallest magnitudes dropped per tensor, 0 … 1")
     gamma: float = Field(0.01, ge=0, le=1, description="share of largest magnitudes dropped per tensor, 0 … 1")
+    per_expert: ClassVar[tuple[str, ...]] = ("beta", "gamma")
 
 
 class MagmaxArgs(Args):
@@ -73,19 +74,26 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
 
 def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t without the smallest and the largest magnitudes of each task vector."""
-    magnitudes = stack.taus.abs().reshape(len(stack.taus), stack.base.numel())
-    n = magnitudes.shape[1]
-    low, high = floor(args.beta * n + 1e-9), floor(args.gamma * n + 1e-9)
-    if n == 0 or low + high == 0:
+    count, n = len(stack.taus), stack.base.numel()
+    cuts = [
+        (floor(beta * n + 1e-9), floor(gamma * n + 1e-9))
+        for beta, gamma in zip(args.each("beta", count), args.each("gamma", count), strict=True)
+    ]
+    if n == 0 or not any(low or high for low, high in cuts):
         return stack.weighted
-    if low + high >= n:
-        return torch.zeros_like(stack.taus)
-    keep = torch.ones_like(magnitudes, dtype=torch.bool)
-    if low:
-        keep &= magnitudes >= magnitudes.kthvalue(low + 1, dim=1, keepdim=True).values
-    if high:
-        keep &= magnitudes <= magnitudes.kthvalue(n - high, dim=1, keepdim=True).values
+    keep = torch.stack([_between(tau.abs().reshape(-1), *cut) for tau, cut in zip(stack.taus, cuts, strict=True)])
     return stack.weighted * keep.reshape(stack.taus.shape)
+
+
+def _between(magnitudes: Tensor, low: int, high: int) -> Tensor:
+    """Return which magnitudes are neither among the `low` smallest nor among the `high` largest."""
+    n = len(magnitudes)
+    keep = torch.full_like(magnitudes, low + high < n, dtype=torch.bool)
+    if low and low + high < n:
+        keep &= magnitudes >= magnitudes.kthvalue(low + 1).values
+    if high and low + high < n:
+        keep &= magnitudes <= magnitudes.kthvalue(n - high).values
+    return keep
 
 
 @method("magmax", MagmaxArgs, elementwise=True, weights="none")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import floor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +27,7 @@ class TiesArgs(Args):
         "global", description="trim over the whole task vector, or per tensor, where each keeps one entry at least"
     )
     reduce: Reduce = Field("mean", description=REDUCE)
+    per_expert: ClassVar[tuple[str, ...]] = ("keep",)
 
 
 def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
@@ -40,8 +42,12 @@ def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
     return kept
 
 
-def tensor_thresholds(values: Tensor, keep: float) -> Tensor:
+def tensor_thresholds(values: Tensor, keep: float | Sequence[float]) -> Tensor:
     """Return the max(1, ⌊keep · n⌋)-th largest magnitude of each row of [T, …]; +∞ where keep or n is 0."""
+    if not isinstance(keep, float | int) and len(set(keep)) == 1:
+        keep = keep[0]
+    if not isinstance(keep, float | int):
+        return torch.cat([tensor_thresholds(row, share) for row, share in zip(values.split(1), keep, strict=True)])
     flat = values.abs().reshape(values.shape[0], values[0].numel())
     k = max(1, floor(keep * flat.shape[1] + 1e-9)) if keep and flat.shape[1] else 0
     if k == 0:
@@ -88,7 +94,11 @@ def majority_pass(trimmed: Any) -> Pass:
 
 
 def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
-    thresholds = stack.model.known["threshold"] if args.trim == "global" else tensor_thresholds(stack.taus, args.keep)
+    thresholds = (
+        stack.model.known["threshold"]
+        if args.trim == "global"
+        else tensor_thresholds(stack.taus, args.each("keep", len(stack.taus)))
+    )
     trimmed = trim_to(stack.taus, thresholds)
     return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed * stack.weight_column
 

@@ -1,0 +1,143 @@
+"""Values that vary over a model: gradients over depth, filters by name, one per expert; for any numeric argument.
+
+t: [0, 0.5, 1]                                 # over depth: 0 at the first block, 1 at the last, linear between
+t: [{filter: self_attn, value: [0, 1]}, 0.5]   # the first filter that is part of a tensor's name decides
+keep: {a: 0.5, b: [0.1, 0.9]}                  # by expert, for arguments that sparsify each task vector
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.method import Args
+
+_NUMERIC = (float, int, float | None, int | None)
+_KEYS = {"filter", "value"}
+
+
+def varies(value: Any, numeric: bool = True) -> bool:
+    """Whether a value of a numeric argument is written as one that varies."""
+    return numeric and isinstance(value, list | tuple | Mapping)
+
+
+def split(model: type[BaseModel], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the constant arguments and those that vary."""
+    fields = model.model_fields
+    varied = {
+        key: value
+        for key, value in given.items()
+        if key in fields and varies(value, fields[key].annotation in _NUMERIC)
+    }
+    return {key: value for key, value in given.items() if key not in varied}, varied
+
+
+def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[str, Any]) -> list[str]:
+    """Return the faults of arguments that vary: how they are written, and every number in them."""
+    faults = []
+    per_expert = getattr(model, "per_expert", ())
+    for key, value in varied.items():
+        try:
+            numbers = list(leaves(value, key in per_expert))
+        except MergeflowError as error:
+            faults.append(f"{key}: {error}")
+            continue
+        for leaf in numbers:
+            try:
+                model(**{**constant, key: leaf})
+            except ValidationError as error:
+                own = [fault for fault in error.errors() if fault["loc"] in ((key,), ())]
+                faults += [
+                    f"{key}: {fault['msg'].replace('Input should', 'must')}, found {leaf!r:.40}" for fault in own
+                ]
+    return list(dict.fromkeys(faults))
+
+
+def leaves(value: Any, by_expert: bool = False) -> Iterator[Any]:
+    """Yield the numbers of a value that varies.
+
+    Raises:
+        MergeflowError: It is not written in a known way.
+    """
+    if isinstance(value, Mapping) and "value" in value and set(value) <= _KEYS:
+        yield from leaves(value["value"])
+    elif isinstance(value, Mapping):
+        if not by_expert or not value:
+            raise MergeflowError(
+                f"expected a number, a list over depth, or filter and value, found {dict(value)!r:.60}"
+            )
+        for own in value.values():
+            yield from leaves(own)
+    elif isinstance(value, list | tuple):
+        if not value:
+            raise MergeflowError("an empty list has no value")
+        for one in value:
+            yield from leaves(one)
+    else:
+        yield value
+
+
+def at(value: Any, name: str, depth: float) -> float | None:
+    """Return the number that a value is for a tensor, or None where no filter is part of its name.
+
+    Args:
+        value: A number; numbers over depth; a filter with its value, or a list of these and numbers for all the rest.
+        name: The tensor's name.
+        depth: Where its block stands, 0 … 1.
+
+    Example:
+        >>> at([0, 0.5, 1], "layers.1.w", 0.25), at([{"filter": "mlp", "value": 3}, 1], "layers.0.attn.w", 0)
+        (0.25, 1)
+    """
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        found: float = value
+        return found
+    if not any(isinstance(one, Mapping) for one in value):
+        return gradient(value, depth)
+    for one in value:
+        pattern = one.get("filter") if isinstance(one, Mapping) else None
+        if pattern in (None, "*") or str(pattern) in name:
+            return at(one["value"] if isinstance(one, Mapping) else one, name, depth)
+    return None
+
+
+def gradient(values: Sequence[float], depth: float) -> float:
+    """Return the value at a depth of 0 … 1 between evenly spaced ones.
+
+    Example:
+        >>> gradient([0, 10, 40], 0.75)
+        25.0
+    """
+    place = depth * (len(values) - 1)
+    low = min(int(place), len(values) - 1)
+    high = min(low + 1, len(values) - 1)
+    return (1 - (place - low)) * values[low] + (place - low) * values[high]
+
+
+def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Args:
+    """Return a method's arguments for one tensor.
+
+    Args:
+        args: Its arguments.
+        name: The tensor's name.
+        depth: Where its block stands, 0 … 1.
+        experts: Names of the experts, in the order in which `each` of the result has arguments by expert.
+    """
+    fields = type(args).model_fields
+    found: dict[str, Any] = {}
+    each: dict[str, tuple[float, ...]] = {}
+    for key, value in args.varied.items():
+        default = fields[key].default
+        fallback = None if default is PydanticUndefined else default
+        if isinstance(value, Mapping) and "value" not in value:
+            own = [at(value[expert], name, depth) if expert in value else None for expert in experts]
+            each[key] = tuple(float(fallback or 0.0) if one is None else one for one in own)
+            continue
+        here = at(value, name, depth)
+        kind = int if fields[key].annotation in (int, int | None) else float
+        found[key] = fallback if here is None else kind(round(here) if kind is int else here)
+    return args.with_values(found, each)
