@@ -11,78 +11,18 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import Field, PrivateAttr
+from typing import TYPE_CHECKING, Any, Literal
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Form
+from mergeflow.merging.args import Args
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
-from mergeflow.schema import Frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Args(Frozen):
-    """Arguments of a method; `scale` multiplies the direction, any real number (negative unlearns)."""
-
-    scale: float = Field(1.0, description="factor of the direction; any real number")
-    per_expert: ClassVar[tuple[str, ...]] = ()  # arguments that may have a value for each expert
-    _varied: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _each: dict[str, tuple[float, ...]] = PrivateAttr(default_factory=dict)
-
-    @property
-    def varied(self) -> Mapping[str, Any]:
-        """Arguments whose values vary over the model or the experts, as they were given."""
-        return self._varied
-
-    def each(self, key: str, count: int) -> tuple[float, ...]:
-        """Return an argument's value for each of `count` experts, in sorted order."""
-        return self._each.get(key) or (getattr(self, key),) * count
-
-    def with_varied(self, varied: Mapping[str, Any]) -> Self:
-        """Return the arguments with some that vary."""
-        found = self.model_copy()
-        found._varied = dict(varied)
-        return found
-
-    def with_values(self, values: Mapping[str, Any], each: Mapping[str, tuple[float, ...]]) -> Self:
-        """Return the arguments for one tensor, with values of its own and others for each expert."""
-        found = self.model_copy(update=dict(values))
-        found._each = dict(each)
-        return found
-
-    def check_experts(self, count: int) -> None:
-        """Check the arguments against the number of experts.
-
-        Raises:
-            MergeflowError: One that makes no sense with so many.
-        """
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether the result depends on the base."""
-        return True
-
-    @property
-    def selection(self) -> Selection | None:
-        """Which matrices the method treats apart; None where it treats none."""
-        found: Selection | None = getattr(self, "matrices", None)
-        return found
-
-    @property
-    def uses(self) -> tuple[str, ...]:
-        """Names of other methods that the method calls."""
-        return ()
-
-    @property
-    def splits(self) -> bool:
-        """Whether fused weights are cut into the matrices they hold."""
-        return bool(getattr(self, "split_qkv", False))
 
 
 @dataclass(frozen=True)
