@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch
 from pydantic import BaseModel, ValidationError
 
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.late import torch
 from mergeflow.merging import methods as families
 from mergeflow.merging.foreign import METHODS as FOREIGN
 from mergeflow.merging.foreign import argument_hint
