@@ -80,16 +80,15 @@ def gate(version: str | int = "candidate", model: str | None = None, root: str =
     Returns:
         The version, the champion now, whether it changed; a refused version is no error.
     """
-    from registry.gates import GateSettings
     from registry.lookup import find_version
     from registry.promotion import promote
     from registry.store import connect
 
     folder = project_folder(root)
-    section = load_params(folder / "params.yaml").registry
-    store, asked = connect(project_root=folder), model or section.model
+    settings = load_params(folder / "params.yaml").registry
+    store, asked = connect(project_root=folder), model or settings.model
     number = find_version(store, asked, str(version)).version
-    done = promote(store, asked, number, GateSettings(**section.model_dump(exclude={"model"})))
+    done = promote(store, asked, number, settings)
     publish_decision(store, asked, number, done.champion, done.decision)
     return {"model": asked, "version": number, "champion": done.champion, "changed": done.changed}
 

@@ -141,14 +141,12 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
     ) -> None:
         """Make a version champion if the gates of params.yaml let it; exit status 1 when they do not."""
-        from registry.gates import GateSettings
         from registry.lookup import find_version
         from registry.promotion import Force, promote
         from tasks.project.sections import RegistrySection, read_section
 
         store, model, version = opened(name, which)
-        section = read_section(root, "registry", RegistrySection)
-        settings = GateSettings(**section.model_dump(exclude={"model"}))
+        settings = read_section(root, "registry", RegistrySection)
         number = find_version(store, model, version).version
         done = promote(
             store, model, number, settings, force=Force(who, why) if force else None, who=who or None, why=why

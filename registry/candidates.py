@@ -60,11 +60,11 @@ def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
 
 
 def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
-    answers = np.load(io.dep(layout.WINNER_ANSWERS), allow_pickle=False)
+    scores = np.load(io.dep(layout.WINNER_SCORES), allow_pickle=False)
     return Evidence(
         accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
         expert_accuracy=selection["individual"],
-        correct={task: answers[task] for task in selection["tasks"]},
+        scores={task: scores[task].astype(np.float32) for task in selection["tasks"]},
         digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
         reproducible=reproducible,
     )

@@ -6,30 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from mergeflow.schema import Frozen
+from mergeflow.gate_settings import GateSettings
 
-
-class GateSettings(Frozen):
-    """What a candidate must show to become champion.
-
-    Args:
-        margin: least gain in mean normalised validation accuracy over the champion, a fraction (0.002 = 0.2 points).
-        tolerance: largest loss in accuracy on any one task, a fraction (0.02 = 2 points).
-        confidence: level of the paired bootstrap interval of the gain, whose lower end must be above 0;
-            None: no interval is asked for.
-        resamples: bootstrap samples.
-        seed: of the bootstrap.
-        require_reproducible: the recipe must have been replayed to the same bytes.
-    """
-
-    margin: float = Field(default=0.0, ge=0.0, le=1.0)
-    tolerance: float = Field(default=0.02, ge=0.0, le=1.0)
-    confidence: float | None = Field(default=0.95, gt=0.0, lt=1.0)
-    resamples: int = Field(default=2000, ge=100)
-    seed: int = 0
-    require_reproducible: bool = False
+_COUNTS_AT_ONCE = 1 << 20  # of int64: 8 MiB, where every example has a score of its own
 
 
 @dataclass(frozen=True)
@@ -39,14 +19,15 @@ class Evidence:
     Args:
         accuracy: task to accuracy, 0..1.
         expert_accuracy: task to the accuracy of its own expert, in (0, 1]; what accuracies are normalised by.
-        correct: task to one boolean per validation image, in the split's order; empty where not recorded.
-        digests: task to the SHA-256 of its validation split; two models are paired image by image only where equal.
+        scores: task to float32 [n], one score in [0, 1] per validation example in the split's order; empty where not
+            recorded.
+        digests: task to the SHA-256 of its validation split; two models are paired example by example only where equal.
         reproducible: whether replaying the recipe gave the same bytes; None when nobody tried.
     """
 
     accuracy: Mapping[str, float]
     expert_accuracy: Mapping[str, float]
-    correct: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     reproducible: bool | None = None
 
@@ -106,15 +87,15 @@ def decide(
         The decision; the same arguments give the same one.
 
     Example:
-        >>> old = Evidence({"digits": 0.80}, {"digits": 0.90})
-        >>> new = Evidence({"digits": 0.85}, {"digits": 0.90})
+        >>> old = Evidence({"digits": 0.80}, {"digits": 0.90}, reproducible=True)
+        >>> new = Evidence({"digits": 0.86}, {"digits": 0.90}, reproducible=True)
         >>> decide(new, old, GateSettings(confidence=None)).promote
         True
         >>> decide(old, new, GateSettings(confidence=None)).reasons
-        ['mean normalised validation accuracy changes by -5.56 points, needed: a gain of at least 0.00', \
-'digits: 80.00 % against 85.00 %, more than 2.00 points worse']
+        ['mean normalised validation accuracy changes by -6.67 points, needed: a gain of at least 0.00', \
+'digits: 80.00 % against 86.00 %, more than 5.00 points worse']
     """
-    numbers: dict[str, Any] = {"settings": settings.model_dump()}
+    numbers: dict[str, Any] = {"settings": settings.model_dump(include=set(GateSettings.model_fields))}
     gates = [_complete("candidate", candidate)]
     gates.append(_reproducible(candidate, settings))
     gates.append(Gate("in service", not withdrawn, _withdrawn_text(withdrawn)))
@@ -133,7 +114,7 @@ def decide(
 
 
 def comparable(candidate: Evidence, champion: Evidence) -> bool:
-    """Say whether both were evaluated on the same validation images for every task that they share."""
+    """Say whether both were evaluated on the same validation examples for every task that they share."""
     return all(_paired(candidate, champion, task) for task in set(candidate.accuracy) & set(champion.accuracy))
 
 
@@ -201,12 +182,12 @@ def _interval_gate(
         return Gate(
             "interval",
             False,
-            f"no paired interval: the per-image results of {', '.join(unpaired)} are missing or of other images; "
+            f"no paired interval: the scores by example of {', '.join(unpaired)} are missing or of other examples; "
             "evaluate the champion on the present validation split, or set confidence to null",
         )
     low, high = paired_interval(
-        {task: np.asarray(candidate.correct[task]) for task in tasks},
-        {task: np.asarray(champion.correct[task]) for task in tasks},
+        {task: np.asarray(candidate.scores[task]) for task in tasks},
+        {task: np.asarray(champion.scores[task]) for task in tasks},
         {task: candidate.expert_accuracy[task] for task in tasks},
         settings,
     )
@@ -216,10 +197,10 @@ def _interval_gate(
 
 
 def _paired(candidate: Evidence, champion: Evidence, task: str) -> bool:
-    if task not in candidate.correct or task not in champion.correct:
+    if task not in candidate.scores or task not in champion.scores:
         return False
-    same_images = candidate.digests.get(task) == champion.digests.get(task)
-    return same_images and len(candidate.correct[task]) == len(champion.correct[task]) > 0
+    same_examples = candidate.digests.get(task) == champion.digests.get(task)
+    return same_examples and len(candidate.scores[task]) == len(champion.scores[task]) > 0
 
 
 def _tolerance_gate(
@@ -251,14 +232,14 @@ def paired_interval(
     expert_accuracy: Mapping[str, float],
     settings: GateSettings,
 ) -> tuple[float, float]:
-    r"""Return the percentile interval of the gain in mean normalised accuracy, resampling images within each task.
+    r"""Return the percentile interval of the gain in mean normalised accuracy, resampling examples within each task.
 
-    gain = 1/T Σ_t (1/n_t) Σ_i (a_ti − b_ti) / e_t, where a and b say whether candidate and champion are right on
-    image i. A paired difference is −1, 0 or 1, so a resample of n_t images is one multinomial draw of three counts.
+    gain = 1/T Σ_t (1/n_t) Σ_i (a_ti − b_ti) / e_t, where a and b are the scores of candidate and champion on example
+    i. A resample of n_t examples is one multinomial draw of how often each distinct difference a − b occurs.
 
     Args:
-        candidate: task to booleans [n_t].
-        champion: the same for the champion, the same images in the same order.
+        candidate: task to scores [n_t] in [0, 1].
+        champion: the same for the champion, the same examples in the same order.
         expert_accuracy: e_t, in (0, 1].
         settings: level, number of resamples and seed.
 
@@ -272,11 +253,19 @@ def paired_interval(
     random = np.random.default_rng(settings.seed)
     total = np.zeros(settings.resamples)
     for task in sorted(candidate):
-        difference = candidate[task].astype(np.int8) - champion[task].astype(np.int8)
-        count = len(difference)
-        chances = [np.mean(difference == -1), np.mean(difference == 0), np.mean(difference == 1)]
-        draws = random.multinomial(count, np.asarray(chances) / np.sum(chances), size=settings.resamples)
-        total += (draws[:, 2] - draws[:, 0]) / count / expert_accuracy[task]
+        difference = candidate[task].astype(np.float64) - champion[task].astype(np.float64)
+        total += _resampled_sums(difference, settings.resamples, random) / len(difference) / expert_accuracy[task]
     tail = (1.0 - settings.confidence) / 2.0
     low, high = np.quantile(total / len(candidate), [tail, 1.0 - tail])
     return float(low), float(high)
+
+
+def _resampled_sums(difference: np.ndarray, resamples: int, random: np.random.Generator) -> np.ndarray:
+    """Return Σ_i d_i of each of `resamples` samples drawn with replacement, [resamples]."""
+    # -1, 0 and 1 always have a place, so that scores of 0 and 1 draw the same numbers whichever differences occur.
+    values, counts = np.unique(np.concatenate([[-1.0, 0.0, 1.0], difference]), return_counts=True)
+    chances = (counts - np.isin(values, (-1.0, 0.0, 1.0))) / len(difference)
+    chances /= np.sum(chances)
+    block = max(1, _COUNTS_AT_ONCE // len(values))
+    sizes = (min(block, resamples - start) for start in range(0, resamples, block))
+    return np.concatenate([random.multinomial(len(difference), chances, size=size) @ values for size in sizes])

@@ -8,7 +8,7 @@ from typing import Any
 
 from mergeflow import layout
 from registry.candidates import make_candidate
-from registry.gates import Decision, GateSettings
+from registry.gates import Decision
 from registry.logging import log_pipeline
 from registry.pipeline_records import StageFiles, expert_record, method_record, read_json
 from registry.promotion import promote, register
@@ -71,7 +71,7 @@ def register_rebuilt(
         store,
         name,
         version.version,
-        GateSettings(**io.section("registry").model_dump(exclude={"model"})),
+        io.section("registry"),
         reevaluate=lambda number: evaluate_version(store, name, number, splits, candidate.evidence),
         only_ask=not promote_it,
     )

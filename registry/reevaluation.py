@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 
 from mergeflow.data import load_split
@@ -49,7 +50,7 @@ def evaluate_version(
     others = sorted(set(kept.accuracy) - set(candidate.accuracy))
     with TemporaryDirectory(prefix="mergeflow-version-") as scratch:
         model, heads, image_size = read_model(download(store, name, which, Path(scratch)), device)
-    correct = {}
+    scores = {}
     for task in sorted(set(heads) & set(splits) & set(candidate.accuracy)):
         split = load_split(splits[task], "validation")
         if list(split.class_names) != list(heads[task].class_names):
@@ -61,12 +62,12 @@ def evaluate_version(
             )
         labels = torch.from_numpy(split.labels.copy()).to(device)
         data = Classification(task, torch.from_numpy(split.images), labels, heads[task].to(device))
-        correct[task] = example_scores(model, data, batch_size).astype(bool)
+        scores[task] = example_scores(model, data, batch_size)
     return Evidence(
         accuracy={task: kept.accuracy[task] for task in others}
-        | {task: float(right.mean()) for task, right in correct.items()},
+        | {task: float(found.mean(dtype=np.float64)) for task, found in scores.items()},
         expert_accuracy={task: kept.expert_accuracy[task] for task in others}
-        | {task: candidate.expert_accuracy[task] for task in correct},
-        correct=correct,
-        digests={task: candidate.digests[task] for task in correct if task in candidate.digests},
+        | {task: candidate.expert_accuracy[task] for task in scores},
+        scores=scores,
+        digests={task: candidate.digests[task] for task in scores if task in candidate.digests},
     )

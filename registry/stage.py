@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
-from registry.gates import GateSettings
 from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json
 
 PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
@@ -35,7 +34,7 @@ def run(io: StageFiles) -> None:
         store,
         settings.model,
         version.version,
-        GateSettings(**settings.model_dump(exclude={"model"})),
+        settings,
         reevaluate=lambda number: evaluate_version(store, settings.model, number, splits, candidate.evidence),
     )
     now = current(store, settings.model)

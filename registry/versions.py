@@ -30,6 +30,8 @@ REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
 TASKS, METHOD = "mergeflow.tasks", "mergeflow.method"
 _MODEL = "mergeflow.model"
 _ENCODER = "encoder.safetensors"
+_SCORES = "scores.safetensors"
+_ANSWERS = "correct.safetensors"  # of former days: 1 where the model was right
 _UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 
 
@@ -255,8 +257,7 @@ def _write_evidence(folder: Path, evidence: Evidence) -> None:
     }
     (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
     save_file(
-        {task: np.asarray(right, dtype=np.uint8) for task, right in evidence.correct.items()},
-        folder / "correct.safetensors",
+        {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES
     )
 
 
@@ -280,5 +281,6 @@ def _read_evidence(store: Store, source: str) -> Evidence:
     with TemporaryDirectory(prefix="mergeflow-evidence-") as scratch, store.active():
         folder = Path(mlflow.artifacts.download_artifacts(f"{source}/evidence", dst_path=scratch))
         document = json.loads((folder / "evidence.json").read_text())
-        correct = load_file(folder / "correct.safetensors")
-    return Evidence(correct={task: right.astype(bool) for task, right in correct.items()}, **document)
+        kept = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
+        scores = {task: found.astype(np.float32) for task, found in load_file(kept).items()}
+    return Evidence(scores=scores, **document)

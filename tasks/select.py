@@ -15,10 +15,10 @@ from tasks.vision import choose_device, expert_summary, load_for_experts, load_m
 
 
 def run(io: StageIO) -> None:
-    """Write the chosen merge of each method, the choices, and the winner's answers image by image.
+    """Write the chosen merge of each method, the choices, and the winner's scores example by example.
 
     `outputs/merged/<method>.safetensors`; `outputs/results/selection.json`; `outputs/results/winner_validation.npz`
-    with one boolean array per task (right or wrong, in the split's order) for the registry's paired bootstrap.
+    with one float32 array in [0, 1] per task, in the split's order, for the registry's paired bootstrap.
     """
     tasks, grids = list(io.section("tasks")), io.section("sweep")
     base, experts = load_states(io, tasks)
@@ -45,7 +45,7 @@ def run(io: StageIO) -> None:
     individual = {task: expert_summary(io, task)["validation_accuracy"] for task in tasks}
     selection = {"tasks": tasks, "winner": winner, "individual": individual, "methods": chosen}
     io.out(layout.SELECTION).write_text(json.dumps(selection, indent=1) + "\n")
-    _write_winner_answers(io, folder / f"{winner}.safetensors", tasks)
+    _write_winner_scores(io, folder / f"{winner}.safetensors", tasks)
 
 
 def _recipe(io: StageIO, call: MethodCall, base: Any, experts: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _recipe(io: StageIO, call: MethodCall, base: Any, experts: dict[str, Any]) -
     }
 
 
-def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> None:
+def _write_winner_scores(io: StageIO, checkpoint: Any, tasks: list[str]) -> None:
     from mergeflow.checkpoints import open_checkpoint
 
     device = choose_device(io)
@@ -70,9 +70,9 @@ def _write_winner_answers(io: StageIO, checkpoint: Any, tasks: list[str]) -> Non
     with open_checkpoint(checkpoint) as state:
         model.load(state)
     batch_size = io.section("evaluation").batch_size
-    answers = {
-        task: example_scores(model, examples, batch_size).astype(bool)
+    scores = {
+        task: example_scores(model, examples, batch_size)
         for task, examples in load_for_experts(io, "validation", tasks, device).items()
     }
-    with io.out(layout.WINNER_ANSWERS).open("wb") as file:
-        np.savez(file, allow_pickle=False, **answers)
+    with io.out(layout.WINNER_SCORES).open("wb") as file:
+        np.savez(file, allow_pickle=False, **scores)

@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, field_validator
 
 from mergeflow.errors import MergeflowError, check_model_name
+from mergeflow.gate_settings import GateSettings
 from mergeflow.schema import Frozen, validated
 from tasks.project.files import read_yaml
 
@@ -14,19 +15,10 @@ class Section(Frozen, strict=True):
     """A frozen part of params.yaml."""
 
 
-class RegistrySection(Section):
-    """The registered model's name and the gates a candidate has to pass to become champion.
-
-    margin: least gain in mean normalised validation accuracy over the champion. tolerance: largest loss of one
-    task's validation accuracy, as a fraction. confidence: level of the paired bootstrap interval of the gain, which
-    must lie above 0; null asks for none. require_reproducible: replaying the winner's recipe must give the same bytes.
-    """
+class RegistrySection(GateSettings):
+    """The registered model's name, beside what a candidate has to show to become champion."""
 
     model: str
-    margin: float = Field(0.0, ge=0.0, le=1.0)
-    tolerance: float = Field(0.05, ge=0.0, le=1.0)
-    confidence: float | None = Field(0.95, gt=0.0, lt=1.0)
-    require_reproducible: bool = True
 
     @field_validator("model")
     @classmethod
@@ -43,7 +35,7 @@ class RunSection(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
 
 
-Part = TypeVar("Part", bound=Section)
+Part = TypeVar("Part", bound=Frozen)
 
 
 def read_section(root: Path, name: str, section: type[Part]) -> Part:

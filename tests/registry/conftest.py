@@ -114,9 +114,9 @@ def make_candidate(tmp_path: Path, stub_vision: None) -> Callable[..., Candidate
 
 def make_evidence(accuracy: float, tasks: tuple[str, ...] = tuple(CLASSES), count: int = 200) -> Evidence:
     """Evidence of a model right on the first `accuracy` of each task's images."""
-    correct = {task: np.arange(count) < round(accuracy * count) for task in tasks}
-    shares = {task: float(right.mean()) for task, right in correct.items()}
-    return Evidence(shares, dict.fromkeys(tasks, 0.95), correct, dict.fromkeys(tasks, "digest"))
+    scores = {task: (np.arange(count) < round(accuracy * count)).astype(np.float32) for task in tasks}
+    shares = {task: float(found.mean(dtype=np.float64)) for task, found in scores.items()}
+    return Evidence(shares, dict.fromkeys(tasks, 0.95), scores, dict.fromkeys(tasks, "digest"), True)
 
 
 class Forker:

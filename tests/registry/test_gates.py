@@ -11,7 +11,7 @@ from registry.gates import Evidence, GateSettings, decide, paired_interval
 
 from .conftest import make_evidence
 
-NO_INTERVAL = GateSettings(confidence=None)
+NO_INTERVAL = GateSettings(confidence=None, tolerance=0.02, require_reproducible=False)
 
 
 def failed(candidate, champion, options=NO_INTERVAL, **more):
@@ -52,7 +52,7 @@ def test_tolerance_guards_each_task():
     old = Evidence({"digits": 0.80, "signs": 0.80}, experts)
     new = Evidence({"digits": 0.95, "signs": 0.77}, experts)
     assert failed(new, old) == ["tolerance"]
-    assert not failed(new, old, GateSettings(confidence=None, tolerance=0.03))
+    assert not failed(new, old, NO_INTERVAL.model_copy(update={"tolerance": 0.03}))
     reasons = decide(new, old, NO_INTERVAL).reasons
     assert reasons == ["signs: 77.00 % against 80.00 %, more than 2.00 points worse"]
 
@@ -62,20 +62,20 @@ def test_interval_asks_for_more_than_luck():
     assert not failed(make_evidence(0.9), make_evidence(0.8), GateSettings())
 
 
-def test_interval_needs_the_same_images():
+def test_interval_needs_the_same_examples():
     old, new = make_evidence(0.8), make_evidence(0.9)
-    assert failed(new, Evidence(old.accuracy, old.expert_accuracy), GateSettings()) == ["interval"]
-    other = Evidence(old.accuracy, old.expert_accuracy, old.correct, {"digits": "other", "signs": "digest"})
+    assert failed(new, Evidence(old.accuracy, old.expert_accuracy, reproducible=True), GateSettings()) == ["interval"]
+    other = Evidence(old.accuracy, old.expert_accuracy, old.scores, {"digits": "other", "signs": "digest"}, True)
     answer = decide(new, other, GateSettings())
     assert not answer.promote
-    assert "digits are missing or of other images" in answer.reasons[0]
+    assert "digits are missing or of other examples" in answer.reasons[0]
 
 
 def test_reproducible_and_withdrawn():
     strict = GateSettings(confidence=None, require_reproducible=True)
-    assert failed(make_evidence(0.9), None, strict) == ["reproducible"]
-    assert failed(make_evidence(0.9), None, withdrawn=True) == ["in service"]
     shares = make_evidence(0.9)
+    assert failed(Evidence(shares.accuracy, shares.expert_accuracy), None, strict) == ["reproducible"]
+    assert failed(shares, None, withdrawn=True) == ["in service"]
     assert not failed(Evidence(shares.accuracy, shares.expert_accuracy, reproducible=True), None, strict)
 
 
@@ -110,6 +110,45 @@ def test_interval_agrees_with_scipy():
     ).confidence_interval
     assert low == pytest.approx(theirs.low, abs=0.004)
     assert high == pytest.approx(theirs.high, abs=0.004)
+
+
+def interval_of_booleans(candidate, champion, expert_accuracy, options):
+    """The interval as it was when evidence said right or wrong: a multinomial over -1, 0 and 1."""
+    random, total = np.random.default_rng(options.seed), np.zeros(options.resamples)
+    for task in sorted(candidate):
+        difference = candidate[task].astype(np.int8) - champion[task].astype(np.int8)
+        chances = [np.mean(difference == -1), np.mean(difference == 0), np.mean(difference == 1)]
+        draws = random.multinomial(len(difference), np.asarray(chances) / np.sum(chances), size=options.resamples)
+        total += (draws[:, 2] - draws[:, 0]) / len(difference) / expert_accuracy[task]
+    tail = (1.0 - options.confidence) / 2.0
+    return tuple(float(end) for end in np.quantile(total / len(candidate), [tail, 1.0 - tail]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_scores_of_zero_and_one_give_the_interval_of_booleans_bit_for_bit(data):
+    counts = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=3))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    shares = [data.draw(st.sampled_from([0.0, 0.3, 0.9, 1.0])) for _ in range(2)]
+    sides = [{f"t{k}": random.random(count) < share for k, count in enumerate(counts)} for share in shares]
+    experts = {f"t{k}": 0.9 - 0.1 * k for k in range(len(counts))}
+    options = GateSettings(resamples=200, seed=5)
+    scores = [{task: right.astype(np.float32) for task, right in side.items()} for side in sides]
+    assert paired_interval(*scores, experts, options) == interval_of_booleans(*sides, experts, options)
+
+
+def test_interval_of_scores_between_zero_and_one_agrees_with_scipy(monkeypatch):
+    random = np.random.default_rng(1)
+    old = random.random(300).astype(np.float32)
+    new = np.clip(old + random.normal(0.03, 0.2, 300), 0, 1).astype(np.float32)
+    options = GateSettings(resamples=10000)
+    found = paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options)
+    theirs = scipy.stats.bootstrap(
+        ((new.astype(float) - old) / 0.9,), np.mean, method="percentile", n_resamples=10000, rng=random
+    ).confidence_interval
+    assert found == pytest.approx((theirs.low, theirs.high), abs=0.002)
+    monkeypatch.setattr("registry.gates._COUNTS_AT_ONCE", 1000)  # fewer at once: the same draws
+    assert paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options) == found
 
 
 def test_interval_covers_the_truth_as_often_as_it_says():

@@ -44,8 +44,8 @@ def prepare(folder: Path, task: str, size: int = 32, names: list[str] | None = N
 
 def evidence(accuracy, digest):
     tasks = dict.fromkeys(NAMES, accuracy)
-    right = {task: np.arange(12) < accuracy * 12 for task in NAMES}
-    return Evidence(tasks, dict.fromkeys(NAMES, 1.0), right, dict.fromkeys(NAMES, digest))
+    right = {task: (np.arange(12) < accuracy * 12).astype(np.float32) for task in NAMES}
+    return Evidence(tasks, dict.fromkeys(NAMES, 1.0), right, dict.fromkeys(NAMES, digest), True)
 
 
 def test_promote_asks_anew_only_where_the_images_changed(store, real, tmp_path):
@@ -79,7 +79,7 @@ def test_figures_are_those_of_the_model_itself(store, real, tmp_path):
     rows = {"image": [encode_png(Image.fromarray(pixels)) for pixels in split.images], "task": ["digits"] * 12}
     labels = model.predict(pd.DataFrame(rows))["label"]
     right = [label == split.class_names[number] for label, number in zip(labels, split.labels, strict=True)]
-    assert found.correct["digits"].tolist() == right
+    assert found.scores["digits"].tolist() == right
     assert found.digests == dict.fromkeys(NAMES, "today")
 
 
@@ -97,7 +97,7 @@ def test_a_task_that_the_candidate_lacks_is_not_forgotten(store, real, tmp_path)
     register(store, "merged", replace(real, evidence=evidence(0.5, "old")))
     promote(store, "merged", 1, GateSettings())
     whole = evidence(1.0, "new")
-    one = Evidence({"digits": 1.0}, {"digits": 1.0}, {"digits": whole.correct["digits"]}, {"digits": "new"})
+    one = Evidence({"digits": 1.0}, {"digits": 1.0}, {"digits": whole.scores["digits"]}, {"digits": "new"}, True)
     splits = {"digits": prepare(tmp_path / "digits", "digits")}
     register(store, "merged", replace(real, fingerprint="one", evidence=one))
 
