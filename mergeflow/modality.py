@@ -150,7 +150,7 @@ class Base:
     Attributes:
         root: The project folder, which local files are named relative to.
         model: The file of the shared weights.
-        heads: The folder of the tasks' heads; there is none where tasks need no head.
+        heads: The folder of the tasks' heads; a task without a head needs no file there.
         report: Called as `report(what, done, all)`.
     """
 

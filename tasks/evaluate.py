@@ -1,13 +1,15 @@
 """Stage `evaluate`: the one look at the locked test set, for the base, the experts and each method's chosen merge."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation import accuracies, mean, normalised
+from mergeflow.modality import Examples
+from tasks.models import choose_device, load_for_experts, load_model
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, load_for_experts, load_model
 
 
 def run(io: StageIO) -> None:
@@ -30,7 +32,7 @@ def run(io: StageIO) -> None:
         individual |= score(layout.expert_model(task), [task])
     io.report("models", 1, total)
     rows = [
-        _row("zero_shot", {}, score(layout.BASE_MODEL, tasks), individual),
+        _row(_base_name(data), {}, score(layout.BASE_MODEL, tasks), individual),
         _row("individual", {}, individual, individual),
     ]
     io.report("models", 2, total)
@@ -38,11 +40,17 @@ def run(io: StageIO) -> None:
         args = selection["methods"][method]["args"]
         rows.append(_row(method, args, score(checkpoint, tasks), individual))
         io.report("models", done, total)
-    images = {task: len(data[task]) for task in tasks}
-    test = {"split": "test", "tasks": tasks, "images": images, "winner": selection["winner"], "rows": rows}
+    examples = {task: len(data[task]) for task in tasks}
+    test = {"split": "test", "tasks": tasks, "examples": examples, "winner": selection["winner"], "rows": rows}
     io.out(layout.TEST).write_text(json.dumps(test, indent=1) + "\n")
     metrics = {row["name"]: {key: row[key] for key in ("mean", "normalised", "accuracy")} for row in rows}
     io.out(layout.METRICS).write_text(json.dumps(metrics, indent=1) + "\n")
+
+
+def _base_name(data: Mapping[str, Examples]) -> str:
+    """Return what the base's row is: `zero_shot`, or `base` where experts' training made the heads that judge it."""
+    heads = [one.head for one in data.values() if one.head is not None]
+    return "base" if any(weight.requires_grad for head in heads for weight in head.parameters()) else "zero_shot"
 
 
 def _row(name: str, args: dict[str, Any], accuracy: dict[str, float], individual: dict[str, float]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tasks.plotting.drawing import (
     to_svg,
 )
 from tasks.plotting.palette import GRID, INK, MUTED, SERIES
+from tasks.plotting.rows import model_name
 from tasks.plotting.series import (
     accuracy_series,
     argument_series,
@@ -148,7 +149,7 @@ def radar(results: Results) -> Figure | None:
     for row in _most_telling(results):
         heights = [100 * row["accuracy"][task] for task in tasks]
         style = {**_model_style(results, row["name"]), "marker": ""}
-        axes.plot([*angles, angles[0]], [*heights, heights[0]], label=plain(_model_name(row["name"])), **style)
+        axes.plot([*angles, angles[0]], [*heights, heights[0]], label=plain(model_name(row["name"])), **style)
         if row["name"] == results.test["winner"]:
             axes.fill(angles, heights, color=style["color"], alpha=0.13, linewidth=0)
     axes.set_theta_offset(math.pi / 2)  # type: ignore[attr-defined]
@@ -173,11 +174,11 @@ def accuracy(results: Results) -> Figure:
     axes = figure.subplots()
     dress(axes, "Test accuracy by task", "accuracy, %", grid="x")
     places = [*range(len(tasks)), len(tasks) + 0.35]
-    ends = [[_on(row, line) for row in rows if row["name"] in ("zero_shot", "individual")] for line in lines]
+    ends = [[_on(row, line) for row in rows if row["name"] not in results.choices] for line in lines]
     axes.hlines(places, [min(pair) for pair in ends], [max(pair) for pair in ends], color=GRID, linewidth=5)
     for row in rows:
         style = {**_model_style(results, row["name"]), "linestyle": "", "markersize": 8}
-        axes.plot([_on(row, line) for line in lines], places, label=plain(_model_name(row["name"])), **style)
+        axes.plot([_on(row, line) for line in lines], places, label=plain(model_name(row["name"])), **style)
     axes.axhline(len(tasks) - 0.32, color=GRID, linewidth=0.8)
     axes.set_yticks(places, labels=[plain(line or "mean") for line in lines])
     axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=NORMAL)
@@ -229,13 +230,8 @@ def _most_telling(results: Results) -> list[Row]:
 def _model_style(results: Results, name: str) -> dict[str, Any]:
     if name in results.choices:
         return series_style(list(results.choices).index(name))
-    ends = {"zero_shot": (MUTED, "<", ":"), "individual": (INK, ">", "--")}
-    colour, marker, line = ends[name]
+    colour, marker, line = (INK, ">", "--") if name == "individual" else (MUTED, "<", ":")
     return {**series_style(0), "color": colour, "marker": marker, "linestyle": line}
-
-
-def _model_name(name: str) -> str:
-    return {"zero_shot": "zero-shot", "individual": "individual experts"}.get(name, name)
 
 
 def _on(row: Row, task: str | None) -> float:

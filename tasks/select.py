@@ -10,8 +10,8 @@ from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.code import code_of
+from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, expert_summary, load_for_experts, load_model, load_states
 
 
 def run(io: StageIO) -> None:

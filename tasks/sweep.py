@@ -12,8 +12,8 @@ from mergeflow.search.candidates import Strategy, remembered, score_all
 from mergeflow.search.climb import climb
 from mergeflow.search.grid import grid, grid_of
 from mergeflow.search.journal import Journal
+from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, expert_summary, load_for_experts, load_model, load_states
 
 JOURNAL = "candidates.jsonl"
 Row = dict[str, Any]

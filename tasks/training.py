@@ -22,8 +22,8 @@ from mergeflow.training import (
     LoraModel,
     fine_tune,
 )
+from tasks.models import choose_device, load_base_head, load_examples, load_model, modality_of
 from tasks.project.stage import StageIO
-from tasks.vision import choose_device, load_base_head, load_examples, load_model, modality_of
 
 Report = Callable[[int, int], None]
 State = dict[str, torch.Tensor]

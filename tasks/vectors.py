@@ -5,8 +5,8 @@ import json
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import write_checkpoint
+from tasks.models import load_states
 from tasks.project.stage import StageIO
-from tasks.vision import load_states
 
 
 def run(io: StageIO) -> None:

@@ -7,15 +7,25 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 TASKS = {"left": "toy:clouds", "right": "toy:clouds,classes=4"}
+SWEPT: dict[str, dict[str, list[float]]] = {
+    "average": {"scale": [1.0]},
+    "task_arithmetic": {"scale": [0.3, 0.6]},
+    "ties": {"keep": [0.2], "scale": [1.0]},
+    "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
+}
 PIPELINE = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate")
 
 
-def make_toy_project(folder: Path, **finetune: Any) -> Path:
-    """Write the choices of a toy project; its code is that of this checkout."""
+def make_toy_project(folder: Path, model: dict[str, Any] | None = None, **finetune: Any) -> Path:
+    """Write the choices of a toy project, of which `model` and `finetune` change some; its code is this checkout's."""
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
-    values |= {"tasks": TASKS, "data": {"inputs": 8}, "model": {"modality": "toy", "widths": [8, 16, 6]}}
+    values |= {
+        "tasks": TASKS,
+        "data": {"inputs": 8},
+        "model": {"modality": "toy", "widths": [8, 16, 6]} | (model or {}),
+    }
     values["finetune"] |= {"steps": 60, "batch_size": 16, "learning_rate": 0.02, "save_every": 20, **finetune}
-    values["sweep"] = {"average": {"scale": [1.0]}, "task_arithmetic": {"scale": [0.3, 0.6]}}
+    values["sweep"] = SWEPT
     values["run"]["device"] = "cpu"
     (folder / "inputs").mkdir(parents=True)
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 
+_NO_HEAD = "no head"
+
 
 class Head(nn.Module):
     r"""Logits s · f Wᵀ + b of features f.
@@ -56,8 +58,13 @@ class Head(nn.Module):
         return logits if self.bias is None else logits + self.bias.to(features)
 
 
-def save_head(head: Head, path: str | Path) -> str:
-    """Write a head as safetensors with its class names and scale in the metadata; return its fingerprint."""
+def save_head(head: Head | None, path: str | Path) -> str:
+    """Write a head as safetensors with its class names and scale in the metadata; return its fingerprint.
+
+    Of a task without a head the file says just that, so that a lost file is never taken for it.
+    """
+    if head is None:
+        return write_checkpoint(path, {}, {"kind": _NO_HEAD})
     record = {"kind": "head", "class_names": json.dumps(head.class_names), "logit_scale": repr(head.logit_scale)}
     if head.trained:
         record["trained"] = "yes"
@@ -66,14 +73,28 @@ def save_head(head: Head, path: str | Path) -> str:
 
 
 def load_head(path: str | Path) -> Head:
-    """Read a head that `save_head` wrote.
+    """Read the head of a task that has one.
 
     Raises:
-        MergeflowError: the file is missing, truncated, or not a head.
+        MergeflowError: as `read_head`, or the file says that there is no head.
+    """
+    head = read_head(path)
+    if head is None:
+        raise MergeflowError(f"{path} says that its task has no head, but here one is needed.")
+    return head
+
+
+def read_head(path: str | Path) -> Head | None:
+    """Read what `save_head` wrote: a head, or None where the task has none.
+
+    Raises:
+        MergeflowError: the file is missing, truncated, or not of a head.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
             record = file.metadata() or {}
+            if record.get("kind") == _NO_HEAD:
+                return None
             if record.get("kind") != "head":
                 raise MergeflowError(f"{path} is not a head: its record says {record.get('kind', 'nothing')!r}.")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

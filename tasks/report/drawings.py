@@ -15,8 +15,8 @@ _POINTS_OF_HALF = 500  # a figure narrower than this shares its line of the page
 _CAPTIONS = {
     "accuracy": (
         "results",
-        "Each grey bar reaches from the base without training (zero-shot) to the task's own expert; marks are the "
-        "merged models. Test set, one look.",
+        "Each grey bar reaches from the base without training to the task's own expert; marks are the merged models. "
+        "Test set, one look.",
     ),
     "radar": ("results", "The same test accuracies around a circle; the winner is filled."),
     "cosines": (

@@ -92,12 +92,22 @@ def _data_box(run: RunFiles, task: str) -> Box:
     splits = run.manifests.get(task, {}).get("splits", {})
     counts = " · ".join(f"{facts['count']} {split}" for split, facts in splits.items() if "count" in facts)
     source = str(run.params.get("tasks", {}).get(task, "?"))
-    return Box(source, (counts or f"{run.test['images'].get(task, '?')} test",))
+    return Box(source, (counts or f"{run.test['examples'].get(task, '?')} test",))
 
 
 def _base_box(run: RunFiles) -> Box:
     model = run.params.get("model", {})
-    return Box(f"base: {model.get('architecture', '?')}", (f"weights from {model.get('pretrained', '?')}",))
+    return Box(f"base: {model.get('modality', 'vision')}", tuple(base_facts(model)))
+
+
+def base_facts(model: Mapping[str, Any]) -> list[str]:
+    """Return what the section `model` of params.yaml says beside the modality.
+
+    Example:
+        >>> base_facts({"modality": "toy", "widths": [8, 4], "activation": "tanh"})
+        ['widths [8, 4]', 'activation tanh']
+    """
+    return [f"{key} {value}" for key, value in model.items() if key != "modality"]
 
 
 def _expert_box(run: RunFiles, task: str, known: Mapping[str, Any]) -> Box:

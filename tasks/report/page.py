@@ -13,10 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.plotting.palette import DARK, LIGHT
+from tasks.plotting.rows import base_row, model_name
 from tasks.report.decision import decision_picture
 from tasks.report.drawings import drawings
 from tasks.report.files import RunFiles, read_run
-from tasks.report.lineage import lineage_picture, origin
+from tasks.report.lineage import base_facts, lineage_picture, origin
 from tasks.report.tables import (
     arguments_text,
     candidates_table,
@@ -119,13 +120,14 @@ def _recipe(choice: Mapping[str, Any]) -> str:
 def _facts(run: RunFiles) -> list[Fact]:
     rows = {row["name"]: row for row in run.test["rows"]}
     winner = rows[run.selection["winner"]]
-    experts, base = rows["individual"], rows["zero_shot"]
+    experts, base = rows["individual"], base_row(run.test["rows"])
     facts = [
         Fact("Best merge, by validation", _breakable(winner["name"]), arguments_text(winner["args"])),
         Fact(
             "Mean test accuracy",
             f"{100 * winner['mean']:.1f} %",
-            f"from {100 * base['mean']:.1f} % (zero-shot); the experts have {100 * experts['mean']:.1f} %",
+            f"from {100 * base['mean']:.1f} % ({model_name(base['name'])}); "
+            f"the experts have {100 * experts['mean']:.1f} %",
         ),
         Fact("Normalised", f"{100 * winner['normalised']:.1f} %", "of the experts' accuracy, mean over the tasks"),
     ]
@@ -147,7 +149,7 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
     found = [
         ("Tasks", f"{len(tasks)}: {', '.join(tasks)}"),
         ("Sources", ", ".join(sources)),
-        ("Base", f"{model.get('architecture', '?')}, {model.get('pretrained', '?')}"),
+        ("Base", f"{model.get('modality', 'vision')}: {', '.join(base_facts(model))}"),
         ("Seed", str(run.params.get("seed", 0))),
     ]
     if run.costs:
@@ -164,8 +166,8 @@ def _embedded(run: RunFiles) -> list[str]:
 def _standard_error(run: RunFiles) -> float:
     """Return the standard error of the winner's mean test accuracy in points: √(Σ p(1−p)/n) / T."""
     winner: Mapping[str, Any] = next(row for row in run.test["rows"] if row["name"] == run.selection["winner"])
-    accuracy, images = winner["accuracy"], run.test["images"]
-    return 100 * math.sqrt(sum(p * (1 - p) / images[task] for task, p in accuracy.items())) / len(accuracy)
+    accuracy, examples = winner["accuracy"], run.test["examples"]
+    return 100 * math.sqrt(sum(p * (1 - p) / examples[task] for task, p in accuracy.items())) / len(accuracy)
 
 
 def _started(run: RunFiles) -> str:

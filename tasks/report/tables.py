@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from tasks.plotting.rows import base_row, model_name
 from tasks.report.files import Json, RunFiles
-
-MODEL_NAMES = {"zero_shot": "zero-shot", "individual": "individual experts"}
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,14 @@ def results_table(run: RunFiles) -> Table:
     """Return test accuracy per model and task; the best merge of each column in bold, the winner's row marked."""
     tasks, rows = run.test["tasks"], run.test["rows"]
     merged = [row for row in rows if row["name"] in run.selection["methods"]]
-    ends = {row["name"]: row["accuracy"] for row in rows}
+    base, experts = base_row(rows)["accuracy"], {row["name"]: row for row in rows}["individual"]["accuracy"]
     best = {task: max(row["accuracy"][task] for row in merged) for task in tasks}
     summary = {key: max(row[key] for row in merged) for key in ("mean", "normalised")}
-    images = run.test["images"]
+    examples = run.test["examples"]
     columns = [
         Column("model", numeric=False),
         Column("chosen on validation", numeric=False),
-        *(Column(task, note=f"{images[task]} test images") for task in tasks),
+        *(Column(task, note=f"{examples[task]} test examples") for task in tasks),
         Column("mean", note="mean of the tasks"),
         Column("normalised", note="mean over the tasks of accuracy divided by the expert's accuracy"),
     ]
@@ -81,8 +80,8 @@ def results_table(run: RunFiles) -> Table:
         cells = [_model_cell(run, row["name"]), Cell(arguments_text(row["args"]), arguments_text(row["args"]))]
         for task in tasks:
             value = row["accuracy"][task]
-            share = _share(value, ends["zero_shot"][task], ends["individual"][task])
-            note = f"{_percent(value / ends['individual'][task])} % of the expert" if ends["individual"][task] else ""
+            share = _share(value, base[task], experts[task])
+            note = f"{_percent(value / experts[task])} % of the expert" if experts[task] else ""
             cells.append(_accuracy(value, competes and value == best[task], share if competes else 0.0, note))
         cells += [_accuracy(row[key], competes and row[key] == summary[key]) for key in summary]
         made.append(Row(cells, marked=row["name"] == run.test["winner"], apart=not competes))
@@ -110,13 +109,13 @@ def candidates_table(run: RunFiles, method: str) -> Table:
 
 
 def lineage_table(run: RunFiles) -> Table:
-    """Return where the winner comes from: per task its images, its expert, and how far that went from the base."""
+    """Return where the winner comes from: per task its examples, its expert, and how far that went from the base."""
     columns = [
         Column("task", numeric=False),
         Column("source", numeric=False),
-        Column("train", note="images"),
-        Column("validation", note="images"),
-        Column("test", note="images"),
+        Column("train", note="examples"),
+        Column("validation", note="examples"),
+        Column("test", note="examples"),
         Column("steps", note="optimiser steps of the expert"),
         Column("expert, validation %"),
         Column("distance %", note="norm of the task vector over the norm of the base's weights"),
@@ -130,7 +129,7 @@ def cost_table(run: RunFiles) -> Table:
     longest = max(record["seconds"] for record in run.costs) or 1.0
     optional = {
         "gpu_seconds": Column("GPU seconds", note="time on a CUDA device"),
-        "examples_per_second": Column("images / s", note="training throughput"),
+        "examples_per_second": Column("examples / s", note="training throughput"),
     }
     shown = {key: column for key, column in optional.items() if any(record.get(key) for record in run.costs)}
     memory = "largest resident size so far of the process that ran the stage"
@@ -180,21 +179,21 @@ def _model_cell(run: RunFiles, name: str) -> Cell:
     edges = run.selection["methods"].get(name, {}).get("at_grid_edge", [])
     note = f"{' and '.join(edges)} at the edge of the values tried: a better one may lie outside" if edges else ""
     badges = ("winner",) * (name == run.test["winner"]) + ("grid edge",) * bool(edges)
-    return Cell(MODEL_NAMES.get(name, name), name, note=note, badges=badges)
+    return Cell(model_name(name), name, note=note, badges=badges)
 
 
 def _lineage_row(run: RunFiles, task: str) -> Row:
     expert, splits = run.experts.get(task, {}), run.manifests.get(task, {}).get("splits", {})
     source = str(run.params.get("tasks", {}).get(task, ""))
-    images = [splits.get(split, {}).get("count") for split in ("train", "validation", "test")]
-    images = [images[0] or expert.get("examples"), images[1], images[2] or run.test["images"].get(task)]
+    counts = [splits.get(split, {}).get("count") for split in ("train", "validation", "test")]
+    counts = [counts[0] or expert.get("examples"), counts[1], counts[2] or run.test["examples"].get(task)]
     distance = (run.geometry or {}).get("relative_norm", {}).get(task)
     fingerprint = str(expert.get("fingerprint", ""))
     return Row(
         [
             Cell(task, task),
             Cell(source, source),
-            *(_count(count) for count in [*images, expert.get("steps")]),
+            *(_count(count) for count in [*counts, expert.get("steps")]),
             _accuracy(run.selection["individual"][task]),
             _absent() if distance is None else Cell(f"{100 * distance:.2f}", distance),
             Cell(fingerprint[:12], fingerprint, note=fingerprint) if fingerprint else _absent(),

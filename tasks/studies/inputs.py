@@ -17,9 +17,9 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
+from tasks.models import choose_device, load_base_head, load_examples, load_model
 from tasks.project.stage import STUDIES, StageIO
 from tasks.studies.runs import PARAMS
-from tasks.vision import choose_device, load_base_head, load_examples, load_model
 
 State = dict[str, Tensor]
 MODEL_NAME = layout.MODEL_FILE.removesuffix(".safetensors")

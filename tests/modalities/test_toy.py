@@ -1,6 +1,7 @@
 """The smallest other modality goes through the same stages: trained heads, float64, every regime."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.heads import Head, load_head, save_head
 from mergeflow.modalities.toy.sources import open_toy
+from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params
-from tests.toy_project import make_toy_project, run_pipeline
+from tasks.project.runner import is_up_to_date, open_stage, run_stage
+from tests.toy_project import SWEPT, make_toy_project, run_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +26,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
     rows = {row["name"]: row for row in json.loads((project / "outputs/results/test.json").read_text())["rows"]}
-    assert set(rows) == {"zero_shot", "individual", "average", "task_arithmetic"}
+    assert set(rows) == {"base", "individual", *SWEPT}
     assert min(rows["individual"]["accuracy"].values()) > 0.7
     assert rows["individual"]["mean"] > rows["average"]["mean"] > 1 / 4
     selection = json.loads((project / "outputs/results/selection.json").read_text())
-    assert selection["winner"] in ("average", "task_arithmetic")
+    assert selection["winner"] in SWEPT
 
 
 def test_weights_are_float64_and_heads_travel_with_their_experts(project: Path) -> None:
@@ -39,6 +43,46 @@ def test_weights_are_float64_and_heads_travel_with_their_experts(project: Path) 
         after = load_file(project / f"outputs/experts/{task}/head.safetensors")
         assert before.keys() == after.keys() == {"weight", "bias"}
         assert not torch.equal(before["weight"], after["weight"])
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = {"widths": [8, 16, 4], "head": "none"}
+    folder = make_toy_project(tmp_path_factory.mktemp("headless") / "project", model)
+    run_pipeline(folder)
+    return folder
+
+
+def test_a_modality_without_heads_goes_through_the_whole_pipeline(headless: Path) -> None:
+    rows = {row["name"]: row for row in json.loads((headless / "outputs/results/test.json").read_text())["rows"]}
+    assert set(rows) == {"zero_shot", "individual", *SWEPT}
+    assert min(rows["individual"]["accuracy"].values()) > 0.7
+    assert rows["individual"]["mean"] > rows["zero_shot"]["mean"]
+    assert not list(headless.glob("outputs/experts/*/head.safetensors"))
+    with pytest.raises(MergeflowError, match="its task has no head, but here one is needed"):
+        load_head(headless / "outputs/base/heads/left.safetensors")
+
+
+def test_a_lost_head_is_not_taken_for_a_task_without_one(headless: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(headless, tmp_path / "project", symlinks=True)
+    (folder / "outputs/base/heads/left.safetensors").unlink()
+    with pytest.raises(MergeflowError, match=r"heads/left\.safetensors"):
+        run_stage(folder, load_graph(folder)["finetune@left"])
+
+
+def test_logits_that_are_too_few_are_refused(tmp_path: Path) -> None:
+    folder = make_toy_project(tmp_path / "project", {"widths": [8, 3], "head": "none"})
+    with pytest.raises(MergeflowError, match=r"right has 4\. Let the widths end with 4"):
+        run_pipeline(folder, ("prepare", "base"))
+
+
+def test_another_head_trains_only_its_own_expert_again(headless: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(headless, tmp_path / "project", symlinks=True)
+    save_head(
+        Head(torch.eye(4, dtype=torch.float64), 1.0, list("abcd")), folder / "outputs/base/heads/left.safetensors"
+    )
+    stages = [load_graph(folder)[f"finetune@{task}"] for task in ("left", "right")]
+    assert [is_up_to_date(folder, stage, open_stage(folder, stage)[1]) for stage in stages] == [False, True]
 
 
 def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> None:

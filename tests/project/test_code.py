@@ -68,7 +68,7 @@ def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> N
     stale = stale_after(copy, "mergeflow/modalities/classification.py")
     assert {"multitask", "finetune", "sweep", "select", "evaluate", "train", "mima"} <= stale
     assert not {"figures", "prepare"} & stale
-    stale = stale_after(copy, "tasks/vision.py")
+    stale = stale_after(copy, "tasks/models.py")
     assert {"multitask", "finetune", "sweep", "select", "evaluate", "vectors", "train", "mima"} <= stale
     assert not {"prepare", "figures"} & stale
 

@@ -166,8 +166,8 @@ def _test(selection: dict[str, Any], individual: dict[str, float]) -> dict[str, 
             for index, task in enumerate(tasks)
         }
         rows.append(row(method, choice["args"], shares))
-    images = dict.fromkeys(tasks, 500)
-    return {"split": "test", "tasks": tasks, "images": images, "winner": selection["winner"], "rows": rows}
+    examples = dict.fromkeys(tasks, 500)
+    return {"split": "test", "tasks": tasks, "examples": examples, "winner": selection["winner"], "rows": rows}
 
 
 def _write_parts(root: Path, tasks: list[str], individual: dict[str, float]) -> None:

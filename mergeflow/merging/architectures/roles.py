@@ -35,7 +35,7 @@ _VOCABULARY: Patterns = (
     (r"\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
     (r"attn|attention", "attention"),
     (r"mlp|ffn|feed_forward|denserelu|(?:intermediate|output)\.dense\.", "mlp"),
-    (rf"{_B}fc(?:\d|_in|_out)\.|{_B}linear[12]\.", "mlp"),
+    (rf"{_B}fc(?:\d|_in|_out)\.|{_B}linear[12]\.|^layers\.\d+\.weight$", "mlp"),
     (r"a_log$|conv1d\.|dt_bias$|time_mix|time_decay|time_first|\.d$", "other"),
     (r"mixer\.|mamba\.|ssm\.|pooler\.|projector\.|projection\b|downsample\.|reduction\.|connector\.", "projection"),
     (rf"{_B}(?:linear|dense|lin|proj)\d*\.weight$|{_B}proj$", "projection"),

@@ -1,4 +1,4 @@
-"""Small nets as a modality: the net is what is merged, each task has a trained linear head."""
+"""Small nets as a modality: the net is what is merged; each task has a trained linear head, or none has one."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,22 +19,35 @@ from mergeflow.modality import Base, Modality, Model, Network
 
 def build(section: ModelSection) -> Model:
     """Return the net, its weights drawn by the section's seed."""
-    return Network(FeedForward(section.widths, section.activation, getattr(torch, section.dtype), section.seed))
+    dtype, bare = getattr(torch, section.dtype), section.head == "none"
+    return Network(FeedForward(section.widths, section.activation, dtype, section.seed, logits=bare))
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
-    """Write the drawn net, and one drawn head for each task, which training goes on from.
+    """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from.
 
     Raises:
-        MergeflowError: the examples have another number of inputs than the net.
+        MergeflowError: the examples have another number of inputs than the net, or more classes than its logits.
     """
     if data.inputs != section.widths[0]:
         raise MergeflowError(
             f"data.inputs is {data.inputs}, but model.widths begins with {section.widths[0]}: make them equal."
         )
     write_checkpoint(base.model, build(section).state(), {"role": "base"})
+    if section.head == "none":
+        _check_logits(section, {task: len(manifest["class_names"]) for task, manifest in manifests.items()})
+        return
     for task, manifest in manifests.items():
         save_head(_drawn_head(section, task, manifest["class_names"]), base.head(task))
+
+
+def _check_logits(section: ModelSection, classes: Mapping[str, int]) -> None:
+    greedy = [f"{task} has {count}" for task, count in classes.items() if count > section.widths[-1]]
+    if greedy:
+        raise MergeflowError(
+            f"model.head is none and model.widths ends with {section.widths[-1]}, too few logits for the classes: "
+            f"{', '.join(greedy)}. Let the widths end with {max(classes.values())}."
+        )
 
 
 def _drawn_head(section: ModelSection, task: str, class_names: list[str]) -> Head:

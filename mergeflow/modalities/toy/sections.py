@@ -10,8 +10,9 @@ from mergeflow.schema import Frozen
 class ModelSection(Frozen, strict=True):
     """A feed-forward net without biases, drawn at random.
 
-    widths: of the inputs, of every hidden layer, and of the features that the tasks' heads take. dtype: of weights and
-    arithmetic. seed: of the base and of the heads that training starts from.
+    widths: of the inputs, of every hidden layer, and of the outputs. dtype: of weights and arithmetic. seed: of the
+    base and of the heads that training starts from. head: `trained`, a linear one for each task on the outputs; or
+    `none`: the last layer has no activation, and its outputs are the logits of all tasks.
     """
 
     modality: Literal["toy"]
@@ -19,6 +20,7 @@ class ModelSection(Frozen, strict=True):
     activation: Literal["tanh", "relu", "linear"] = "tanh"
     dtype: Literal["float64", "float32"] = "float64"
     seed: int = Field(0, ge=0)
+    head: Literal["trained", "none"] = "trained"
 
 
 class DataSection(Frozen, strict=True):

@@ -10,7 +10,7 @@ import torch
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.modalities.catalog import find_modality
-from mergeflow.modalities.heads import Head, load_head
+from mergeflow.modalities.heads import Head, load_head, read_head
 from mergeflow.modality import Examples, Modality, Model
 from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
@@ -43,14 +43,14 @@ def modality_of(io: StageIO) -> Modality:
 
 def load_base_head(io: StageIO, task: str, device: torch.device) -> Head | None:
     """Return the head that a task's training starts from, or the frozen one; None where tasks need no head."""
-    path = io.dep(layout.head(task))
-    return load_head(path).to(device) if path.exists() else None
+    head = read_head(io.dep(layout.head(task)))
+    return None if head is None else head.to(device)
 
 
 def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | None:
     """Return the head that came out of an expert's training."""
     path = io.dep(layout.expert_head(task))
-    # Experts of versions that were registered before heads lay beside them have the base's.
+    # Without a file of its own the expert has what the base has: no head, or in old versions the frozen one.
     return load_head(path).to(device) if path.exists() else load_base_head(io, task, device)
 
 
