@@ -36,10 +36,11 @@ def _version_of_alias(root: Path, name: str, alias: str) -> str:
 
 
 def _encoder(root: Path, name: str, which: str) -> Path:
+    from mergeflow.modalities.serving import weights_file
     from registry.lookup import download, find_version
     from registry.store import connect
 
     store = connect(project_root=root)
     version = find_version(store, name, which)
     target = root / ".mergeflow" / "models" / f"{name}-{version.version}"
-    return next(download(store, name, version.version, target).rglob("encoder.safetensors"))
+    return weights_file(download(store, name, version.version, target))

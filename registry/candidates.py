@@ -32,14 +32,14 @@ def make_candidate(
         run_id: MLflow's run that it belongs to.
         tags: text by name, kept with the version.
     """
-    tasks, model = selection["tasks"], io.section("model")
+    tasks = selection["tasks"]
     winner = selection["methods"][selection["winner"]]
     return Candidate(
         files=ModelFiles(
-            encoder=io.dep(layout.merge(selection["winner"])),
+            weights=io.dep(layout.merge(selection["winner"])),
             heads={task: _head(io, task) for task in tasks},
-            architecture=model.architecture,
-            image_size=load_manifest(io.dep(layout.manifest_folder(tasks[0])))["decoding"]["image_size"],
+            model=io.section("model").model_dump(mode="json"),
+            decoding=load_manifest(io.dep(layout.manifest_folder(tasks[0])))["decoding"],
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),
         evidence=_evidence(io, selection, _replays(io, winner)),

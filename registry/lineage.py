@@ -120,7 +120,7 @@ def _expert_node(expert: dict[str, Any]) -> Node:
     manifest = expert["manifest"]
     source = Node(_tracked(f"data {expert['source']}, manifest {_short(manifest['sha256'])}", manifest))
     for split in expert["data"]:
-        text = f"{split['split']}, {split['images']} images, sha256 {_short(split['sha256'])}"
+        text = f"{split['split']}, {split['images']} examples, sha256 {_short(split['sha256'])}"
         source.children.append(Node(_tracked(text, split)))
     return Node(_tracked(", ".join(words), expert), [source])
 

@@ -1,6 +1,7 @@
 """Questions about what is live; they change nothing and answer in plain values."""
 
 import json
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import Event, resolve
+from registry.pyfunc_model import CODE
 from registry.quiet import mlflow
 from registry.store import Store
 from registry.versions import (
@@ -175,7 +177,7 @@ def history(store: Store, name: str) -> list[Event]:
 
 
 def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
-    """Fetch a version's files into `folder`: encoder.safetensors, heads/, model.json and the documents, as registered.
+    """Fetch a version's files into `folder`: weights, heads/, model.json and the documents, as registered.
 
     Returns:
         The folder that holds them, inside `folder`.
@@ -197,14 +199,25 @@ def head_files(folder: Path) -> dict[str, Path]:
 
 
 def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:
-    """Return the version's pyfunc model, loaded: `predict` takes a DataFrame of `image` and `task`.
+    """Return the version's pyfunc model, loaded: `predict` takes a DataFrame with the columns of its signature.
+
+    A version keeps the code that it was registered with. Where that is not today's, whose names the installed library
+    has, the files are read by today's.
 
     Raises:
         MergeflowError: no such model, version or alias, or its files cannot be read.
     """
     version = store.client.get_model_version(name, find_version(store, name, which).version)
-    with _files_of(store, version):
-        return mlflow.pyfunc.load_model(version.source)
+    with _files_of(store, version), TemporaryDirectory(prefix="mergeflow-model-") as scratch:
+        inside = [file.path for file in mlflow.artifacts.list_artifacts(artifact_uri=version.source)]
+        if not any(path.endswith(CODE.name) for path in inside):  # another program registered it
+            return mlflow.pyfunc.load_model(version.source)
+        kept = mlflow.artifacts.download_artifacts(f"{version.source}/{CODE.name}", dst_path=scratch)
+        if Path(kept).read_bytes() == CODE.read_bytes():
+            return mlflow.pyfunc.load_model(version.source)
+        folder = Path(mlflow.artifacts.download_artifacts(version.source, dst_path=f"{scratch}/whole"))
+        shutil.copyfile(CODE, folder / CODE.name)
+        return mlflow.pyfunc.load_model(str(folder))
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def promote(
         version: its number.
         settings: the gates' figures.
         reevaluate: version number to its evidence on the present validation split; asked for the champion when what
-            was kept with it is of other images.
+            was kept with it is of other examples.
         force: promote whatever the gates say, and record who and why.
         only_ask: log the gates' decision and leave the champion as it is.
         who: the person who asks; None: this process's user.

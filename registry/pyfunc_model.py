@@ -1,11 +1,10 @@
 """A merged model as an MLflow pyfunc folder: weights and heads as safetensors, the code beside them, no pickle."""
 
-import io
 import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,23 +13,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
-from PIL import Image
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.serving import WEIGHTS_FILES, Kind, Served, find_served
 from registry.quiet import mlflow
 
-_CODE = Path(__file__).with_name("served_model.py")
-_REQUIRED = (
-    "mergeflow",
-    "mlflow",
-    "torch",
-    "torchvision",
-    "open_clip_torch",
-    "safetensors",
-    "pillow",
-    "numpy",
-    "pandas",
-)
+CODE = Path(__file__).with_name("served_model.py")
+_REQUIRED = ("mergeflow", "mlflow", "torch", "safetensors", "numpy", "pandas")
 
 
 @dataclass(frozen=True)
@@ -38,37 +27,48 @@ class ModelFiles:
     """The files of one merged model.
 
     Args:
-        encoder: safetensors of the merged image encoder.
+        weights: safetensors of the merged weights.
         heads: task name to the safetensors of its head; at least one.
-        architecture: name that `load_clip` knows; it alone decides activation and pixel statistics, because `load_clip`
-            refuses tags that need others.
-        image_size: S, pixels of the square input.
+        model: the section `model` of params.yaml, which names the modality and decides the module.
+        decoding: how examples are stored, as the tasks' manifests record it.
         documents: further JSON documents kept with the weights by file stem, such as {"recipe": {...}}.
-        examples: rows for the input example, as (image file's bytes, task); None: a drawn grey image of one task.
     """
 
-    encoder: Path
+    weights: Path
     heads: Mapping[str, Path]
-    architecture: str
-    image_size: int
+    model: Mapping[str, Any]
+    decoding: Mapping[str, Any]
     documents: Mapping[str, object] = field(default_factory=dict)
-    examples: tuple[tuple[bytes, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.heads:
             raise MergeflowError("a model without a head classifies nothing: give the head of at least one task.")
-        for path in (self.encoder, *self.heads.values()):
+        for path in (self.weights, *self.heads.values()):
             if not Path(path).is_file():
                 raise MergeflowError(f"the model's file {path} is missing: run the stage that makes it again.")
 
+    @property
+    def served(self) -> Served:
+        """What the model takes and answers."""
+        return find_served(self.model["modality"])
 
-def signature() -> Any:
-    """Return MLflow's signature of every merged model: image bytes and task in, label and probabilities out."""
+
+def signature(files: ModelFiles) -> Any:
+    """Return MLflow's signature: the modality's columns and `task` in, the modality's answer out."""
+    inputs = {**files.served.inputs(files.decoding), "task": "text"}
+    return mlflow.models.ModelSignature(inputs=_schema(inputs), outputs=_schema(files.served.outputs))
+
+
+def _schema(columns: Mapping[str, Kind]) -> Any:
     schema = mlflow.types.schema
-    kind, column = schema.DataType, schema.ColSpec
-    inputs = schema.Schema([column(kind.binary, "image"), column(kind.string, "task")])
-    outputs = schema.Schema([column(kind.string, "label"), column(schema.Map(kind.double), "probabilities")])
-    return mlflow.models.ModelSignature(inputs=inputs, outputs=outputs)
+    kind = schema.DataType
+    known: dict[Kind, Any] = {
+        "bytes": kind.binary,
+        "text": kind.string,
+        "number": kind.double,
+        "shares": schema.Map(kind.double),
+    }
+    return schema.Schema([schema.ColSpec(known[found], name) for name, found in columns.items()])
 
 
 def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | None = None) -> None:
@@ -84,17 +84,17 @@ def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | N
         _copy_weights(inside, files)
         mlflow.pyfunc.save_model(
             path=str(folder),
-            python_model=str(_CODE),
+            python_model=str(CODE),
             artifacts={"model": str(inside)},
-            signature=signature(),
+            signature=signature(files),
             input_example=input_example(files),
-            conda_env=_environment(),
+            conda_env=_environment(files.served.packages),
             metadata=dict(metadata or {}),
         )
 
 
-def check_pyfunc(folder: Path) -> None:
-    """Load the folder as its users will and classify its own example.
+def check_pyfunc(folder: Path, served: Served) -> None:
+    """Load the folder as its users will and let it answer its own example.
 
     Raises:
         MergeflowError: it does not load, or does not answer in the form of the signature.
@@ -105,31 +105,34 @@ def check_pyfunc(folder: Path) -> None:
         answer = model.predict(example)
     except Exception as error:
         raise MergeflowError(
-            f"the model does not classify its own example, so it is not registered: {error} "
-            "Its encoder, heads and architecture must belong together."
+            f"the model does not answer its own example, so it is not registered: {error} "
+            "Its weights, heads and `model` section must belong together."
         ) from error
-    sums = [sum(row.values()) for row in answer["probabilities"]]
-    if len(answer) != len(example) or not np.allclose(sums, 1.0, atol=1e-6):
-        raise MergeflowError(
-            f"the model's probabilities sum to {sums}, expected 1 in each of {len(example)} rows, so it is not "
-            "registered: look for NaN or Inf in the merged weights."
-        )
+    for name, kind in served.outputs.items():
+        found = [sum(value.values()) if kind == "shares" else value for value in answer[name]]
+        wrong = kind == "shares" and not np.allclose(found, 1.0, atol=1e-6)
+        if wrong or (kind == "number" and not np.all(np.isfinite(found))) or len(found) != len(example):
+            raise MergeflowError(
+                f"the model's answer for {len(example)} rows of its own example has in `{name}` {found}"
+                f"{' as sums, expected 1' if kind == 'shares' else ''}, so it is not registered: look for NaN or "
+                "Inf in the merged weights."
+            )
 
 
 def input_example(files: ModelFiles) -> pd.DataFrame:
-    """Return the rows that MLflow keeps as the model's example."""
-    rows = files.examples or ((_grey_png(files.image_size), sorted(files.heads)[0]),)
-    return pd.DataFrame({"image": [image for image, _ in rows], "task": [task for _, task in rows]})
+    """Return the row that MLflow keeps as the model's example."""
+    row = {**files.served.example(files.decoding), "task": sorted(files.heads)[0]}
+    return pd.DataFrame({name: [value] for name, value in row.items()})
 
 
 def _copy_weights(inside: Path, files: ModelFiles) -> None:
     (inside / "heads").mkdir(parents=True)
-    _place(files.encoder, inside / "encoder.safetensors")
+    _place(files.weights, inside / WEIGHTS_FILES[0])
     heads = {}
     for number, (task, path) in enumerate(sorted(files.heads.items())):
         heads[task] = f"heads/{number:03d}.safetensors"  # a task's name need not be a file name
         _place(path, inside / heads[task])
-    config = {"architecture": files.architecture, "image_size": files.image_size, "heads": heads}
+    config = {"model": dict(files.model), "decoding": dict(files.decoding), "heads": heads}
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
         # As given: the order of a recipe's experts is part of it.
@@ -144,16 +147,10 @@ def _place(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _grey_png(size: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (size, size), (127, 127, 127)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def _environment() -> dict[str, Any]:
+def _environment(packages: Sequence[str]) -> dict[str, Any]:
     """Return what the model needs, at this machine's versions; given whole, or MLflow looks for pip and complains."""
     found = []
-    for name in _REQUIRED:
+    for name in (*_REQUIRED, *packages):
         try:
             found.append(f"{name}=={version(name)}")
         except PackageNotFoundError:

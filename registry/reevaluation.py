@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 
-from mergeflow.data import load_split
+from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.serving import read_model
 from registry.gates import Evidence
 from registry.lookup import download, find_version
-from registry.served_model import read_model
 from registry.store import Store
 from registry.versions import read_evidence
 
@@ -38,31 +38,31 @@ def evaluate_version(
         which: its number or an alias.
         splits: task to the folder that `prepare_task` wrote.
         candidate: gives the experts' accuracies and the splits' digests of today.
-        batch_size: images per forward pass.
+        batch_size: examples per forward pass.
         device: where to compute.
 
     Raises:
-        MergeflowError: no such version, or it takes images of another size than the prepared ones.
+        MergeflowError: no such version, or its examples were prepared in another way.
     """
     device = torch.device(device)
     version = store.client.get_model_version(name, find_version(store, name, which).version)
     kept = read_evidence(store, version)
     others = sorted(set(kept.accuracy) - set(candidate.accuracy))
     with TemporaryDirectory(prefix="mergeflow-version-") as scratch:
-        model, heads, image_size = read_model(download(store, name, which, Path(scratch)), device)
+        loaded = read_model(download(store, name, which, Path(scratch)), device)
     scores = {}
-    for task in sorted(set(heads) & set(splits) & set(candidate.accuracy)):
-        split = load_split(splits[task], "validation")
-        if list(split.class_names) != list(heads[task].class_names):
+    for task in sorted(set(loaded.heads) & set(splits) & set(candidate.accuracy)):
+        manifest, head = load_manifest(splits[task]), loaded.heads[task]
+        if list(manifest["class_names"]) != list(head.class_names):
             continue
-        if split.images.shape[1] != image_size:
+        found = {key: manifest["decoding"].get(key) for key in loaded.decoding}
+        if found != loaded.decoding:
             raise MergeflowError(
-                f"version {which} of '{name}' takes images of {image_size} pixels, task '{task}' is prepared at "
-                f"{split.images.shape[1]}: they cannot be compared. Register under another name, or force it."
+                f"version {which} of '{name}' takes examples of {_in_words(loaded.decoding)}, task '{task}' is "
+                f"prepared with {_in_words(found)}: they cannot be compared. Register under another name, or force it."
             )
-        labels = torch.from_numpy(split.labels.copy()).to(device)
-        data = Classification(task, torch.from_numpy(split.images), labels, heads[task].to(device))
-        scores[task] = example_scores(model, data, batch_size)
+        examples = loaded.modality.open(task, splits[task], "validation", head.to(device), device)
+        scores[task] = example_scores(loaded.model, examples, batch_size)
     return Evidence(
         accuracy={task: kept.accuracy[task] for task in others}
         | {task: float(found.mean(dtype=np.float64)) for task, found in scores.items()},
@@ -71,3 +71,7 @@ def evaluate_version(
         scores=scores,
         digests={task: candidate.digests[task] for task in scores if task in candidate.digests},
     )
+
+
+def _in_words(decoding: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in decoding.items())

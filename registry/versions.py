@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.serving import WEIGHTS_FILES
 from registry.championship import LAST, Snapshot, read_events
 from registry.gates import Evidence
 from registry.logging import FINGERPRINT
@@ -29,7 +30,6 @@ METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "me
 REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
 TASKS, METHOD = "mergeflow.tasks", "mergeflow.method"
 _MODEL = "mergeflow.model"
-_ENCODER = "encoder.safetensors"
 _SCORES = "scores.safetensors"
 _ANSWERS = "correct.safetensors"  # of former days: 1 where the model was right
 _UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
@@ -160,7 +160,7 @@ def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
             kept = _read_evidence(store, source)
         except _UNREADABLE:
             return False
-    return set(kept.accuracy) == set(tasks) and any(file.path.endswith(_ENCODER) for file in inside)
+    return set(kept.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
 
 
 def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, bool]:
@@ -212,14 +212,14 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
     with scratch_folder(store, name) as scratch:
         folder = scratch / "model"
         save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
-        check_pyfunc(folder)
+        check_pyfunc(folder, candidate.files.served)
         _write_evidence(folder / "evidence", candidate.evidence)
         logged = store.client.create_logged_model(
             store.experiment_id,
             name=name,
             source_run_id=candidate.run_id,
             tags={FINGERPRINT: candidate.fingerprint, _MODEL: name},
-            model_type="merged image classifier",
+            model_type=f"merged {candidate.files.model['modality']} model",
         )
         store.client.log_model_artifacts(logged.model_id, str(folder))
     if candidate.run_id is not None:

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.sources.kinds import SOURCES
+from mergeflow.modalities.preparing import find_preparation
 from mergeflow.training.settings import TOGETHER
 from registry.environment import environment
 from registry.lookup import current
@@ -42,24 +42,14 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
 
     Args:
         root: the project folder.
-        address: a source (`hf:tanganke/eurosat?classes=0-4`), or a folder of images or of Parquet files.
+        address: a source (`hf:tanganke/eurosat?classes=0-4`), or a folder that holds one.
         name: of the task; None: the last part of the address, and what its transforms say.
 
     Raises:
         MergeflowError: neither a folder nor a source of a known kind, or no name can be made of the address.
     """
-    source = address
-    if parse_address(address).kind not in SOURCES:
-        folder = Path(address)
-        if not folder.exists():
-            raise MergeflowError(
-                f"'{address}' is neither a folder here nor a source: give a path, or KIND:ADDRESS with a "
-                f"kind of {', '.join(sorted(SOURCES))}."
-            )
-        place = folder.resolve()
-        local = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else str(place)
-        kind = "parquet" if place.suffix == ".parquet" or any(place.glob("**/*.parquet")) else "folder"
-        source = f"{kind}:{local}"
+    kinds = find_preparation(load_params(root / "params.yaml").lookup("model.modality")).sources
+    source = address if parse_address(address).kind in kinds else _local_source(root, address, kinds)
     if name is None:
         parsed = parse_address(source)
         last = re.sub(r"[@#].*$", "", parsed.place).rstrip("/").removesuffix(".parquet").split("/")[-1]
@@ -70,6 +60,19 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
             f"task name {name!r}: use lower-case letters, digits, '-' and '_': `add-task NAME SOURCE`."
         )
     return name, source
+
+
+def _local_source(root: Path, address: str, kinds: Collection[str]) -> str:
+    place = Path(address).resolve()
+    kind = "parquet" if place.suffix == ".parquet" or any(place.glob("**/*.parquet")) else "folder"
+    if not Path(address).exists() or kind not in kinds:
+        path = "a path, or " if {"folder", "parquet"} & set(kinds) else ""
+        raise MergeflowError(
+            f"'{address}' is neither a folder here that this project can read nor a source: give {path}KIND:ADDRESS "
+            f"with a kind of {', '.join(sorted(kinds))}."
+        )
+    local = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else str(place)
+    return f"{kind}:{local}"
 
 
 def add_task(
@@ -92,7 +95,7 @@ def add_task(
         root: the project folder.
         store: the open registry.
         name: of the new task.
-        source: where its images come from, as in params.yaml.
+        source: where its examples come from, as in params.yaml.
         promote: make the result champion if the gates let it.
         full_sweep: choose among all candidates of params.yaml.
         report: told what is being done.
@@ -200,13 +203,16 @@ def _check_expert(root: Path, name: str, source: str) -> None:
     """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
     found = json.loads((root / layout.expert_training(name)).read_text())["validation_accuracy"]
     manifest = load_manifest(root / layout.split("validation", name))
-    images = manifest["splits"]["validation"]["per_class"]
-    count, most = sum(images), max(images)
+    if not manifest["class_names"]:
+        return
+    per_class = manifest["splits"]["validation"]["per_class"]
+    count, most = sum(per_class), max(per_class)
     if round(found * count) <= most:
         raise MergeflowError(
-            f"the new expert '{name}' is right on {found:.1%} of its {count} validation images; always naming the most "
-            f"frequent class, '{manifest['class_names'][images.index(most)]}', is right on {most / count:.1%}. It has "
-            f"learnt nothing to merge: look at the labels of {source}, or train longer (`finetune` in params.yaml)."
+            f"the new expert '{name}' is right on {found:.1%} of its {count} validation examples; always naming the "
+            f"most frequent class, '{manifest['class_names'][per_class.index(most)]}', is right on {most / count:.1%}. "
+            f"It has learnt nothing to merge: look at the labels of {source}, or train longer (`finetune` in "
+            "params.yaml)."
         )
 
 
@@ -222,9 +228,7 @@ def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
 
 
 def _join(root: Path, scratch: Path, name: str) -> None:
-    """Put the new task's expert, head and validation images beside the champion's."""
+    """Put the new task's expert, head and validation split beside the champion's."""
     for folder in (layout.expert(name), layout.split("validation", name)):
         link_files(root / folder, scratch / folder, {path.name: path.name for path in (root / folder).iterdir()})
-    heads, head = layout.HEADS, Path(layout.head(name)).name
-    link_files(root / heads, scratch / heads, {head: head})
     link_manifest(root / layout.split("validation", name), scratch, name)

@@ -36,9 +36,9 @@ class Ancestor:
 
 
 def base_of(origin: dict[str, Any]) -> Ancestor:
-    """Return the base of a version's origin."""
-    known = origin["base"]
-    return Ancestor("the base", known["path"], known["dvc"], MODEL_FILES, _weights(known["fingerprint"]))
+    """Return the base of a version's origin, with the heads of its tasks."""
+    known, heads = origin["base"], [layout.head(task).removeprefix(f"{layout.BASE}/") for task in origin["experts"]]
+    return Ancestor("the base", known["path"], known["dvc"], (*MODEL_FILES, *heads), _weights(known["fingerprint"]))
 
 
 def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
@@ -55,7 +55,7 @@ def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
         load_split(folder, split, verify=True)
         return digest_of_split(load_manifest(folder)["splits"][split]) == known["sha256"]
 
-    return Ancestor(f"the {split} images of '{task}'", known["path"], known["dvc"], (), is_it)
+    return Ancestor(f"the {split} split of '{task}'", known["path"], known["dvc"], (), is_it)
 
 
 def model_file(folder: Path) -> Path:

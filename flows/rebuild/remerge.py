@@ -21,7 +21,7 @@ Grids = Mapping[str, Mapping[str, list[Any]]]
 
 
 def lay_out(root: Path, store: Store, name: str, version: str, origin: dict[str, Any], scratch: Path) -> None:
-    """Put a version's base, heads, experts and validation images into the scratch project, each proven by its digest.
+    """Put a version's base, heads, experts and validation splits into the scratch project, each proven by its digest.
 
     Args:
         root: the project folder.
@@ -40,7 +40,7 @@ def lay_out(root: Path, store: Store, name: str, version: str, origin: dict[str,
     gather(root, wanted, scratch)
     heads = head_files(download(store, name, version, scratch / "registered"))
     for task, known in tasks.items():
-        link_files(heads[task].parent, scratch / layout.HEADS, {heads[task].name: f"{task}.safetensors"})
+        link_files(heads[task].parent, scratch / known["path"], {heads[task].name: layout.HEAD_FILE})
         link_manifest(scratch / layout.split("validation", task), scratch, task)
         summary = {key: known[key] for key in ("fingerprint", "settings", "validation_accuracy")}
         (scratch / known["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from flows.rebuild.ancestors import base_of, expert_of, gather, name_as_recipe, split_of
+from flows.rebuild.ancestors import base_of, expert_of, gather, link_files, name_as_recipe, split_of
 from flows.rebuild.remerge import stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.serving import weights_file
 from registry.environment import environment, environment_changes
 from registry.lookup import download, find_version, head_files
 from registry.provenance import read_documents
@@ -81,7 +83,7 @@ def reproduce(
     version = find_version(store, name, which)
     with project_beside(root, "reproduce") as scratch:
         registered = download(store, name, version.version, scratch / "registered")
-        known = _fingerprint(registered / "encoder.safetensors")
+        known = _fingerprint(weights_file(registered))
         if known != version.fingerprint:
             raise MergeflowError(
                 f"the weights that the registry holds for version {version.version} of '{name}' have the digest "
@@ -90,7 +92,7 @@ def reproduce(
             )
         found = gather(root, _wanted(origin, from_data), scratch)
         if from_data:
-            (scratch / layout.HEADS).symlink_to(_named_heads(registered, scratch))
+            _link_frozen_heads(registered, scratch)
             _retrain(root, scratch, origin, report)
         report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
         name_as_recipe(recipe, scratch)
@@ -104,7 +106,7 @@ def reproduce(
             fingerprint=made.fingerprint,
             registered=known,
             experts={task: task not in made.other_inputs for task in origin["experts"]} if from_data else {},
-            differences={} if same else largest_differences(made.path, registered / "encoder.safetensors"),
+            differences={} if same else largest_differences(made.path, weights_file(registered)),
             environment=environment_changes(origin["environment"], environment()),
             found=found,
             seconds=made.seconds,
@@ -137,13 +139,11 @@ def _wanted(origin: dict[str, Any], from_data: bool) -> Iterator[Any]:
             yield expert_of(origin, task)
 
 
-def _named_heads(registered: Path, scratch: Path) -> Path:
-    """Return a folder with the version's own heads under their tasks' names."""
-    folder = scratch / "heads"
-    folder.mkdir()
+def _link_frozen_heads(registered: Path, scratch: Path) -> None:
+    """Give training the version's own heads where they are frozen; trained ones start again from the base's."""
     for task, path in head_files(registered).items():
-        (folder / f"{task}.safetensors").symlink_to(path)
-    return folder
+        if not load_head(path).trained:
+            link_files(path.parent, scratch / layout.HEADS, {path.name: f"{task}.safetensors"})
 
 
 def _retrain(root: Path, scratch: Path, origin: dict[str, Any], report: Callable[[str], None]) -> None:

@@ -90,7 +90,7 @@ def test_weights_are_uploaded_once_per_version_and_never_for_a_trial(served: Ser
     def weights() -> list[str]:
         return sorted(path.name for path in served.files.rglob("*.safetensors"))
 
-    once = ["000.safetensors", "001.safetensors", "encoder.safetensors", "scores.safetensors"]  # heads by number
+    once = ["000.safetensors", "001.safetensors", "model.safetensors", "scores.safetensors"]  # heads by number
     assert weights() == once
     run_stage(served.project, load_graph(served.project)["register"], force=True)
     rows = json.loads((served.project / "outputs/sweeps/task_arithmetic.json").read_text())["candidates"]

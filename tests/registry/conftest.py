@@ -1,20 +1,18 @@
-"""Shared by the registry's tests: a migrated empty store to copy, and a vision library small enough to run anywhere."""
+"""Shared by the registry's tests: a migrated empty store to copy, and a small model to register."""
 
 import os
 import shutil
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from mergeflow.modality import Network
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.vision.models import image_model, load_clip
 from registry.gates import Evidence
 from registry.pyfunc_model import ModelFiles
 from registry.store import Store, connect
@@ -23,44 +21,6 @@ from tests.postgres import POSTGRES, postgres_server
 
 torch.set_num_threads(1)  # the tests fork; threads of a pool would not survive it
 CLASSES = {"digits": ["zero", "one", "two"], "signs": ["stop", "go"]}
-SIZE = 8
-
-
-@dataclass(frozen=True)
-class StubHead:
-    weight: torch.Tensor
-    class_names: list[str]
-
-    def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        return 10.0 * features @ self.weight.T
-
-
-class StubEncoder(torch.nn.Module):
-    def __init__(self, clip: str) -> None:
-        assert clip == "stub"
-        super().__init__()
-        self.visual = torch.nn.Module()
-        self.visual.weight = torch.nn.Parameter(torch.zeros(SIZE * SIZE * 3, 4))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        pixels = images.float().flatten(1) / 255
-        return torch.nn.functional.normalize(pixels @ self.visual.weight + 1e-3, dim=-1)
-
-
-def _load_head(path: Path) -> StubHead:
-    weight = load_file(path)["weight"]
-    names = next(names for names in CLASSES.values() if len(names) == len(weight))
-    return StubHead(weight, names)
-
-
-@pytest.fixture
-def stub_vision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a linear encoder and heads where the model's code looks for mergeflow.modalities.vision."""
-    models, heads = ModuleType("mergeflow.modalities.vision.models"), ModuleType("mergeflow.modalities.heads")
-    models.image_model, models.load_clip = lambda clip: Network(StubEncoder(clip)), str  # type: ignore[attr-defined]
-    heads.Head, heads.load_head = StubHead, _load_head  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mergeflow.modalities.vision.models", models)
-    monkeypatch.setitem(sys.modules, "mergeflow.modalities.heads", heads)
 
 
 @pytest.fixture(scope="session")
@@ -83,26 +43,28 @@ def store(tmp_path: Path, template: Path) -> Store:
     return connect(project_root=tmp_path)
 
 
+@pytest.fixture(scope="session")
+def model_files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A merged model of the pocket architecture with random weights, and a head for each task of `CLASSES`."""
+    folder = tmp_path_factory.mktemp("files")
+    weights = folder / "merged.safetensors"
+    write_checkpoint(weights, image_model(load_clip("pocket-clip", seed=3)).state())
+    heads = {}
+    for task, names in CLASSES.items():
+        weight = torch.nn.functional.normalize(torch.randn(len(names), 128, generator=torch.Generator().manual_seed(1)))
+        heads[task] = folder / f"{task}.safetensors"
+        save_head(Head(weight, 20.0, names), heads[task])
+    model = {"modality": "vision", "architecture": "pocket-clip", "pretrained": "none"}
+    return ModelFiles(weights, heads, model, {"image_size": 32}, documents={"recipe": {"method": "ties"}})
+
+
 @pytest.fixture
-def make_candidate(tmp_path: Path, stub_vision: None) -> Callable[..., Candidate]:
-    """A function (seed, share of right answers, ...) -> Candidate with files on disk."""
+def make_candidate(model_files: ModelFiles) -> Callable[..., Candidate]:
+    """A function (seed, share of right answers, ...) -> Candidate with files on disk, the same for every seed."""
 
     def make(seed: int, accuracy: float = 0.8, **changes: object) -> Candidate:
-        folder = tmp_path / f"files-{seed}"
-        folder.mkdir(exist_ok=True)
-        generator = torch.Generator().manual_seed(seed)
-        save_file(
-            {"visual.weight": torch.randn(SIZE * SIZE * 3, 4, generator=generator)}, folder / "encoder.safetensors"
-        )
-        heads = {}
-        for task, names in CLASSES.items():
-            heads[task] = folder / f"{task}.safetensors"
-            save_file({"weight": torch.randn(len(names), 4, generator=generator)}, heads[task])
-        files = ModelFiles(
-            folder / "encoder.safetensors", heads, "stub", SIZE, documents={"recipe": {"method": "ties"}}
-        )
         return Candidate(
-            files,
+            model_files,
             make_evidence(accuracy),
             f"fingerprint-{seed}",
             {"normalised": accuracy},

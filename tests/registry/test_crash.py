@@ -22,14 +22,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Candi
 
     def save(folder: Path, *_: Any) -> None:
         (folder / "artifacts/model").mkdir(parents=True)
-        (folder / "artifacts/model/encoder.safetensors").touch()
+        (folder / "artifacts/model/model.safetensors").touch()
         (folder / "MLmodel").write_text("none")
 
     monkeypatch.setattr("registry.versions.save_pyfunc", save)
-    monkeypatch.setattr("registry.versions.check_pyfunc", lambda folder: None)
+    monkeypatch.setattr("registry.versions.check_pyfunc", lambda folder, served: None)
     weights = tmp_path / "weights.safetensors"
     weights.touch()
-    files = ModelFiles(weights, {"digits": weights}, "none", 8)
+    files = ModelFiles(weights, {"digits": weights}, {"modality": "vision"}, {})
     evidence: dict[float, Evidence] = {share: make_evidence(share) for share in (0.6, 0.7, 0.8, 0.9)}
     return lambda fingerprint, accuracy: Candidate(files, evidence[accuracy], fingerprint, {"normalised": accuracy})
 

@@ -24,7 +24,7 @@ def test_the_page_runs(store, make_candidate, tmp_path, monkeypatch):
     assert names["answer"].changed is False
     assert names["now"].champion.version == "1"
     assert [event.action for event in history(store, "merged")] == ["promote", "force", "rollback"]
-    assert (tmp_path / "got/model/encoder.safetensors").is_file()
+    assert (tmp_path / "got/model/model.safetensors").is_file()
 
 
 def test_every_gate_is_on_the_page():

@@ -69,7 +69,7 @@ def test_from_version_to_data(store, version):
         "expert digits, one_epoch, seed 7",
         "data suite:",
     ]
-    order += ["train, 300 images, sha256 aaaaaaaaaaaa, DVC 3c4d", "git commit c0ffee", "environment code"]
+    order += ["train, 300 examples, sha256 aaaaaaaaaaaa, DVC 3c4d", "git commit c0ffee", "environment code"]
     places = [next(i for i, line in enumerate(lines) if words in line) for words in order]
     assert places == sorted(places)
     depths = [lines[place].index("─") for place in places[:5]]

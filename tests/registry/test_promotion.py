@@ -76,7 +76,7 @@ def test_registered_once_per_fingerprint(store, make_candidate):
     assert find_registered(store, "merged", "other", ["signs", "digits"]) is None
 
 
-def test_the_same_weights_for_other_tasks_are_another_version(store, make_candidate):
+def test_the_same_weights_for_other_tasks_are_another_version(store, make_candidate, tmp_path):
     both = make_candidate(1, 0.8)
     one = replace(both, files=replace(both.files, heads={"digits": both.files.heads["digits"]}))
     one = replace(one, evidence=make_evidence(0.8, ("digits",)), metrics={"normalised": 0.7})
@@ -84,7 +84,7 @@ def test_the_same_weights_for_other_tasks_are_another_version(store, make_candid
     promote(store, "merged", 1, GATES)
     added = register(store, "merged", both)
     assert (added.version, added.new, added.tasks) == ("2", True, ("digits", "signs"))
-    assert set(head_files(download(store, "merged", 2, both.files.encoder.parent / "two"))) == {"digits", "signs"}
+    assert set(head_files(download(store, "merged", 2, tmp_path / "two"))) == {"digits", "signs"}
     answer = promote(store, "merged", 2, GATES)  # judged on what both serve
     assert answer.changed
     assert answer.decision.numbers["shared_tasks"] == ["digits"]
@@ -113,7 +113,7 @@ def lose_files(store, version, inside=""):
     (shutil.rmtree if (folder / inside).is_dir() else Path.unlink)(folder / inside)
 
 
-@pytest.mark.parametrize("lost", ["", "evidence", "artifacts/model/encoder.safetensors"])
+@pytest.mark.parametrize("lost", ["", "evidence", "artifacts/model/model.safetensors"])
 def test_lost_files_are_registered_again_under_a_new_number(store, make_candidate, lost):
     register(store, "merged", make_candidate(1))
     promote(store, "merged", 1, GATES)
@@ -283,8 +283,8 @@ def test_files_come_back_as_they_were_registered(store, make_candidate, tmp_path
     candidate = make_candidate(1)
     register(store, "merged", candidate)
     folder = download(store, "merged", "candidate", tmp_path / "again")
-    assert (folder / "encoder.safetensors").read_bytes() == candidate.files.encoder.read_bytes()
-    assert not (folder / "encoder.safetensors").is_symlink()
+    assert (folder / "model.safetensors").read_bytes() == candidate.files.weights.read_bytes()
+    assert not (folder / "model.safetensors").is_symlink()
     assert json.loads((folder / "recipe.json").read_text()) == {"method": "ties"}
     assert not any((tmp_path / ".mergeflow/registry").iterdir())
 

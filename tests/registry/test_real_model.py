@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import shutil
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,33 +21,20 @@ from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from registry.gates import GateSettings
-from registry.lookup import current
+from registry.lookup import current, load
 from registry.promotion import promote, register
-from registry.pyfunc_model import ModelFiles, save_pyfunc
+from registry.pyfunc_model import save_pyfunc
 from registry.quiet import mlflow
 from registry.versions import Candidate
 
-from .conftest import make_evidence
-
-NAMES = {"digits": ["zero", "one", "two"], "signs": ["stop", "go"]}
+from .conftest import CLASSES
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Candidate:
-    encoder = image_model(load_clip("pocket-clip", seed=3))
-    write_checkpoint(tmp_path / "merged.safetensors", encoder.state())
-    heads = {}
-    for task, names in NAMES.items():
-        weight = torch.nn.functional.normalize(torch.randn(len(names), 128, generator=torch.Generator().manual_seed(1)))
-        heads[task] = tmp_path / f"{task}.safetensors"
-        save_head(Head(weight, 20.0, names), heads[task])
-    files = ModelFiles(
-        tmp_path / "merged.safetensors", heads, "pocket-clip", 32, documents={"recipe": {"name": "ties"}}
-    )
-    return Candidate(files, make_evidence(0.8), "real", {"normalised": 0.8})
+def real(make_candidate: Callable[..., Candidate]) -> Candidate:
+    return make_candidate(1)
 
 
 def picture(seed: int, size: tuple[int, int] = (40, 32)) -> bytes:
@@ -65,8 +54,8 @@ def test_load_by_alias_and_classify(store, real, tmp_path):
     with store.active():
         model = mlflow.pyfunc.load_model("models:/merged@champion")
     answer = model.predict(rows((picture(1), "digits"), (picture(2), "signs"), (picture(1), "digits")))
-    assert list(answer["label"].isin(NAMES["digits"])) == [True, False, True]
-    assert [list(row) for row in answer["probabilities"]] == [NAMES["digits"], NAMES["signs"], NAMES["digits"]]
+    assert list(answer["label"].isin(CLASSES["digits"])) == [True, False, True]
+    assert [list(row) for row in answer["probabilities"]] == [CLASSES["digits"], CLASSES["signs"], CLASSES["digits"]]
     assert all(sum(row.values()) == pytest.approx(1.0) for row in answer["probabilities"])
     for label, row in zip(answer["label"], answer["probabilities"], strict=True):
         assert row[label] == max(row.values())
@@ -86,7 +75,7 @@ def test_nothing_inside_is_a_pickle(real, tmp_path):
     save_pyfunc(tmp_path / "saved", real.files)
     files = {path.suffix for path in (tmp_path / "saved").rglob("*") if path.is_file()}
     assert files <= {".safetensors", ".json", ".py", ".yaml", ".txt", ""}
-    assert json.loads((tmp_path / "saved/artifacts/model/recipe.json").read_text()) == {"name": "ties"}
+    assert json.loads((tmp_path / "saved/artifacts/model/recipe.json").read_text()) == {"method": "ties"}
 
 
 def test_all_bad_rows_are_named_at_once(model):
@@ -115,10 +104,10 @@ def test_a_broken_model_is_not_registered(store, real, tmp_path):
     name = next(iter(state))
     write_checkpoint(tmp_path / "nan.safetensors", state | {name: torch.full_like(state[name], float("nan"))})
     with pytest.raises(MergeflowError, match="not registered"):
-        register(store, "merged", replace(real, files=replace(real.files, encoder=tmp_path / "nan.safetensors")))
+        register(store, "merged", replace(real, files=replace(real.files, weights=tmp_path / "nan.safetensors")))
     assert current(store, "merged").candidate is None
     with pytest.raises(MergeflowError, match="missing"):
-        replace(real.files, encoder=tmp_path / "nowhere.safetensors")
+        replace(real.files, weights=tmp_path / "nowhere.safetensors")
 
 
 def request(image: bytes, task: str) -> dict[str, object]:
@@ -150,6 +139,22 @@ def test_scoring_over_http_in_process(model):
     assert client.post("/invocations", json=null).status_code == 400
     assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
     assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400
+
+
+def test_a_version_of_former_days_is_read_by_today_s_code(store, real):
+    register(store, "merged", real)
+    folder = Path(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
+    inside = folder / "artifacts/model"
+    asked = rows((picture(1), "digits"), (picture(2), "signs"))
+    now = load(store, "merged", 1).predict(asked)
+    config = json.loads((inside / "model.json").read_text())
+    before = {"architecture": "pocket-clip", "image_size": 32, "heads": config["heads"]}
+    (inside / "model.json").write_text(json.dumps(before))
+    shutil.move(inside / "model.safetensors", inside / "encoder.safetensors")
+    (folder / "served_model.py").write_text("from mergeflow.vision.data import to_rgb  # which has moved\n")
+    then = load(store, "merged", 1).predict(asked)
+    pd.testing.assert_frame_equal(then, now)
+    assert not register(store, "merged", real).new  # its files are all there
 
 
 def test_it_loads_where_registry_is_not_installed_and_nobody_answers(real, tmp_path, monkeypatch, capfd):

@@ -21,14 +21,15 @@ from registry.lookup import load
 from registry.promotion import promote, register
 from registry.reevaluation import evaluate_version
 
-from .test_real_model import NAMES, real
+from .conftest import CLASSES
+from .test_real_model import real
 
 __all__ = ["real"]
 
 
 def prepare(folder: Path, task: str, size: int = 32, names: list[str] | None = None) -> Path:
     """Prepare a task of drawn images: 12 of noise for validation, plain colours for the other splits."""
-    classes = names or NAMES[task]
+    classes = names or CLASSES[task]
 
     def draw(split: str) -> Iterator[Example]:
         random = np.random.default_rng(0)
@@ -43,13 +44,13 @@ def prepare(folder: Path, task: str, size: int = 32, names: list[str] | None = N
 
 
 def evidence(accuracy, digest):
-    tasks = dict.fromkeys(NAMES, accuracy)
-    right = {task: (np.arange(12) < accuracy * 12).astype(np.float32) for task in NAMES}
-    return Evidence(tasks, dict.fromkeys(NAMES, 1.0), right, dict.fromkeys(NAMES, digest), True)
+    tasks = dict.fromkeys(CLASSES, accuracy)
+    right = {task: (np.arange(12) < accuracy * 12).astype(np.float32) for task in CLASSES}
+    return Evidence(tasks, dict.fromkeys(CLASSES, 1.0), right, dict.fromkeys(CLASSES, digest), True)
 
 
 def test_promote_asks_anew_only_where_the_images_changed(store, real, tmp_path):
-    splits = {task: prepare(tmp_path / task, task) for task in NAMES}
+    splits = {task: prepare(tmp_path / task, task) for task in CLASSES}
     first = replace(real, evidence=evidence(0.9, "old"))
     register(store, "merged", first)
     promote(store, "merged", 1, GateSettings())
@@ -72,7 +73,7 @@ def test_promote_asks_anew_only_where_the_images_changed(store, real, tmp_path):
 
 def test_figures_are_those_of_the_model_itself(store, real, tmp_path):
 
-    splits = {task: prepare(tmp_path / task, task) for task in NAMES}
+    splits = {task: prepare(tmp_path / task, task) for task in CLASSES}
     register(store, "merged", real)
     found = evaluate_version(store, "merged", 1, splits, evidence(0.5, "today"))
     split, model = load_split(splits["digits"], "validation"), load(store, "merged", 1)
@@ -80,7 +81,7 @@ def test_figures_are_those_of_the_model_itself(store, real, tmp_path):
     labels = model.predict(pd.DataFrame(rows))["label"]
     right = [label == split.class_names[number] for label, number in zip(labels, split.labels, strict=True)]
     assert found.scores["digits"].tolist() == right
-    assert found.digests == dict.fromkeys(NAMES, "today")
+    assert found.digests == dict.fromkeys(CLASSES, "today")
 
 
 def test_other_classes_and_other_sizes(store, real, tmp_path):
@@ -89,7 +90,7 @@ def test_other_classes_and_other_sizes(store, real, tmp_path):
     changed = {"digits": renamed, "signs": prepare(tmp_path / "b", "signs")}
     assert set(evaluate_version(store, "merged", 1, changed, evidence(0.5, "x")).accuracy) == {"signs"}
     small = {"signs": prepare(tmp_path / "c", "signs", size=16)}
-    with pytest.raises(MergeflowError, match="takes images of 32 pixels"):
+    with pytest.raises(MergeflowError, match="takes examples of image_size 32"):
         evaluate_version(store, "merged", 1, small, evidence(0.5, "x"))
 
 

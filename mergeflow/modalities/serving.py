@@ -1,0 +1,173 @@
+"""What a registered model takes and answers, by modality; training imports none of it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.catalog import find_modality
+from mergeflow.modalities.heads import Head, load_head
+from mergeflow.modalities.sections import sections_of
+from mergeflow.modality import Modality, Model
+from mergeflow.schema import validated
+
+# Full names of modules, because the digests of the stages' code follow these and no other strings.
+_MODULES = {
+    "vision": "mergeflow.modalities.vision.serving",
+    "toy": "mergeflow.modalities.toy.serving",
+}
+# The weights of a registered model: as they are written, and as they were before there were other modalities.
+WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
+_BATCH = 256
+_ROWS_NAMED = 10
+
+Kind = Literal["bytes", "text", "number", "shares"]  # shares: numbers by name that sum to 1
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A registered model ready to answer.
+
+    Attributes:
+        modality: What kind of model it is.
+        model: The merged weights in their module, on `device`.
+        heads: Task to head, on the CPU.
+        decoding: How its examples are stored, as the manifests record it.
+        device: Where the model computes.
+    """
+
+    modality: Modality
+    model: Model
+    heads: Mapping[str, Head]
+    decoding: Mapping[str, Any]
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the registered models of a modality take and answer.
+
+    Attributes:
+        inputs: Decoding to the columns of a row, beside `task`, in order.
+        outputs: The columns of an answer.
+        example: Decoding to one row that any model of that decoding takes, without `task`.
+        answer: Model and columns to the answer's columns, all of the rows' number. It raises one MergeflowError that
+            names all rows that cannot be answered.
+        packages: Distributions that a model needs besides mergeflow's own few.
+    """
+
+    inputs: Callable[[Mapping[str, Any]], dict[str, Kind]]
+    outputs: Mapping[str, Kind]
+    example: Callable[[Mapping[str, Any]], dict[str, Any]]
+    answer: Callable[[Loaded, Columns], dict[str, list[Any]]]
+    packages: tuple[str, ...] = ()
+
+
+def find_served(modality: str) -> Served:
+    """Return what a modality serves.
+
+    Raises:
+        MergeflowError: there is none of this name.
+
+    Example:
+        >>> find_served("toy").inputs({"inputs": 2})
+        {'x0': 'number', 'x1': 'number'}
+    """
+    if modality not in _MODULES:
+        raise unknown_name("modality", modality, _MODULES)
+    served: Served = import_module(_MODULES[modality]).SERVED
+    return served
+
+
+def read_model(folder: Path, device: torch.device) -> Loaded:
+    """Return the model in a registered version's folder, now or before `model.json` named a modality.
+
+    Raises:
+        MergeflowError: the weights or heads are missing, damaged, or not of the model that `model.json` describes.
+    """
+    config = json.loads((folder / "model.json").read_text())
+    if "model" not in config:  # every model was one of images
+        section = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
+        config |= {"model": section, "decoding": {"image_size": config["image_size"]}}
+    name = config["model"]["modality"]
+    modality = find_modality(name)
+    model = modality.build(validated(sections_of(name).model, config["model"], f"{folder / 'model.json'}, model"))
+    with open_checkpoint(weights_file(folder)) as state:
+        model.load(state)
+    model.module.eval().to(device)
+    heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
+    return Loaded(modality, model, heads, config["decoding"], device)
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file of the merged weights in a registered version's folder, by today's name or the former one."""
+    return next((folder / name for name in WEIGHTS_FILES if (folder / name).exists()), folder / WEIGHTS_FILES[0])
+
+
+def classify(
+    loaded: Loaded, columns: Columns, inputs: Sequence[str], read: Callable[[Mapping[str, Any]], np.ndarray]
+) -> dict[str, list[Any]]:
+    """Classify each row among its task's classes.
+
+    Args:
+        loaded: the model.
+        columns: the columns `inputs`, and `task` with the tasks' names.
+        inputs: columns that an example is read from.
+        read: a row's inputs to what the module takes; it raises a MergeflowError for inputs that cannot be read.
+
+    Returns:
+        `label` (class name) and `probabilities` (class name to probability), in the rows' order.
+
+    Raises:
+        MergeflowError: a column is missing; or rows have an unknown task or unreadable inputs, and all are named.
+    """
+    wanted = [*inputs, "task"]
+    missing = [name for name in wanted if name not in columns]
+    if missing:
+        raise MergeflowError(f"the input lacks the column(s) {', '.join(missing)}; expected {', '.join(wanted)}.")
+    examples, tasks = _read_rows(loaded.heads, columns, inputs, read)
+    labels: list[str] = []
+    probabilities: list[dict[str, float]] = []
+    for start in range(0, len(tasks), _BATCH):
+        features = _features(loaded, examples[start : start + _BATCH])
+        for row, task in enumerate(tasks[start : start + _BATCH]):
+            head = loaded.heads[task]
+            chances = torch.softmax(head(features[row : row + 1])[0].double(), dim=0).tolist()
+            labels.append(head.class_names[int(np.argmax(chances))])
+            probabilities.append(dict(zip(head.class_names, chances, strict=True)))
+    return {"label": labels, "probabilities": probabilities}
+
+
+def _read_rows(
+    heads: Mapping[str, Head],
+    columns: Columns,
+    inputs: Sequence[str],
+    read: Callable[[Mapping[str, Any]], np.ndarray],
+) -> tuple[list[np.ndarray], list[str]]:
+    examples, wrong, tasks = [], [], list(columns["task"])
+    for row, values in enumerate(zip(*(columns[name] for name in inputs), strict=True)):
+        try:
+            if not isinstance(tasks[row], str) or tasks[row] not in heads:
+                raise unknown_name("task", str(tasks[row]), heads)
+            examples.append(read(dict(zip(inputs, values, strict=True))))
+        except MergeflowError as error:
+            wrong.append(f"row {row}: {error}")
+    if wrong:
+        more = f" And {len(wrong) - _ROWS_NAMED} more." if len(wrong) > _ROWS_NAMED else ""
+        named = " ".join(wrong[:_ROWS_NAMED])
+        raise MergeflowError(f"{len(wrong)} of {len(tasks)} rows cannot be classified. {named}{more}")
+    return examples, tasks
+
+
+@torch.inference_mode()
+def _features(loaded: Loaded, examples: Sequence[np.ndarray]) -> torch.Tensor:
+    features: torch.Tensor = loaded.model.module(torch.from_numpy(np.stack(examples)).to(loaded.device))
+    return (features.float() if features.dtype.itemsize < 4 else features).cpu()
