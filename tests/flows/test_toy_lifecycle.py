@@ -1,0 +1,81 @@
+"""Small nets go the whole way of a model: registered, served, made again, a task taken out, a task added."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from mlflow.exceptions import MlflowException
+
+from flows.rebuild.add_task import add_task, read_address
+from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unmerge import unmerge
+from mergeflow.data import load_split
+from mergeflow.errors import MergeflowError
+from registry.lookup import current, load, show
+from registry.store import Store, connect
+from tests.flows.small_project import registry_template, run_in
+from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
+
+MODEL = "nets"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy project whose winner is registered; the tests below change it in their order."""
+    folder = make_toy_project(tmp_path_factory.mktemp("toy") / "project")
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["registry"] |= {"model": MODEL, "tolerance": 0.5}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
+    assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
+    run_pipeline(folder, (*PIPELINE, "figures", "register"))
+    return folder
+
+
+@pytest.fixture
+def store(project: Path) -> Store:
+    return connect(project_root=project)
+
+
+def test_the_champion_answers_as_it_was_scored(project: Path, store: Store) -> None:
+    model, shown = load(store, MODEL), show(store, MODEL)
+    assert model.metadata.signature.inputs.input_names() == [*(f"x{k}" for k in range(8)), "task"]
+    for task in ("left", "right"):
+        split = load_split(project / f"outputs/data/validation/{task}", "validation")
+        rows = pd.DataFrame(split.inputs, columns=[f"x{k}" for k in range(8)])
+        answer = model.predict(rows.assign(task=task))
+        right = [label == split.class_names[k] for label, k in zip(answer["label"], split.labels, strict=True)]
+        assert np.mean(right) == shown["accuracy"][task]
+        assert all(sum(row.values()) == pytest.approx(1.0) for row in answer["probabilities"])
+    rows.loc[1, "x3"] = np.nan
+    with pytest.raises(MlflowException, match=r"2 of 60 rows cannot be classified\. row 0: unknown task.*row 1: x3"):
+        model.predict(rows.assign(task=["rigth", *["right"] * 59]))
+
+
+@pytest.mark.parametrize("from_data", [False, True])
+def test_it_is_made_again_bit_for_bit(project: Path, store: Store, from_data: bool) -> None:
+    done = reproduce(project, store, MODEL, "champion", from_data=from_data)
+    assert done.same
+    assert done.experts == ({"left": True, "right": True} if from_data else {})
+
+
+def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> None:
+    without = unmerge(project, store, MODEL, "champion", "right")
+    assert show(store, MODEL, without.version)["tasks"] == ["left"]
+    assert without.normalised == pytest.approx(1.0, abs=0.1)  # judged with its own trained head
+    with pytest.raises(MergeflowError, match="kind of toy"):
+        read_address(project, str(project / "inputs"))
+    name, source = read_address(project, "toy:clouds,classes=2")
+    assert (name, source) == ("clouds_classes_2", "toy:clouds,classes=2")
+    added = add_task(project, store, "third", source)
+    assert show(store, MODEL, added.version)["tasks"] == ["left", "right", "third"]
+    assert added.champion == added.version == current(store, MODEL).champion.version
+    assert "third" in yaml.safe_load((project / "params.yaml").read_text())["tasks"]
+    assert json.loads((project / "outputs/experts/third/training.json").read_text())["task"] == "third"
+    rows = pd.DataFrame([[0.5] * 8], columns=[f"x{k}" for k in range(8)]).assign(task="third")
+    assert set(load(store, MODEL).predict(rows)["probabilities"][0]) == {"third 0", "third 1"}
+    assert reproduce(project, store, MODEL, added.version, from_data=True).same
