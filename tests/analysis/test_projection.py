@@ -144,5 +144,5 @@ def test_faults_are_named() -> None:
         principal_components(states, 3)
     with pytest.raises(MergeflowError, match="no model"):
         centred_gram({})
-    with pytest.raises(MergeflowError, match="'other', tensor 'matrix': shape"):
+    with pytest.raises(MergeflowError, match=r"'other' has tensor 'matrix' of shape \[2, 2\]"):
         principal_components(states).project({"other": {**states["model 0"], "matrix": torch.zeros(2, 2)}})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.flows.small_project import environment, make_project, run_in
@@ -64,13 +66,15 @@ def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
     assert json.loads(run_in(project, "dvc", "status", "--json").stdout) == {"code": ["always changed"]}
     repro = run_in(project, "dvc", "repro")
     assert repro.returncode == 0, repro.stderr
-    assert "Running stage" not in repro.stdout
+    assert re.findall(r"Running stage '([^']+)'", repro.stdout) == [
+        "code"
+    ]  # it looks at the code, and finds it as it was
     assert outputs(project) == before
 
 
 def test_a_changed_image_retrains_one_expert(project: Path) -> None:
     picture = next((project / "inputs/red/train/red_centre").glob("*.png"))
-    shutil.copy(next((project / "inputs/red/train/red_corner").glob("*.png")), picture)
+    Image.open(picture).transpose(Image.Transpose.ROTATE_90).save(picture)
     before = outputs(project)
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 0, done.stderr
