@@ -22,7 +22,7 @@ def resolve_reference(root: Path, path: str) -> str:
         name, separator, which = re.match(r"([^/@]*)([/@]?)(.*)", address).groups()  # type: ignore[union-attr]
         if not name.strip(".") or not which:
             raise MergeflowError(f"'{path}' names no version: write models:/NAME@ALIAS or models:/NAME/VERSION.")
-        return _version_of_alias(root, name, which) if separator == "@" else str(_encoder(root, name, which))
+        return _version_of_alias(root, name, which) if separator == "@" else str(_weights(root, name, which))
     if "://" not in path and not Path(path).exists():
         fetch_output(root, Path(path))
     return path
@@ -35,7 +35,7 @@ def _version_of_alias(root: Path, name: str, alias: str) -> str:
     return f"models:/{name}/{find_version(connect(project_root=root), name, alias).version}"
 
 
-def _encoder(root: Path, name: str, which: str) -> Path:
+def _weights(root: Path, name: str, which: str) -> Path:
     from mergeflow.modalities.serving import weights_file
     from registry.lookup import download, find_version
     from registry.store import connect

@@ -24,7 +24,8 @@ def serve(
 ) -> None:
     """Answer POST /invocations until the process is told to end.
 
-    The body is {"dataframe_records": [{"image": base64 of a PNG or JPEG file, "task": name}, ...]}, the answer
+    The body is {"dataframe_records": [{"task": name, the modality's columns}, ...]}, for images {"image": base64 of a
+    PNG or JPEG file, "task": name}; the answer of a model that classifies is
     {"predictions": [{"label": ..., "probabilities": {class: probability}}, ...]}; bad rows give status 400 and one
     message that names them all.
 

@@ -65,11 +65,12 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
 def _local_source(root: Path, address: str, kinds: Collection[str]) -> str:
     place = Path(address).resolve()
     kind = "parquet" if place.suffix == ".parquet" or any(place.glob("**/*.parquet")) else "folder"
-    if not Path(address).exists() or kind not in kinds:
+    found = f"a {kind}, which this project's tasks are not read from" if place.exists() else ""
+    if not found or kind not in kinds:
         path = "a path, or " if {"folder", "parquet"} & set(kinds) else ""
         raise MergeflowError(
-            f"'{address}' is neither a folder here that this project can read nor a source: give {path}KIND:ADDRESS "
-            f"with a kind of {', '.join(sorted(kinds))}."
+            f"'{address}' is {found or 'neither a folder here nor a source'}: give {path}KIND:ADDRESS with a kind of "
+            f"{', '.join(sorted(kinds))}."
         )
     local = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else str(place)
     return f"{kind}:{local}"

@@ -67,7 +67,10 @@ def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> No
     without = unmerge(project, store, MODEL, "champion", "right")
     assert show(store, MODEL, without.version)["tasks"] == ["left"]
     assert without.normalised == pytest.approx(1.0, abs=0.1)  # judged with its own trained head
-    with pytest.raises(MergeflowError, match="kind of toy"):
+    with pytest.raises(
+        MergeflowError,
+        match="is a folder, which this project's tasks are not read from: give KIND:ADDRESS with a kind of toy",
+    ):
         read_address(project, str(project / "inputs"))
     name, source = read_address(project, "toy:clouds,classes=2")
     assert (name, source) == ("clouds_classes_2", "toy:clouds,classes=2")
