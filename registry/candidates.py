@@ -33,13 +33,15 @@ def make_candidate(
         tags: text by name, kept with the version.
     """
     tasks = selection["tasks"]
+    manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in tasks}
     winner = selection["methods"][selection["winner"]]
     return Candidate(
         files=ModelFiles(
             weights=io.dep(layout.merge(selection["winner"])),
             heads={task: _head(io, task) for task in tasks},
             model=io.section("model").model_dump(mode="json"),
-            decoding=load_manifest(io.dep(layout.manifest_folder(tasks[0])))["decoding"],
+            decoding=manifests[tasks[0]]["decoding"],
+            class_names={task: manifest["class_names"] for task, manifest in manifests.items()},
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),
         evidence=_evidence(io, selection, _replays(io, winner)),

@@ -28,9 +28,10 @@ class ModelFiles:
 
     Args:
         weights: safetensors of the merged weights.
-        heads: task name to the safetensors of its head; at least one.
+        heads: task name to the file that `save_head` wrote of its head, or of its having none; at least one.
         model: the section `model` of params.yaml, which names the modality and decides the module.
         decoding: how examples are stored, as the tasks' manifests record it.
+        class_names: task name to its classes in label order, for tasks without a head.
         documents: further JSON documents kept with the weights by file stem, such as {"recipe": {...}}.
     """
 
@@ -38,11 +39,12 @@ class ModelFiles:
     heads: Mapping[str, Path]
     model: Mapping[str, Any]
     decoding: Mapping[str, Any]
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     documents: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.heads:
-            raise MergeflowError("a model without a head classifies nothing: give the head of at least one task.")
+            raise MergeflowError("a model without a task answers nothing: give the head of at least one task.")
         for path in (self.weights, *self.heads.values()):
             if not Path(path).is_file():
                 raise MergeflowError(f"the model's file {path} is missing: run the stage that makes it again.")
@@ -132,7 +134,8 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
     for number, (task, path) in enumerate(sorted(files.heads.items())):
         heads[task] = f"heads/{number:03d}.safetensors"  # a task's name need not be a file name
         _place(path, inside / heads[task])
-    config = {"model": dict(files.model), "decoding": dict(files.decoding), "heads": heads}
+    config: dict[str, Any] = {"model": dict(files.model), "decoding": dict(files.decoding), "heads": heads}
+    config["class_names"] = {task: list(names) for task, names in files.class_names.items()}
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
         # As given: the order of a recipe's experts is part of it.

@@ -53,7 +53,7 @@ def evaluate_version(
     scores = {}
     for task in sorted(set(loaded.heads) & set(splits) & set(candidate.accuracy)):
         manifest, head = load_manifest(splits[task]), loaded.heads[task]
-        if list(manifest["class_names"]) != list(head.class_names):
+        if list(manifest["class_names"]) != list(loaded.class_names[task]):
             continue
         found = {key: manifest["decoding"].get(key) for key in loaded.decoding}
         if found != loaded.decoding:
@@ -61,7 +61,7 @@ def evaluate_version(
                 f"version {which} of '{name}' takes examples of {_in_words(loaded.decoding)}, task '{task}' is "
                 f"prepared with {_in_words(found)}: they cannot be compared. Register under another name, or force it."
             )
-        examples = loaded.modality.open(task, splits[task], "validation", head.to(device), device)
+        examples = loaded.modality.open(task, splits[task], "validation", head and head.to(device), device)
         scores[task] = example_scores(loaded.model, examples, batch_size)
     return Evidence(
         accuracy={task: kept.accuracy[task] for task in others}

@@ -10,7 +10,7 @@ import torch
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.modalities.catalog import find_modality
-from mergeflow.modalities.heads import Head, load_head, read_head
+from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
 from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
@@ -51,7 +51,10 @@ def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | Non
     """Return the head that came out of an expert's training."""
     path = io.dep(layout.expert_head(task))
     # Without a file of its own the expert has what the base has: no head, or in old versions the frozen one.
-    return load_head(path).to(device) if path.exists() else load_base_head(io, task, device)
+    if not path.exists():
+        return load_base_head(io, task, device)
+    head = read_head(path)
+    return None if head is None else head.to(device)
 
 
 def load_examples(io: StageIO, split: str, task: str, device: torch.device, head: Head | None) -> Examples:

@@ -12,7 +12,7 @@ from flows.rebuild.remerge import stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.heads import read_head
 from mergeflow.modalities.serving import weights_file
 from registry.environment import environment, environment_changes
 from registry.lookup import download, find_version, head_files
@@ -142,7 +142,8 @@ def _wanted(origin: dict[str, Any], from_data: bool) -> Iterator[Any]:
 def _link_frozen_heads(registered: Path, scratch: Path) -> None:
     """Give training the version's own heads where they are frozen; trained ones start again from the base's."""
     for task, path in head_files(registered).items():
-        if not load_head(path).trained:
+        head = read_head(path)
+        if head is None or not head.trained:
             link_files(path.parent, scratch / layout.HEADS, {path.name: f"{task}.safetensors"})
 
 

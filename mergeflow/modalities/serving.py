@@ -13,7 +13,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.catalog import find_modality
-from mergeflow.modalities.heads import Head, load_head
+from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modalities.sections import sections_of
 from mergeflow.modality import Modality, Model
 from mergeflow.schema import validated
@@ -39,14 +39,16 @@ class Loaded:
     Attributes:
         modality: What kind of model it is.
         model: The merged weights in their module, on `device`.
-        heads: Task to head, on the CPU.
+        heads: Task to head, on the CPU; None where the model itself gives the task's logits.
+        class_names: Task to its classes in label order.
         decoding: How its examples are stored, as the manifests record it.
         device: Where the model computes.
     """
 
     modality: Modality
     model: Model
-    heads: Mapping[str, Head]
+    heads: Mapping[str, Head | None]
+    class_names: Mapping[str, Sequence[str]]
     decoding: Mapping[str, Any]
     device: torch.device
 
@@ -103,8 +105,10 @@ def read_model(folder: Path, device: torch.device) -> Loaded:
     with open_checkpoint(weights_file(folder)) as state:
         model.load(state)
     model.module.eval().to(device)
-    heads = {task: load_head(folder / file) for task, file in config["heads"].items()}
-    return Loaded(modality, model, heads, config["decoding"], device)
+    heads = {task: read_head(folder / file) for task, file in config["heads"].items()}
+    known = config.get("class_names", {})  # before tasks could lack a head, heads alone said what the classes are
+    class_names = {task: known[task] if head is None else head.class_names for task, head in heads.items()}
+    return Loaded(modality, model, heads, class_names, config["decoding"], device)
 
 
 def weights_file(folder: Path) -> Path:
@@ -139,15 +143,19 @@ def classify(
     for start in range(0, len(tasks), _BATCH):
         features = _features(loaded, examples[start : start + _BATCH])
         for row, task in enumerate(tasks[start : start + _BATCH]):
-            head = loaded.heads[task]
-            chances = torch.softmax(head(features[row : row + 1])[0].double(), dim=0).tolist()
-            labels.append(head.class_names[int(np.argmax(chances))])
-            probabilities.append(dict(zip(head.class_names, chances, strict=True)))
+            head, own = loaded.heads[task], features[row : row + 1]
+            chances = torch.softmax((own if head is None else head(own))[0].double(), dim=0).tolist()
+            names = list(loaded.class_names[task])
+            names += [
+                f"output {k}" for k in range(len(names), len(chances))
+            ]  # logits that other tasks have classes for
+            labels.append(names[int(np.argmax(chances))])
+            probabilities.append(dict(zip(names, chances, strict=True)))
     return {"label": labels, "probabilities": probabilities}
 
 
 def _read_rows(
-    heads: Mapping[str, Head],
+    heads: Mapping[str, Head | None],
     columns: Columns,
     inputs: Sequence[str],
     read: Callable[[Mapping[str, Any]], np.ndarray],

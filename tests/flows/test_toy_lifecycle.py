@@ -82,3 +82,21 @@ def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> No
     rows = pd.DataFrame([[0.5] * 8], columns=[f"x{k}" for k in range(8)]).assign(task="third")
     assert set(load(store, MODEL).predict(rows)["probabilities"][0]) == {"third 0", "third 1"}
     assert reproduce(project, store, MODEL, added.version, from_data=True).same
+
+
+def test_a_net_without_heads_is_registered_and_answers(tmp_path: Path) -> None:
+    folder = make_toy_project(tmp_path / "project")
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["model"] = {"modality": "toy", "widths": [8, 16, 4], "head": "none"}
+    values["registry"]["model"] = MODEL
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
+    run_pipeline(folder, (*PIPELINE, "figures", "register"))
+    store = connect(project_root=folder)
+    split = load_split(folder / "outputs/data/validation/left", "validation")
+    rows = pd.DataFrame(split.inputs, columns=[f"x{k}" for k in range(8)]).assign(task="left")
+    answer = load(store, MODEL).predict(rows)
+    right = [label == split.class_names[k] for label, k in zip(answer["label"], split.labels, strict=True)]
+    assert np.mean(right) == show(store, MODEL)["accuracy"]["left"]
+    assert list(answer["probabilities"][0]) == ["left 0", "left 1", "left 2", "output 3"]
+    assert reproduce(folder, store, MODEL, "champion", from_data=True).same
