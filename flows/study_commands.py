@@ -20,11 +20,17 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
     @app.command("study")
     def study(
-        names: Annotated[list[str] | None, typer.Argument(help="Studies, or systems of the papers such as M3.")] = None,
+        names: Annotated[
+            list[str] | None, typer.Argument(help="Studies, or systems of the papers such as M3; or `new NAME`.")
+        ] = None,
         everything: Annotated[bool, typer.Option("--all", help="Every study.")] = False,
         document: Annotated[bool, typer.Option(help="Write the studies' pages in docs/studies.")] = False,
     ) -> None:
-        """Run studies and the training runs they need; without a name, list them."""
+        """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""
+        if names and names[0] == "new":
+            make_study(root, names[1:])
+            return
+        write_graphs(root)
         found = find_studies(root)
         chosen = list(found.values()) if everything else [find_study(name, found) for name in names or []]
         if chosen:
@@ -33,19 +39,51 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             Console().print(_list(found))
 
 
+def make_study(root: Path, names: list[str]) -> None:
+    """Write the files of one new study in the project's folder `studies`.
+
+    Raises:
+        MergeflowError: none or several names, or as `new_study`.
+    """
+    from tasks.project.new_study import new_study
+
+    if len(names) != 1:
+        raise MergeflowError("`mergeflow study new` takes one name: mergeflow study new my_study")
+    folder = new_study(root, names[0])
+    typer.echo(f"Made {folder.relative_to(root)}. Next: edit it and studies/params.yaml; mergeflow study {names[0]}")
+
+
+def write_graphs(root: Path) -> None:
+    """Write studies/dvc.yaml of every project whose choices name other studies than it has.
+
+    Raises:
+        MergeflowError: what is wrong in the choices.
+    """
+    from tasks.project.study_graph import names_differ, write_study_graph
+
+    for folder in _projects(root):
+        if names_differ(folder):
+            write_study_graph(folder)
+
+
+def _projects(root: Path) -> list[Path]:
+    from mergeflow.application import find_project
+
+    return [root, *sorted(path for path in root.glob("worlds/*") if find_project(path) == path)]
+
+
 def find_studies(root: Path) -> dict[str, "Study"]:
     """Return the studies of the project `root` and of the projects in its folder `worlds`, by name.
 
     A name that is taken already gets its world's name before it.
     """
-    from mergeflow.application import find_project
     from tasks.project.graph import load_graph
     from tasks.studies.page import Study
 
     found: dict[str, Study] = {}
-    for folder in [root, *sorted(path for path in root.glob("worlds/*") if find_project(path) == path)]:
+    for folder in _projects(root):
         for stage in load_graph(folder, studies=True).values():
-            if stage.systems:
+            if stage.is_study:
                 found[f"{folder.name}/{stage.name}" if stage.name in found else stage.name] = Study(folder, stage)
     return found
 
@@ -71,12 +109,11 @@ def run_studies(root: Path, studies: list["Study"], document: bool, console: Con
         MergeflowError: a parameter is wrong or a stage failed.
     """
     from flows.local import bring_up_to_date
-    from tasks.project.parameters import load_params, load_study_params
-    from tasks.project.study_options import check_study_options
+    from tasks.project.study_graph import write_study_graph
 
     projects = list(dict.fromkeys(study.root for study in studies))
     for project in projects:
-        check_study_options(project, load_study_params(project, load_params(project / "params.yaml")))
+        write_study_graph(project)
     for project in projects:
         targets = [study.stage.address for study in studies if study.root == project]
         if not bring_up_to_date(project, console, targets=targets):
@@ -89,14 +126,14 @@ def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
     """Print a study's result, log it in the MLflow of its project, write its page if asked to."""
     from registry.store import connect
     from registry.study_log import log_study
-    from tasks.studies.page import study_text, write_index, write_page
+    from tasks.studies.page import write_index, write_page
     from tasks.studies.results import StudyResult
 
     name, folder = study.stage.name, study.folder
     if not (folder / "result.json").exists():
         raise MergeflowError(f"study {name} left no result in {folder}.")
     result = StudyResult.read(folder)
-    _print(study_text(study.stage)[0], result, console)
+    _print(study.text[0], result, console)
     log_study(connect(project_root=study.root), name, result.findings, folder)
     console.print(f"[bold]Outputs[/]   {folder.relative_to(root)}", highlight=False)
     if document:
@@ -125,9 +162,7 @@ def _rich(table: "Table") -> RichTable:
 
 
 def _list(studies: dict[str, "Study"]) -> RichTable:
-    from tasks.studies.page import study_text
-
     drawn = RichTable("study", "systems", "question", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, study in studies.items():
-        drawn.add_row(name, " ".join(study.stage.systems), study_text(study.stage)[0].partition(": ")[2])
+        drawn.add_row(name, " ".join(study.stage.systems), study.question)
     return drawn

@@ -11,7 +11,6 @@ from typing import Any
 from filelock import FileLock
 
 from flows.rebuild.ancestors import link_files, model_file
-from flows.rebuild.params_edit import add_task_line, remove_task_line, write_whole
 from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view, stage_making
 from flows.staleness import record_outputs
 from mergeflow import layout
@@ -30,6 +29,7 @@ from registry.store import Store
 from tasks.project.beside import project_beside
 from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import Params, load_params
+from tasks.project.params_edit import add_task_line, remove_task_line, write_whole
 from tasks.project.runner import is_up_to_date, open_stage, remove_outputs, run_stage
 from tasks.project.stage import STATE, Stage
 

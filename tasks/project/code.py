@@ -49,7 +49,7 @@ class Code:
         """Return the digest of the code that `module` depends on.
 
         Args:
-            module: its dotted name.
+            module: its dotted name, or the path of a file of the project.
             made: paths relative to the project that are not code, even where they lie beside it: the stage's outputs.
         """
         reached, outputs = self.closure(module), {(self._root / out).resolve() for out in made}
@@ -61,9 +61,13 @@ class Code:
 
     def closure(self, module: str) -> dict[str, Path]:
         """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order."""
-        assert self._path(module), f"there is no module {module}"
         found: dict[str, Path] = {}
-        seen, queue = set[str](), [module, ALWAYS]
+        # With a file of the project's own counts the rest of its folder, which it may import relatively.
+        own = [*self._files(str(Path(module).parent))] if module.endswith(".py") else []
+        seen, queue = set[str](), [module, *own, ALWAYS]
+        if module.endswith(".py") and module not in own:
+            raise MergeflowError(f"{module} is missing, which a stage runs. Bring it back, or remove that stage.")
+        assert self._path(module), f"there is no module {module}"
         while queue:
             name = queue.pop()
             if name not in seen:
@@ -126,13 +130,17 @@ class Code:
 
     def _outside(self, folder: str) -> Iterator[str]:
         """Yield what a shelf finds outside its package: files in the project's folder, installed packages."""
+        yield from self._files(folder)
+        for point in entry_points(group=f"mergeflow.{folder}"):
+            self._ours.add(point.module.partition(".")[0])
+            yield from self._behind(point.module)
+
+    def _files(self, folder: str) -> Iterator[str]:
+        """Yield every Python file in a folder of the project and below it."""
         for path in sorted((self._root / folder).rglob("*.py")):
             name = path.relative_to(self._root).as_posix()
             self._paths[name] = path
             yield name
-        for point in entry_points(group=f"mergeflow.{folder}"):
-            self._ours.add(point.module.partition(".")[0])
-            yield from self._behind(point.module)
 
     def _is_ours(self, package: str) -> bool:
         """Whether code of this package counts: ours, the project's own, or one whose entry points we load."""

@@ -7,7 +7,6 @@ scratch folder again as long as its fingerprint is the same, and continues from 
 
 import errno
 import hashlib
-import importlib
 import json
 import os
 import resource
@@ -28,7 +27,8 @@ from tasks.project.code import code_of
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import MAIN, STATE, Progress, Stage, StageIO
-from tasks.project.study_options import check_study_options
+from tasks.project.studies import load_module
+from tasks.project.study_graph import check_study_graph
 
 PROGRESS_SECONDS = 0.2
 
@@ -53,7 +53,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
             manifest.touch()  # so that whoever shows the progress counts it
             return False
         if io.studies is not None:  # a wrong choice of a study is told before the training runs that it needs
-            check_study_options(root, io.studies)
+            check_study_graph(root, io.studies)
         scratch = io.scratch
         _forget_other_runs(scratch)
         done = scratch / "complete"
@@ -177,7 +177,7 @@ def _build(io: StageIO, done: Path) -> None:
     io.scratch.mkdir(parents=True, exist_ok=True)
     started = time.time()
     try:
-        importlib.import_module(io.stage.module).run(io)
+        load_module(io.root, io.stage.module).run(io)
         for out in io.stage.outs:
             built = io.building / out
             assert built.exists(), f"stage {io.stage.address} did not make {out}"

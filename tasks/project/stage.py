@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.errors import MergeflowError
+
 if TYPE_CHECKING:
     from tasks.project.parameters import Params, StudyParams
 
@@ -23,14 +25,15 @@ class Stage:
     Attributes:
         name: the stage's name, for example `finetune`.
         item: the item's key, for example `digits`; None for a stage that is not repeated.
-        module: the module whose function `run` does the work, from dvc.yaml's `meta.run`.
+        module: the module whose function `run` does the work, from dvc.yaml's `meta.run`: its dotted name, or the
+            path of a file of the project.
         params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
             The digest of its code, which every stage declares as a parameter too, is not among them.
         deps: paths the stage may read, relative to the project folder.
         outs: paths the stage makes.
         frozen: run by name only, never by the pipeline.
         file: the dvc.yaml that has the stage.
-        systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`.
+        systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`; there may be none.
     """
 
     name: str
@@ -48,6 +51,11 @@ class Stage:
         """DVC's address of the stage: `finetune@digits`, `select`, or `studies/dvc.yaml:mima`."""
         name = self.name if self.item is None else f"{self.name}@{self.item}"
         return name if self.file == MAIN else f"{self.file}:{name}"
+
+    @property
+    def is_study(self) -> bool:
+        """Whether the stage is a study, not a training run that studies share."""
+        return self.file == STUDIES and self.item is None
 
     @property
     def folder_name(self) -> str:
@@ -90,8 +98,16 @@ class StageIO:
         return self.stage.item
 
     def dep(self, path: str) -> Path:
-        """Return the path of an input."""
-        assert any(covers(dep, path) for dep in self.stage.deps), f"{self.stage.address} does not declare {path}"
+        """Return the path of an input.
+
+        Raises:
+            MergeflowError: the stage does not declare it, which a study of somebody's own may forget.
+        """
+        if not any(covers(dep, path) for dep in self.stage.deps):
+            raise MergeflowError(
+                f"{self.stage.address} does not declare {path}, which it reads. A study names the runs and splits that "
+                f"it reads in DECLARED of its study.py, a stage of {MAIN} its deps."
+            )
         return self.root / path
 
     @property

@@ -1,16 +1,15 @@
 """A study's page in the docs, written from its outputs: nothing on it is typed by hand but the study's docstring."""
 
-import ast
 import json
 import os
 import platform
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from tasks.project.stage import Stage, read_record
+from tasks.project.study_graph import study_text
 from tasks.studies.results import StudyResult, markdown_table
 
 _INDEX = (
@@ -37,14 +36,16 @@ class Study:
         """Where the result is."""
         return self.root / self.stage.outs[0]
 
+    @property
+    def text(self) -> tuple[str, str]:
+        """The title and the text of its module's docstring."""
+        return study_text(self.root, self.stage.module)
 
-def study_text(stage: Stage) -> tuple[str, str]:
-    """Return the title and the text of a study: its module's docstring, without importing it."""
-    found = find_spec(stage.module)
-    assert found, f"there is no module {stage.module}"
-    assert found.origin, f"the module {stage.module} has no file"
-    title, _, text = (ast.get_docstring(ast.parse(Path(found.origin).read_text("utf-8"))) or "").partition("\n")
-    return title.rstrip("."), text.strip()
+    @property
+    def question(self) -> str:
+        """What it asks: the title, without the study's name before it."""
+        title = self.text[0]
+        return title.partition(": ")[2] or title
 
 
 def write_page(root: Path, study: Study) -> Path:
@@ -62,7 +63,7 @@ def write_page(root: Path, study: Study) -> Path:
     figures = json.loads((made / "result.json").read_text())["figures"]
     for figure in figures:
         shutil.copy(made / f"{figure}.svg", folder / "figures" / f"{name}_{figure}.svg")
-    title, text = study_text(study.stage)
+    title, text = study.text
     seconds = read_record(study.root, study.stage.address).get("seconds", 0)
     parts = [
         f"# {title}",
@@ -86,12 +87,13 @@ def write_index(root: Path, studies: Iterable[Study]) -> Path:
     """Write `docs/studies/README.md`: every study that has a page, its systems, and how many of its findings hold."""
     folder = root / "docs" / "studies"
     rows = []
-    for stage in (study.stage for study in studies):
+    for study in studies:
+        stage = study.stage
         path = folder / "results" / f"{stage.name}.json"
         if path.exists():
             findings = json.loads(path.read_text())["findings"]
             holding = sum(finding["holds"] for finding in findings)
-            question = study_text(stage)[0].partition(": ")[2]
+            question = study.question
             systems = " ".join(stage.systems)
             rows.append(f"| [{stage.name}]({stage.name}.md) | {systems} | {question} | {holding} of {len(findings)} |")
     head = ["# Studies", "", _INDEX, "", "| study | systems | question | findings that hold |", "|---|---|---|---|"]

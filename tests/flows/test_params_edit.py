@@ -5,8 +5,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.rebuild.params_edit import add_task_line, remove_task_line
 from mergeflow.errors import MergeflowError
+from tasks.project.params_edit import add_task_line, remove_task_line
 from tests.flows.small_project import ROOT
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}", fullmatch=True)

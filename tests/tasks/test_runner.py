@@ -170,7 +170,7 @@ def test_a_failed_run_leaves_old_outputs_alone(project: Path, run, monkeypatch: 
 
 def test_undeclared_paths_are_an_error_of_the_project(project: Path, run) -> None:  # type: ignore[no-untyped-def]
     (project / "stage_work.py").write_text("def run(io):\n    io.dep('secret.txt')\n")
-    with pytest.raises(AssertionError, match=r"does not declare secret.txt"):
+    with pytest.raises(MergeflowError, match=r"does not declare secret.txt"):
         run()
 
 

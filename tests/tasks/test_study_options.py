@@ -40,10 +40,10 @@ def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
         check_study_options(root, load_study_params(root, load_params(root / "params.yaml")))
     assert str(caught.value).splitlines() == [
         "studies/params.yaml has 4 faults:",
-        *str(caught.value).splitlines()[1:2],
         "  - studies.mima: keep is missing",
         "  - studies.mima: unknown key 'kep': did you mean 'keep'? Known: keep, rounds",
         "  - studies.one_epoch: epochs: must be a valid list, found 'all'",
+        *str(caught.value).splitlines()[4:],
     ]
     assert "unknown study 'one_epok': did you mean 'one_epoch'?" in str(caught.value)
 

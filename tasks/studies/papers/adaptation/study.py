@@ -39,6 +39,7 @@ from mergeflow.merging.learned.adamerging import Learned
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on
@@ -72,6 +73,9 @@ class Options(Section):
     every: int = Field(ge=1)
     images: int = Field(ge=1)
     factors: list[float]
+
+
+DECLARED = Declaration(Options, runs=lambda options: [RUN], splits=("validation", "test"), systems=("C4",))
 
 
 def run(io: StageIO) -> None:

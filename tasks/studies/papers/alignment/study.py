@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mergeflow import layout
 from mergeflow.analysis.geometry import dot, norm
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs, TrainingRun
@@ -43,6 +44,11 @@ class Options(Section):
     rounds: list[int]
     shown: list[int]
     compared: list[str]
+
+
+DECLARED = Declaration(
+    Options, runs=lambda options: [*(f"mima_{n}" for n in options.rounds), *options.compared], systems=("M3",)
+)
 
 
 def run(io: StageIO) -> None:

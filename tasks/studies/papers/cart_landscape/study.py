@@ -36,6 +36,7 @@ from mergeflow.evaluation import CandidateScorer, losses
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
@@ -130,6 +131,9 @@ class Site:
         for rank in (0.0, *self.ranks()):
             yield from (Model("cart", scale, rank) for scale in sorted({*self.options.scales, 1.0}))
             yield from (Model("low_rank", s, rank) for s in sorted({addition, 1 / len(self.experts), 1.0}))
+
+
+DECLARED = Declaration(Options, runs=lambda options: [options.experts], splits=("validation", "test"), systems=("C8",))
 
 
 def run(io: StageIO) -> None:

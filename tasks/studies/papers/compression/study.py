@@ -32,6 +32,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.statistics import mean, normalised
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
@@ -57,6 +58,9 @@ class Options(Section):
     thresholds: list[float] = Field(min_length=1)
     keep: float = Field(gt=0, le=1)
     target: float = Field(gt=0, le=1)
+
+
+DECLARED = Declaration(Options, runs=lambda options: [RUN], splits=("validation", "test"), systems=("C5",))
 
 
 def run(io: StageIO) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
@@ -56,6 +57,14 @@ class Family:
     start: float
     argument: str | None = None
     values: Sequence[float] = (0.0,)
+
+
+DECLARED = Declaration(
+    Options,
+    runs=lambda options: ["joint", *options.iterative, *options.one_shot],
+    splits=("validation", "test"),
+    systems=("M7",),
+)
 
 
 def run(io: StageIO) -> None:

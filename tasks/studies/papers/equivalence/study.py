@@ -45,6 +45,7 @@ from mergeflow.analysis.equivalence.theorem_one import (
     slope_row,
 )
 from mergeflow.analysis.equivalence.theorem_two import factor_rows, network_row
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.papers.equivalence.figures import bounds_figure, coefficient_figure, gap_figure
@@ -103,6 +104,9 @@ class Case:
     step: float
     steps: Sequence[float]
     scales: Sequence[float]
+
+
+DECLARED = Declaration(Options, systems=("G1", "G2", "G3", "G4"))
 
 
 def run(io: StageIO) -> None:

@@ -27,6 +27,7 @@ from mergeflow.analysis.geometry import norm
 from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
 from mergeflow.modalities.subset import Subset
 from mergeflow.training import FineTuneSettings, fine_tune
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -43,6 +44,9 @@ class Options(Section):
 
     images: int
     steps: list[float]
+
+
+DECLARED = Declaration(Options, runs=lambda options: ["converged"], splits=("train",), systems=("G6",))
 
 
 def run(io: StageIO) -> None:

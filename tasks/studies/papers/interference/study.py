@@ -45,6 +45,7 @@ from mergeflow.analysis.interference import (
     task_matrices,
 )
 from mergeflow.merging.matrices import rank_of
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -76,6 +77,9 @@ class Options(Section):
     compared: dict[str, int]
     ratios: list[float]
     draws: int = Field(2, ge=1)
+
+
+DECLARED = Declaration(Options, runs=lambda options: [options.run, *options.compared], systems=("C3",))
 
 
 def run(io: StageIO) -> None:

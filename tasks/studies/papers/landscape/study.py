@@ -27,6 +27,7 @@ from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plan
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -51,6 +52,11 @@ class Options(Section):
     margin: float = Field(ge=0)
     images: int = Field(ge=1)
     height: float = Field(gt=0, lt=1)
+
+
+DECLARED = Declaration(
+    Options, runs=lambda options: [f"mima_{n}" for n in options.rounds], splits=("validation", "test"), systems=("M5",)
+)
 
 
 def run(io: StageIO) -> None:

@@ -26,6 +26,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from mergeflow.search.grid import grid_of
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, adapt
@@ -72,6 +73,13 @@ class Options(Section):
     methods: dict[str, Sweep]
     together: list[str]
     adapted: dict[Direction, Descent]
+
+
+def _runs(options: Options) -> list[str]:
+    return ["experts", *(f"{name}_{count}" for name in options.together for count in options.counts)]
+
+
+DECLARED = Declaration(Options, runs=_runs, splits=("validation", "test"), systems=("C1", "C6"))
 
 
 def run(io: StageIO) -> None:

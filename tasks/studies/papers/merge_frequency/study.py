@@ -21,6 +21,7 @@ from statistics import fmean
 
 from mergeflow import layout
 from mergeflow.merging import configure
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
@@ -39,6 +40,14 @@ class Options(Section):
     mima: list[int]
     scale: float
     course: list[str]
+
+
+def _runs(options: Options) -> list[str]:
+    atm = [f"atm_{n}" if n > 1 else "mima_1" for n in options.atm]  # with one round ATM is one merge of plain experts
+    return [*atm, *(f"mima_{n}" for n in options.mima), *options.course]
+
+
+DECLARED = Declaration(Options, runs=_runs, splits=("validation", "test"), systems=("G7",))
 
 
 def run(io: StageIO) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.evaluation.statistics import normalised
 from mergeflow.merging import configure
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs, mean_accuracy
@@ -42,6 +43,14 @@ class Options(Section):
 
     rounds: list[int]
     keep: float
+
+
+DECLARED = Declaration(
+    Options,
+    runs=lambda options: [f"mima_{n}" for n in options.rounds],
+    splits=("validation", "test"),
+    systems=("M1", "M2", "M4", "M6"),
+)
 
 
 def run(io: StageIO) -> None:

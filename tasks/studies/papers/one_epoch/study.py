@@ -19,6 +19,7 @@ from typing import Any
 
 from mergeflow import layout
 from mergeflow.analysis.geometry import norm
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
@@ -34,6 +35,11 @@ class Options(Section):
     """The study's choices. `epochs`: those of the run `converged` that are merged; the last is its end."""
 
     epochs: list[int]
+
+
+DECLARED = Declaration(
+    Options, runs=lambda options: ["one_epoch", "converged"], splits=("validation", "test"), systems=("G5", "G9")
+)
 
 
 def run(io: StageIO) -> None:

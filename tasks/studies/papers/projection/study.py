@@ -29,6 +29,7 @@ from mergeflow.merging import configure, methods
 from mergeflow.modalities.subset import Subset
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
@@ -54,6 +55,14 @@ class Options(Section):
     factors: list[float] = Field(min_length=1)
     images: int = Field(ge=1)
     drops: list[float]
+
+
+DECLARED = Declaration(
+    Options,
+    runs=lambda options: [options.one_shot, *options.paths, options.joint],
+    splits=("validation", "test"),
+    systems=("G8",),
+)
 
 
 def run(io: StageIO) -> None:

@@ -27,6 +27,7 @@ from mergeflow import layout
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
 from mergeflow.merging.matrices import is_matrix
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
@@ -65,6 +66,9 @@ class Options(Section):
     run: str
     suites: list[Suite] = Field(min_length=1)
     scales: dict[str, list[float]]
+
+
+DECLARED = Declaration(Options, runs=lambda options: [options.run], splits=("validation", "test"), systems=("C2",))
 
 
 def run(io: StageIO) -> None:

@@ -36,6 +36,7 @@ from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from mergeflow.search.grid import grid_of
+from tasks.project.declaration import Declaration
 from tasks.project.parameters import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
@@ -67,6 +68,9 @@ class Options(Section):
 
 
 Split = Mapping[str, Examples]
+
+
+DECLARED = Declaration(Options, runs=lambda options: [options.experts], splits=("validation", "test"), systems=("C7",))
 
 
 def run(io: StageIO) -> None:

@@ -1,0 +1,64 @@
+"""A new study in a project's own folder: its files, its choices, and its stage."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from mergeflow.checkpoints import write_text
+from mergeflow.errors import MergeflowError
+from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph
+from tasks.project.params_edit import add_line, write_whole
+from tasks.project.studies import find_study_modules
+from tasks.project.study_graph import write_study_graph
+from tasks.project.study_options import CHOICES
+
+_TEMPLATE = Path(__file__).parent / "study_template"
+_FILES = ("study.py", "figures.py")
+_TAKEN = ("new", "train")  # the command that makes a study, and the stage of the training runs
+
+
+def new_study(root: Path, name: str) -> Path:
+    """Write `studies/NAME`, a study that runs as it is, choose it in studies/params.yaml, write studies/dvc.yaml.
+
+    Args:
+        root: the project folder. What it lacks of `studies` is made, with one training run.
+        name: the study's name.
+
+    Returns:
+        The study's folder.
+
+    Raises:
+        MergeflowError: the name cannot be used or is taken, or studies/params.yaml cannot be edited; then nothing is
+            written.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise MergeflowError(f"'{name}' cannot name a study: use lower-case letters, digits and '_'.")
+    stages = {stage.name for stage in load_graph(root, studies=True).values()}
+    folder, choices = root / "studies" / name, root / CHOICES
+    if name in {*_TAKEN, *stages, *find_study_modules(root)} or folder.exists():
+        raise MergeflowError(f"the name '{name}' is taken, by a stage, a study or studies/{name}: take another one.")
+    text = choices.read_text("utf-8") if choices.exists() else _filled("params.yaml", name)
+    runs = list(read_yaml(choices)["runs"]) if choices.exists() else ["experts"]
+    text = add_line(text, "studies", name, {"run": runs[0]})
+    _write(folder, name)
+    write_whole(choices, text) if choices.exists() else write_text(choices, text)
+    write_study_graph(root)
+    return folder
+
+
+def _write(folder: Path, name: str) -> None:
+    folder.parent.mkdir(exist_ok=True)
+    making = folder.with_name(f".{name}.new{os.getpid()}")
+    try:
+        making.mkdir()
+        for file in _FILES:
+            (making / file).write_text(_filled(file, name), encoding="utf-8")
+        making.rename(folder)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _filled(file: str, name: str) -> str:
+    return (_TEMPLATE / f"{file}.txt").read_text("utf-8").replace("$NAME", name)

@@ -1,0 +1,66 @@
+"""The studies that a project can have, found by name: those of the papers, and those of its own folder `studies`."""
+
+import pkgutil
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from mergeflow.errors import MergeflowError
+from mergeflow.plugins import load_file
+from tasks.project.declaration import Declaration
+
+PAPERS = "tasks.studies.papers"
+OWN = "studies/*/study.py"
+
+
+def find_study_modules(root: Path) -> dict[str, str]:
+    """Return, by the study's name, its module: a dotted name, or the path of a file in the project.
+
+    Raises:
+        MergeflowError: a study of the project has the name of one of the papers'.
+    """
+    found = {one.name: f"{PAPERS}.{one.name}.study" for one in pkgutil.iter_modules(import_module(PAPERS).__path__)}
+    for path in sorted(root.glob(OWN)):
+        if path.parent.name in found:
+            raise MergeflowError(
+                f"the study '{path.parent.name}' in studies/{path.parent.name} has the name of a study of mergeflow: "
+                "rename that folder."
+            )
+        found[path.parent.name] = path.relative_to(root).as_posix()
+    return found
+
+
+def load_module(root: Path, module: str) -> ModuleType:
+    """Return the module of a stage, which dvc.yaml names by its dotted name or as a file of the project.
+
+    Raises:
+        MergeflowError: the file cannot be loaded; the message names the line.
+    """
+    return load_file(root / module) if module.endswith(".py") else import_module(module)
+
+
+def module_file(root: Path, module: str) -> Path:
+    """Return the file of such a module, which is not imported."""
+    if module.endswith(".py"):
+        return root / module
+    found = find_spec(module)
+    assert found, f"there is no module {module}"
+    assert found.origin, f"the module {module} has no file"
+    return Path(found.origin)
+
+
+def load_declaration(root: Path, module: str) -> Declaration:
+    """Return what a study declares.
+
+    Raises:
+        MergeflowError: its module cannot be loaded, or lacks `DECLARED` or `run`.
+    """
+    loaded = load_module(root, module)
+    declared = getattr(loaded, "DECLARED", None)
+    if not isinstance(declared, Declaration) or not callable(getattr(loaded, "run", None)):
+        raise MergeflowError(
+            f"'{module}' is not a study: it must have `DECLARED = Declaration(Options, …)` of "
+            "tasks.project.declaration, and a function `run(io)`. `mergeflow study new NAME` writes one to start from."
+        )
+    return declared

@@ -1,0 +1,167 @@
+"""A study in a project's own folder: found, checked, written into the graph, run, and stale with its code alone."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.study_commands import find_studies, run_studies
+from mergeflow.errors import MergeflowError
+from tasks.project.code import Code
+from tasks.project.digests import stage_digests
+from tasks.project.graph import load_graph
+from tasks.project.new_study import new_study
+from tasks.project.parameters import load_params, load_study_params
+from tasks.project.runner import run_stage
+from tasks.project.study_graph import names_differ, study_graph, write_study_graph
+from tasks.project.study_options import check_study_options
+from tasks.studies.results import StudyResult
+from tests.toy_project import ROOT, make_toy_project, run_pipeline
+
+PAGE = (ROOT / "docs/extending.md").read_text().partition("## A study\n")[2]
+PYTHON, CHOICES = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[0] for language in ("python", "yaml"))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = make_toy_project(tmp_path / "project", steps=20)
+    new_study(root, "how_far")
+    return root
+
+
+def run_study(root: Path) -> StudyResult:
+    """Run all stages of the studies as DVC does, one after the other."""
+    for address, stage in load_graph(root, studies=True).items():
+        if address.startswith("studies/"):
+            assert run_stage(root, stage), address
+    return StudyResult.read(root / "outputs/studies/how_far")
+
+
+@pytest.mark.parametrize("world", [ROOT, ROOT / "worlds/pocket20"], ids=lambda path: path.name)
+def test_the_graphs_are_what_the_studies_declare(world: Path) -> None:
+    params = load_study_params(world, load_params(world / "params.yaml"))
+    assert (world / "studies/dvc.yaml").read_text() == study_graph(world, params), "run `mergeflow study --all`"
+
+
+def test_a_new_study_runs_as_it_is_and_so_does_the_pages(project: Path) -> None:
+    run_pipeline(project, ("prepare", "base"))
+    (table,) = run_study(project).tables
+    assert [row["model"] for row in table.rows] == ["base", "average", "experts"]
+    (project / "studies/how_far/study.py").write_text(PYTHON)
+    (project / "studies/params.yaml").write_text(CHOICES)
+    refused, made = run_afresh(project)
+    assert "run `mergeflow study`, which writes it" in refused
+    assert made
+    (table,) = StudyResult.read(project / "outputs/studies/how_far").tables
+    assert [row["scale"] for row in table.rows] == ["0.1", "0.5", "1"]
+    assert (project / "outputs/studies/how_far/accuracy.svg").exists()
+
+
+def run_afresh(root: Path) -> tuple[str, bool]:
+    """Run the study with the graph as it was and as it is written now, in a process that imported none of it."""
+    script = """if True:
+        import json
+        from pathlib import Path
+        from mergeflow.errors import MergeflowError
+        from tasks.project.graph import find_stage, load_graph
+        from tasks.project.runner import run_stage
+        from tasks.project.study_graph import write_study_graph
+        run = lambda: run_stage(Path.cwd(), find_stage(load_graph(Path.cwd(), studies=True), "how_far", None))
+        try:
+            run()
+        except MergeflowError as error:
+            refused = str(error)
+        write_study_graph(Path.cwd())
+        print(json.dumps([refused, run()]))
+    """
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    refused, made = json.loads(done.stdout)
+    return refused, made
+
+
+def test_it_is_listed_with_its_question_and_not_twice(project: Path) -> None:
+    study = find_studies(project)["how_far"]
+    assert study.question == "is the average of the experts better than the base?"
+    assert study.stage.module == "studies/how_far/study.py"
+    assert not names_differ(project)
+    with pytest.raises(MergeflowError, match="'how_far' is taken"):
+        new_study(project, "how_far")
+    for name, why in (("mima", "taken"), ("sweep", "taken"), ("train", "taken"), ("New", "lower-case")):
+        with pytest.raises(MergeflowError, match=why):
+            new_study(project, name)
+    assert [path.name for path in (project / "studies").iterdir() if path.is_dir()] == ["how_far"]
+
+
+def test_a_second_study_joins_the_choices_and_papers_studies_can_be_chosen(project: Path) -> None:
+    new_study(project, "other")
+    choices = project / "studies/params.yaml"
+    assert yaml.safe_load(choices.read_text())["studies"] == {
+        "how_far": {"run": "experts"},
+        "other": {"run": "experts"},
+    }
+    assert "# One repetition" in choices.read_text()
+    values = yaml.safe_load(choices.read_text())
+    values["studies"]["gradients"] = {"images": 8, "steps": [0.1]}
+    values["runs"]["converged"] = {"regime": "epochs", "epochs": 2, "keep_epochs": True}
+    choices.write_text(yaml.safe_dump(values))
+    assert names_differ(project)
+    write_study_graph(project)
+    assert set(find_studies(project)) == {"how_far", "other", "gradients"}
+
+
+def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
+    (project / "studies/broken").mkdir()
+    (project / "studies/broken/study.py").write_text("DECLARED = 1\n")
+    (project / "studies/lonely").mkdir()
+    (project / "studies/lonely/study.py").write_text("")
+    values = yaml.safe_load((project / "studies/params.yaml").read_text())
+    values["studies"] = {"how_far": {"run": "expert"}, "broken": {}, "how_fra": {}}
+    (project / "studies/params.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(MergeflowError) as told:
+        check_study_options(project, load_study_params(project, load_params(project / "params.yaml")))
+    for part in (
+        "has 4 faults",
+        "unknown run 'expert': did you mean 'experts'?",
+        "'studies/broken/study.py' is not a study: it must have `DECLARED",
+        "unknown study 'how_fra': did you mean 'how_far'?",
+        "the study in studies/lonely has no choices: add `lonely: {…}`",
+    ):
+        assert part in str(told.value)
+    with pytest.raises(MergeflowError, match="has no choices"):
+        names_differ(project)
+    before = sorted(project.rglob("*"))
+    with pytest.raises(MergeflowError, match="4 faults"):
+        run_studies(project, [find_studies(project)["how_far"]], False, None)  # type: ignore[arg-type]
+    assert sorted(project.rglob("*")) == before
+
+
+def test_its_code_makes_it_stale_alone_and_the_projects_methods_whoever_finds_them(project: Path) -> None:
+    def digests() -> dict[str, str]:
+        from tasks.project.code import code_of
+
+        code_of.cache_clear()  # a process keeps what it has read
+        return stage_digests(project)
+
+    def changed(path: str, text: str) -> set[str]:
+        before = digests()
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text(text)
+        after = digests()
+        return {name for name in after if after[name] != before[name]}
+
+    figures = "studies/how_far/figures.py"
+    assert figures in Code(project).closure("studies/how_far/study.py")
+    assert changed(figures, (project / figures).read_text() + "# a comment\n") == set()
+    assert changed(figures, (project / figures).read_text() + "WIDTH = 2\n") == {"how_far"}
+    stale = changed("methods/mine.py", "SCALE = 1\n")
+    assert {"sweep", "select", "how_far"} <= stale  # evaluate judges the files that select writes
+    assert not {"prepare", "base"} & stale
+    assert {"sweep", "select"} <= changed("methods/_help.py", "X = 1\n")
+    (project / "studies/how_far/study.py").unlink()
+    with pytest.raises(MergeflowError, match="is missing, which a stage runs"):
+        digests()
