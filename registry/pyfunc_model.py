@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.serving import WEIGHTS_FILES, Kind, Served, find_served
+from mergeflow.modalities.served import WEIGHTS_FILES, Kind, Served, find_served
 from registry.quiet import mlflow
 
 CODE = Path(__file__).with_name("served_model.py")

@@ -14,7 +14,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.serving import Loaded, find_served, read_model
+from mergeflow.modalities.served import find_served
+from mergeflow.modalities.serving import Loaded, read_model
 
 
 class MergedModel(PythonModel):

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.serving import WEIGHTS_FILES
+from mergeflow.modalities.served import WEIGHTS_FILES
 from registry.championship import LAST, Snapshot, read_events
 from registry.gates import Evidence
 from registry.logging import FINGERPRINT

@@ -71,7 +71,7 @@ def pattern_of(name: str) -> str:
         >>> pattern_of("model.layers.11.mlp.experts.3.w1.weight")
         'model.layers.*.mlp.experts.*.w1.weight'
     """
-    return re.sub(r"\d+", "*", name)
+    return re.sub(r"\b\d+\b", "*", name)
 
 
 def _told(group: list[_Mismatch]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.serving import Columns, Kind, Loaded, Served, classify
+from mergeflow.modalities.served import Columns, Kind, Served
+from mergeflow.modalities.serving import Loaded, classify
 
 
 def _inputs(decoding: Mapping[str, Any]) -> dict[str, Kind]:

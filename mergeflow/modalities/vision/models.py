@@ -282,6 +282,6 @@ def image_model(clip: ClipModel) -> Network:
 
     Example:
         >>> len(image_model(load_clip("pocket-clip")).state())
-        51
+        56
     """
     return Network(ImageEncoder(clip))

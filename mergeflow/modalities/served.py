@@ -1,0 +1,58 @@
+"""What the registered models of a modality take and answer, by the modality's name; declared without torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from mergeflow.errors import unknown_name
+
+if TYPE_CHECKING:
+    from mergeflow.modalities.serving import Loaded
+
+# Full names of modules, because the digests of the stages' code follow these and no other strings.
+_MODULES = {
+    "vision": "mergeflow.modalities.vision.serving",
+    "toy": "mergeflow.modalities.toy.serving",
+}
+# The weights of a registered model: as they are written, and as they were before there were other modalities.
+WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
+
+Kind = Literal["bytes", "text", "number", "shares"]  # shares: numbers by name that sum to 1
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the registered models of a modality take and answer.
+
+    Attributes:
+        inputs: Decoding to the columns of a row, beside `task`, in order.
+        outputs: The columns of an answer.
+        example: Decoding to one row that any model of that decoding takes, without `task`.
+        answer: Model and columns to the answer's columns, all of the rows' number. It raises one MergeflowError that
+            names all rows that cannot be answered.
+        packages: Distributions that a model needs besides mergeflow's own few.
+    """
+
+    inputs: Callable[[Mapping[str, Any]], dict[str, Kind]]
+    outputs: Mapping[str, Kind]
+    example: Callable[[Mapping[str, Any]], dict[str, Any]]
+    answer: Callable[["Loaded", Columns], dict[str, list[Any]]]
+    packages: tuple[str, ...] = ()
+
+
+def find_served(modality: str) -> Served:
+    """Return what a modality serves.
+
+    Raises:
+        MergeflowError: there is none of this name.
+
+    Example:
+        >>> find_served("toy").inputs({"inputs": 2})
+        {'x0': 'number', 'x1': 'number'}
+    """
+    if modality not in _MODULES:
+        raise unknown_name("modality", modality, _MODULES)
+    served: Served = import_module(_MODULES[modality]).SERVED
+    return served
