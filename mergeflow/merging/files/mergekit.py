@@ -1,10 +1,15 @@
 """A configuration of mergekit as a recipe: what means the same is carried over, all else is named."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.values import varies
 from mergeflow.yaml_text import read_yaml
 
@@ -123,16 +128,41 @@ def recipe_of(config: Mapping[str, Any], origin: str = "configuration") -> tuple
     return recipe, reader.notes
 
 
-def read_configuration(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the recipe of a configuration in a file, as `recipe_of`.
+def write_recipe(
+    source: str | Path, out: str | Path, *, dtype: str | None = None, shard_size: str | None = None, force: bool = False
+) -> list[str]:
+    """Write the recipe of a configuration in a file; notes stand in it as comments.
+
+    Args:
+        source: The configuration.
+        out: The `.yaml`, `.yml` or `.json` file to make.
+        dtype: Type of the result, instead of the configuration's.
+        shard_size: Largest shard of the result, such as 5GB.
+        force: Replace `out` if it exists.
+
+    Returns:
+        The notes: what means something else here.
 
     Raises:
-        MergeflowError: As `recipe_of`, or the file cannot be read.
+        MergeflowError: As `recipe_of`; the file cannot be read or is not a configuration, or `out` exists.
     """
-    values = read_yaml(Path(path), "configuration")
+    values, target = read_yaml(Path(source), "configuration"), Path(out)
     if not isinstance(values, dict) or "merge_method" not in values:
-        raise MergeflowError(f"'{path}' is not a configuration of mergekit: it has no merge_method.")
-    return recipe_of(values, f"configuration '{path}'")
+        raise MergeflowError(f"'{source}' is not a configuration of mergekit: it has no merge_method.")
+    if target.suffix not in (".yaml", ".yml", ".json"):
+        raise MergeflowError(f"out '{out}': a recipe is a text file, end its name in .yaml.")
+    if target.exists() and not force:
+        raise MergeflowError(f"out '{out}' exists: choose another name, or give --force to replace it.")
+    recipe, notes = recipe_of(values, f"configuration '{source}'")
+    recipe |= {key: value for key, value in (("dtype", dtype), ("shard_size", shard_size)) if value is not None}
+    make_recipe(recipe, f"the recipe of configuration '{source}'")
+    if target.suffix == ".json":
+        text = json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
+    else:
+        comments = [f"# {line}\n" for line in (f"From {Path(source).name}, a configuration of mergekit.", *notes)]
+        text = "".join(comments) + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    write_text(target, text)
+    return notes
 
 
 def _experts(reader: _Reader, method: str) -> dict[str, str]:
