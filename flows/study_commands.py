@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tasks.studies.results import StudyResult, Table
 
 
+_COLOURS = {"holds": "green", "does not hold": "yellow", "undecided": "cyan"}
+
+
 def add_commands(app: typer.Typer, root: Path) -> None:
     """Add `study` for the project folder `root`."""
 
@@ -25,6 +28,9 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="Every study.")] = False,
         document: Annotated[bool, typer.Option(help="Write the studies' pages in docs/studies.")] = False,
+        rows: Annotated[
+            Path | None, typer.Option(help="Write the study's raw rows into this new file, .csv or .parquet.")
+        ] = None,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""
         if names and names[0] == "new":
@@ -32,9 +38,13 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             return
         write_graphs(root)
         found = find_studies(root)
+        if rows:
+            check_rows_file(rows, names or [])
         chosen = list(found.values()) if everything else [find_study(name, found) for name in names or []]
         if chosen:
             run_studies(root, list(dict.fromkeys(chosen)), document, Console())
+            if rows:
+                write_rows(chosen[0], rows)
         else:
             Console().print(_list(found))
 
@@ -51,6 +61,46 @@ def make_study(root: Path, names: list[str]) -> None:
         raise MergeflowError("`mergeflow study new` takes one name: mergeflow study new my_study")
     folder = new_study(root, names[0])
     typer.echo(f"Made {folder.relative_to(root)}. Next: edit it and studies/params.yaml; mergeflow study {names[0]}")
+
+
+def check_rows_file(path: Path, names: list[str]) -> None:
+    """Refuse, before anything runs, a file that `--rows` cannot write.
+
+    Raises:
+        MergeflowError: none or several studies, an unknown ending, a file that exists, a folder that does not.
+    """
+    if len(names) != 1:
+        raise MergeflowError("`--rows` takes one study: mergeflow study NAME --rows FILE.csv")
+    if path.suffix not in {".csv", ".parquet"}:
+        raise MergeflowError(f"--rows {path}: rows are written as .csv or .parquet. Name such a file.")
+    if path.exists() or not path.parent.is_dir():
+        found = "the file exists already" if path.exists() else f"there is no folder {path.parent}"
+        raise MergeflowError(f"--rows {path}: {found}. Name a new file in an existing folder.")
+
+
+def write_rows(study: "Study", path: Path) -> None:
+    """Write a study's raw rows, one per seed, task and setting.
+
+    Args:
+        study: one that has run.
+        path: a new file, .csv or .parquet.
+
+    Raises:
+        MergeflowError: the study keeps no rows.
+    """
+    from pyarrow import csv, parquet
+
+    from tasks.studies.results import ROWS
+
+    kept = study.folder / ROWS
+    if not kept.exists():
+        raise MergeflowError(
+            f"study {study.stage.name} keeps no raw rows; its tables are in {study.folder}/result.json."
+        )
+    table = parquet.read_table(kept)
+    with open(path, "xb") as file:
+        csv.write_csv(table, file) if path.suffix == ".csv" else parquet.write_table(table, file)
+    typer.echo(f"Wrote {table.num_rows} rows to {path}.")
 
 
 def write_graphs(root: Path) -> None:
@@ -146,7 +196,7 @@ def _print(title: str, result: "StudyResult", console: Console) -> None:
     for table in result.tables:
         console.print(_rich(table))
     for finding in result.findings:
-        mark = "[green]holds[/]" if finding.holds else "[yellow]does not hold here[/]"
+        mark = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
         console.print(f"{finding.system}  {mark}  {finding.claim}\n      {finding.measured}", highlight=False)
     for note in result.notes:
         console.print(f"[dim]{note}[/]", highlight=False)

@@ -1,6 +1,7 @@
 """A finished study in MLflow: one run with its findings; no weights."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,7 @@ class Finding(Protocol):
     @property
     def claim(self) -> str: ...
     @property
-    def holds(self) -> bool: ...
+    def verdict(self) -> str: ...
 
 
 def log_study(store: Store, name: str, findings: Sequence[Finding], folder: Path) -> str:
@@ -33,12 +34,14 @@ def log_study(store: Store, name: str, findings: Sequence[Finding], folder: Path
     Returns:
         The id of the study's run.
     """
+    verdicts = Counter(one.verdict for one in findings)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     record = PipelineRecord(
         name=f"study {name}",
         fingerprint=hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest(),
-        params={f"finding {number} {finding.system}": finding.claim for number, finding in enumerate(findings, 1)},
-        metrics={f"holds/{number}": float(finding.holds) for number, finding in enumerate(findings, 1)},
+        params={f"finding {number} {one.system}": one.claim for number, one in enumerate(findings, 1)}
+        | {f"verdict {number}": one.verdict for number, one in enumerate(findings, 1)},
+        metrics={f"verdicts/{word}": float(count) for word, count in verdicts.items()},
         artifacts={"": tuple(str(path) for path in files)},
     )
     return log_pipeline(store, record, []).run_id

@@ -4,19 +4,24 @@ import json
 import os
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.project.stage import Stage, read_record
 from tasks.project.study_graph import study_text
-from tasks.studies.results import StudyResult, markdown_table
+from tasks.studies.results import ROWS, Finding, StudyResult, markdown_table
+from tasks.studies.verdicts import WORDS
 
 _INDEX = (
-    "The papers' experiments on the project's model and tasks, measured on the embedded suite with three seeds; a "
-    "finding that does not hold is reported with its numbers. `mergeflow study NAME` runs one; with `--document` it "
-    "writes its page and this table. Another model and other tasks are a matter of `params.yaml`."
+    "The papers' experiments on the project's model and tasks, measured on the embedded suite. The columns "
+    "before the last count the findings by their verdicts; one that does not hold, or that the seeds leave undecided, is "
+    "reported with its numbers. `mergeflow study NAME` runs a study; `--document` writes its page and this table; "
+    "`--rows FILE` hands over its raw rows. Another model and other tasks are a matter of `params.yaml`."
 )
+_COSTS = "results/costs.json"
 
 
 @dataclass(frozen=True)
@@ -49,61 +54,88 @@ class Study:
 
 
 def write_page(root: Path, study: Study) -> Path:
-    """Write `docs/studies/<name>.md`, its figures and `results/<name>.json`; return the page's path.
+    """Write a study's page, its figures, its result and its rows below `docs/studies`; return the page's path.
 
     Args:
         root: the folder whose `docs` get the page.
         study: a study that has run.
     """
     folder, name, made = root / "docs" / "studies", study.stage.name, study.folder
-    result = StudyResult.read(made)
     for part in ("figures", "results"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     shutil.copy(made / "result.json", folder / "results" / f"{name}.json")
-    figures = json.loads((made / "result.json").read_text())["figures"]
-    for figure in figures:
+    if (made / ROWS).exists():
+        shutil.copy(made / ROWS, folder / "results" / f"{name}.parquet")
+    text = (made / "result.json").read_text()
+    for figure in json.loads(text)["figures"]:
         shutil.copy(made / f"{figure}.svg", folder / "figures" / f"{name}_{figure}.svg")
-    title, text = study.text
-    seconds = read_record(study.root, study.stage.address).get("seconds", 0)
-    parts = [
-        f"# {title}",
-        text,
-        f"Command: `mergeflow study {name}`. Measured on {_hardware()}, {seconds:.0f} s without the training runs; "
-        "selection on validation, one look at test; ± is half a 95 % interval over the seeds. The embedded suite shows "
-        "mechanisms: do not compare its numbers with tables of papers.",
-        "## Findings",
-        *(_finding(one.system, one.claim, one.measured, one.holds) for one in result.findings),
-        *([f"**What decides it.** {' '.join(result.notes)}"] if result.notes else []),
-        "## Measured",
-        *(f"**{table.title}**\n\n{markdown_table(table)}" for table in result.tables),
-        *(f"![{figure}](figures/{name}_{figure}.svg)" for figure in figures),
-    ]
+    seconds = read_record(study.root, study.stage.address).get("seconds")
+    if seconds is not None:
+        costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": _hardware()}}
+        (folder / _COSTS).write_text(json.dumps(costs, indent=1, sort_keys=True) + "\n")
     page = folder / f"{name}.md"
-    page.write_text("\n\n".join(parts) + "\n")
+    page.write_text(page_text(study, text))
     return page
 
 
+def page_text(study: Study, result: str) -> str:
+    """Return a study's page: a function of its docstring and its recorded result alone.
+
+    Args:
+        study: its name and text.
+        result: the content of its `result.json`.
+    """
+    name, (title, text) = study.stage.name, study.text
+    found = StudyResult.parse(result)
+    parts = [
+        f"# {title}",
+        text,
+        f"Command: `mergeflow study {name}`. Selection on validation, one look at test; ± is half a 95 % interval "
+        "over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of papers.",
+        "## Findings",
+        *(_finding(one) for one in found.findings),
+        *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
+        "## Measured",
+        *(f"**{table.title}**\n\n{markdown_table(table)}" for table in found.tables),
+        *(f"![{figure}](figures/{name}_{figure}.svg)" for figure in json.loads(result)["figures"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def write_index(root: Path, studies: Iterable[Study]) -> Path:
-    """Write `docs/studies/README.md`: every study that has a page, its systems, and how many of its findings hold."""
-    folder = root / "docs" / "studies"
-    rows = []
+    """Write `docs/studies/README.md`: every study that has a page, its systems, its verdicts and what it cost."""
+    page = root / "docs" / "studies" / "README.md"
+    page.write_text(index_text(page.parent, studies))
+    return page
+
+
+def index_text(folder: Path, studies: Iterable[Study]) -> str:
+    """Return the index of the pages in `folder`, from the recorded results."""
+    costs, rows = _costs(folder), []
     for study in studies:
         stage = study.stage
         path = folder / "results" / f"{stage.name}.json"
         if path.exists():
-            findings = json.loads(path.read_text())["findings"]
-            holding = sum(finding["holds"] for finding in findings)
-            question = study.question
-            systems = " ".join(stage.systems)
-            rows.append(f"| [{stage.name}]({stage.name}.md) | {systems} | {question} | {holding} of {len(findings)} |")
-    head = ["# Studies", "", _INDEX, "", "| study | systems | question | findings that hold |", "|---|---|---|---|"]
-    page = folder / "README.md"
-    page.write_text("\n".join([*head, *rows]) + "\n")
-    return page
+            found = Counter(finding.verdict for finding in StudyResult.parse(path.read_text()).findings)
+            cost = costs.get(stage.name)
+            measured = f"{cost['seconds']} s, {cost['hardware']}" if cost else ""
+            cells = [f"[{stage.name}]({stage.name}.md)", " ".join(stage.systems), study.question]
+            rows.append(f"| {' | '.join([*cells, *(str(found[word]) for word in WORDS.values()), measured])} |")
+    heads = ["study", "systems", "question", *WORDS.values(), "time without training runs"]
+    head = ["# Studies", "", _INDEX, "", f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|---|"]
+    return "\n".join([*head, *rows]) + "\n"
 
 
-def _finding(system: str, claim: str, measured: str, holds: bool) -> str:
-    return f"- **{system}, {'holds' if holds else 'does not hold here'}.** {claim} *Measured:* {measured}"
+def _finding(one: Finding) -> str:
+    rule = f" *Rule:* {one.margin}." if one.margin else ""
+    claim = f"{one.claim} (This claim is ours.)" if one.ours else one.claim
+    return f"- **{one.system}, {one.verdict}.** {claim}{rule} *Measured:* {one.measured}"
+
+
+def _costs(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / _COSTS
+    costs: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    return costs
 
 
 def _hardware() -> str:

@@ -1,17 +1,21 @@
-"""What a study leaves: tables, findings that hold or do not, figures; and how they become a page of the docs."""
+"""What a study leaves: raw rows, tables, findings with their verdicts, figures."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from mergeflow.evaluation.statistics import mean_interval
 from tasks.plotting.drawing import to_svg
+from tasks.studies.verdicts import WORDS, Verdict
 
 Cell = str | int | float | None
+ROWS = "rows.parquet"
 
 
 @dataclass(frozen=True)
@@ -28,36 +32,70 @@ class Finding:
 
     Attributes:
         system: the row of the papers' systems it belongs to, for example `M2`.
-        claim: what should be seen, one sentence.
+        claim: what should be seen, one sentence, as the paper puts it.
         measured: what was seen, with numbers.
-        holds: whether it holds.
+        holds: True, False, or None where the interval over seeds leaves it undecided (`verdicts.within`).
+        margin: the rule of the verdict, written before the run, for example `difference ≥ 2 points`.
+        ours: whether the claim is an addition of this project, not the paper's.
     """
 
     system: str
     claim: str
     measured: str
-    holds: bool
+    holds: Verdict
+    margin: str = ""
+    ours: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`holds`, `does not hold` or `undecided`."""
+        return WORDS[self.holds]
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """All that a study found. A finding that does not hold is a result like any other; `notes` say what decides it."""
+    """All that a study found. A finding that does not hold is a result like any other; `notes` say what decides it.
+
+    Attributes:
+        tables: what is printed.
+        findings: the claims with their verdicts.
+        notes: what decides them.
+        rows: one tidy row per seed, task and setting, from which every interval can be recomputed. Rows have the same
+            columns; a column has one type.
+    """
 
     tables: list[Table]
     findings: list[Finding]
     notes: list[str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, folder: Path, figures: Mapping[str, Figure]) -> None:
-        """Write `result.json` and one SVG per figure into a new folder."""
+        """Write `result.json`, `rows.parquet` if there are rows, and one SVG per figure into a new folder."""
         folder.mkdir(parents=True)
         for name, figure in figures.items():
             (folder / f"{name}.svg").write_bytes(to_svg(figure, name))
-        content = {**asdict(self), "figures": list(figures)}
+        content: dict[str, Any] = {
+            "tables": [vars(table) for table in self.tables],
+            "findings": [vars(finding) for finding in self.findings],
+            "notes": self.notes,
+            "figures": list(figures),
+        }
         (folder / "result.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        if self.rows:
+            pq.write_table(pa.Table.from_pylist(self.rows), folder / ROWS)
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResult":
-        content: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        """Read what `write` wrote."""
+        result = cls.parse((folder / "result.json").read_text())
+        if (folder / ROWS).exists():
+            result.rows.extend(pq.read_table(folder / ROWS).to_pylist())
+        return result
+
+    @classmethod
+    def parse(cls, text: str) -> "StudyResult":
+        """Return the result whose `result.json` holds `text`, without its rows."""
+        content: dict[str, Any] = json.loads(text)
         tables = [Table(**table) for table in content["tables"]]
         return cls(tables, [Finding(**finding) for finding in content["findings"]], content["notes"])
 

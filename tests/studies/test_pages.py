@@ -1,0 +1,86 @@
+"""The studies' pages say what the recorded results say, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.study_commands import check_rows_file, find_studies, write_rows
+from mergeflow.errors import MergeflowError
+from tasks.project.stage import Stage
+from tasks.studies.page import Study, index_text, page_text
+from tasks.studies.results import Finding, StudyResult, Table
+from tasks.studies.verdicts import all_hold, within
+from tests.studies.small_lab import ROOT
+
+PAGES = ROOT / "docs" / "studies"
+STUDIES = {study.stage.name: study for study in find_studies(ROOT).values()}
+RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem != "costs")
+
+
+def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
+    assert set(RECORDED) == set(STUDIES)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_page_is_what_its_recorded_result_renders(name: str) -> None:
+    """`mergeflow study NAME --document` writes it."""
+    assert (PAGES / f"{name}.md").read_text() == page_text(
+        STUDIES[name], (PAGES / "results" / f"{name}.json").read_text()
+    )
+
+
+def test_the_index_is_what_the_recorded_results_render() -> None:
+    assert (PAGES / "README.md").read_text() == index_text(PAGES, STUDIES.values())
+
+
+def test_there_is_a_figure_for_each_that_a_result_names_and_no_other() -> None:
+    named = {
+        f"{name}_{figure}.svg"
+        for name in RECORDED
+        for figure in json.loads((PAGES / "results" / f"{name}.json").read_text())["figures"]
+    }
+    assert {path.name for path in (PAGES / "figures").iterdir()} == named
+
+
+def test_an_interval_that_straddles_the_margin_is_undecided() -> None:
+    assert within([2.0, 2.0, 2.0], low=2.0) is True
+    assert within([1.0, 2.0, 3.5], low=2.0) is None
+    assert within([0.0, 0.1, -0.1], low=2.0) is False
+    assert within([5.0], low=2.0) is None
+    assert within([0.9, 1.0, 1.1], 0.5, 1.5) is True
+    assert within([1.9, 2.0, 2.1], 0.5, 1.5) is False
+    assert all_hold([True, None]) is None
+    assert all_hold([None, False, True]) is False
+
+
+def made(folder: Path, rows: list[dict[str, object]]) -> Study:
+    """A study `made_up` of a project in `folder` that has run."""
+    found = [
+        Finding("X1", "It rises.", "by 2.0 ± 0.1", True, "rise ≥ 1", ours=True),
+        Finding("X1", "It falls.", "by 0.1 ± 1.0", None),
+    ]
+    result = StudyResult([Table("Rise", [{"seed": 0, "rise": 2.0}])], found, ["The size decides."], rows)
+    result.write(folder / "outputs/studies/made_up", {})
+    assert StudyResult.read(folder / "outputs/studies/made_up") == result
+    return Study(folder, Stage("made_up", None, "", (), (), ("outputs/studies/made_up",)))
+
+
+def test_rows_are_handed_over_as_they_were_measured(tmp_path: Path) -> None:
+    study = made(tmp_path, [{"seed": 0, "task": "a", "accuracy": 0.5}, {"seed": 1, "task": "b", "accuracy": 0.25}])
+    write_rows(study, tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text() == '"seed","task","accuracy"\n0,"a",0.5\n1,"b",0.25\n'
+
+
+def test_rows_that_cannot_be_handed_over_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match="keeps no raw rows"):
+        write_rows(made(tmp_path, []), tmp_path / "rows.csv")
+    (tmp_path / "there.csv").touch()
+    for path, names, message in [
+        (tmp_path / "rows.xlsx", ["mima"], r"\.csv or \.parquet"),
+        (tmp_path / "there.csv", ["mima"], "exists already"),
+        (tmp_path / "no/rows.csv", ["mima"], "there is no folder"),
+        (tmp_path / "rows.csv", [], "takes one study"),
+    ]:
+        with pytest.raises(MergeflowError, match=message):
+            check_rows_file(path, names)
