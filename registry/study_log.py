@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from registry.logging import log_pipeline
-from registry.records import PipelineRecord
+from registry.records import Params, PipelineRecord
 from registry.store import Store
 
 
@@ -34,13 +34,15 @@ def log_study(store: Store, name: str, findings: Sequence[Finding], folder: Path
     Returns:
         The id of the study's run.
     """
+    params: Params = {}
+    for number, one in enumerate(findings, 1):
+        params |= {f"finding {number} {one.system}": one.claim, f"verdict {number}": one.verdict}
     verdicts = Counter(one.verdict for one in findings)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     record = PipelineRecord(
         name=f"study {name}",
         fingerprint=hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest(),
-        params={f"finding {number} {one.system}": one.claim for number, one in enumerate(findings, 1)}
-        | {f"verdict {number}": one.verdict for number, one in enumerate(findings, 1)},
+        params=params,
         metrics={f"verdicts/{word}": float(count) for word, count in verdicts.items()},
         artifacts={"": tuple(str(path) for path in files)},
     )

@@ -16,10 +16,10 @@ from tasks.studies.results import ROWS, Finding, StudyResult, markdown_table
 from tasks.studies.verdicts import WORDS
 
 _INDEX = (
-    "The papers' experiments on the project's model and tasks, measured on the embedded suite. The columns "
-    "before the last count the findings by their verdicts; one that does not hold, or that the seeds leave undecided, is "
-    "reported with its numbers. `mergeflow study NAME` runs a study; `--document` writes its page and this table; "
-    "`--rows FILE` hands over its raw rows. Another model and other tasks are a matter of `params.yaml`."
+    "The papers' experiments on the project's model and tasks, measured on the embedded suite. Findings are counted by "
+    "their verdicts; one that does not hold, or that the seeds leave undecided, is reported with its numbers. "
+    "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
+    "raw rows. Another model and other tasks are a matter of `params.yaml`."
 )
 _COSTS = "results/costs.json"
 
