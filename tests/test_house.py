@@ -36,6 +36,7 @@ ALLOWED = {
     "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation"},
     "mergeflow.search": {*LEARNING, "mergeflow.evaluation"},
     "mergeflow.analysis": LEARNING,
+    "mergeflow.linearity": LEARNING,
     "tasks": {"mergeflow"},
     "registry": {"mergeflow"},
     "flows": {"mergeflow", "tasks", "registry"},

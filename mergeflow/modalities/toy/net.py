@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "linear": lambda hidden: hidden}
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "linear": nn.Identity}
 
 
 class FeedForward(nn.Module):
@@ -32,7 +32,8 @@ class FeedForward(nn.Module):
         logits: bool = False,
     ) -> None:
         super().__init__()
-        self.activations = [activation] * (len(widths) - 2) + ["linear" if logits else activation]
+        names = [activation] * (len(widths) - 2) + ["linear" if logits else activation]
+        self.active = nn.ModuleList([ACTIVATIONS[name]() for name in names])
         generator = torch.Generator().manual_seed(seed)
         shapes = zip(widths[1:], widths[:-1], strict=True)
         drawn = [(2 / d) ** 0.5 * torch.randn(n, d, generator=generator, dtype=torch.float64) for n, d in shapes]
@@ -43,6 +44,6 @@ class FeedForward(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return features [n, D_L] of inputs [n, D_0]."""
         hidden = inputs.to(next(self.parameters()))
-        for layer, activation in zip(self.layers, self.activations, strict=True):
-            hidden = ACTIVATIONS[activation](layer(hidden))
+        for layer, activation in zip(self.layers, self.active, strict=True):
+            hidden = activation(layer(hidden))
         return hidden

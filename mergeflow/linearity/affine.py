@@ -1,0 +1,226 @@
+"""The features of combined weights beside the combination of the models' features, for each sample and layer."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations as subsets
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modality import Model, State
+
+
+class Featured(Protocol):
+    """Examples as far as the kernel needs them: no labels, no head."""
+
+    def __len__(self) -> int: ...
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return what the named submodules give for `rows`, [n, ...] each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Models and weights a_i that sum to 1.
+
+    Attributes:
+        weights: Name of a model → a_i; any sign.
+        state: The combined model where it is not Σ a_i θ_i, as after BatchNorm's statistics were computed again.
+        baseline: What `base` compares: the models `ends` with each other, or the combined model with `each` of them.
+        on: Names of the sources whose samples count; all where it is None.
+    """
+
+    weights: Mapping[str, float]
+    state: State | None = None
+    baseline: Literal["ends", "each"] = "ends"
+    on: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.weights or abs(sum(self.weights.values()) - 1) > 1e-9:
+            raise MergeflowError(
+                f"the weights {dict(self.weights)} sum to {sum(self.weights.values()):g}; an affine combination of "
+                "models needs weights that sum to 1."
+            )
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """How one combination fares at one layer: one value for each sample, float64 [n].
+
+    With f the features of the combined model and g = Σ a_i f(θ_i), both flattened:
+
+    Attributes:
+        distance: 1 − cos(f, g), in [0, 2].
+        coef: ⟨f, g⟩ / ‖g‖², the length of f along g in lengths of g.
+        error: ‖f − g‖² / ‖g‖² = (1 − coef)² + coef² (1/cos² − 1), which joins both.
+        base: 1 − cos of the baseline, the mean over its pairs.
+        origin: Name of each sample's source.
+    """
+
+    distance: np.ndarray
+    coef: np.ndarray
+    error: np.ndarray
+    base: np.ndarray
+    origin: np.ndarray
+
+
+def combine(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Return Σ a_i θ_i, summed in float64 and rounded once; integer buffers are those of the first.
+
+    Example:
+        >>> combine([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}], [0.25, 0.75])
+        {'w': tensor([2.5000])}
+    """
+    first = states[0]
+    return {
+        name: sum(a * state[name].double() for a, state in zip(weights, states, strict=True) if a).to(value.dtype)  # type: ignore[union-attr]
+        if value.is_floating_point()
+        else value
+        for name, value in first.items()
+    }
+
+
+@contextmanager
+def borrowed(model: Model) -> Iterator[None]:
+    """Let other weights be loaded into a model for evaluation; at the end it has its own weights and mode again."""
+    own = {name: value.clone() for name, value in model.state().items()}
+    training = model.module.training
+    model.module.eval()
+    try:
+        yield
+    finally:
+        model.load(own)
+        model.module.train(training)
+
+
+def apart(state: State, model: Model) -> State:
+    """Return weights that stay as they are when others are loaded: those that are the model's own are copied."""
+    own = {value.data_ptr() for value in model.state().values()}
+    return {name: value.clone() if value.data_ptr() in own else value for name, value in state.items()}
+
+
+@torch.no_grad()
+def affine(
+    model: Model,
+    sources: Mapping[str, Featured],
+    ends: Mapping[str, State],
+    combinations: Mapping[str, Combination],
+    layers: Sequence[str],
+    *,
+    batch_size: int = 64,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, dict[str, Linearity]]:
+    """Compare f(Σ a_i θ_i) with Σ a_i f(θ_i) at every layer, for many combinations in one pass over the samples.
+
+    Features of one batch are in memory at a time; of each model they are computed once for all combinations.
+
+    Args:
+        model: What the weights are loaded into; it has its own weights back at the end.
+        sources: Name → samples.
+        ends: Name → weights θ_i.
+        combinations: Name → what is combined.
+        layers: Names of submodules, whose outputs are the features.
+        batch_size: Samples in memory at a time; no result depends on it.
+        report: Called as `report(done, total)` after each batch.
+
+    Returns:
+        Combination → layer → values in the order of the sources and their rows.
+
+    Raises:
+        MergeflowError: a combination names a model or a source that there is not, or has no samples; no such layer.
+
+    Example:
+        >>> from mergeflow.modality import Network
+        >>> from mergeflow.modalities.classification import Classification
+        >>> net, data = Network(torch.nn.Linear(2, 2)), Classification("a", torch.ones(3, 2), torch.zeros(3))
+        >>> ends = {"i": net.state(), "j": {"weight": torch.eye(2), "bias": torch.zeros(2)}}
+        >>> found = affine(net, {"a": data}, ends, {"half": Combination({"i": 0.5, "j": 0.5})}, [""])
+        >>> bool((found["half"][""].error < 1e-12).all())
+        True
+
+    Source:
+        Zhou et al. 2024, Cross-Task Linearity Emerges in the Pretraining-Finetuning Paradigm, Sections 4.1 to 4.3.
+    """
+    _check(sources, ends, combinations)
+    ends = {name: apart(state, model) for name, state in ends.items()}
+    parts: dict[tuple[str, str], list[np.ndarray]] = {}
+    origins: dict[str, list[str]] = {name: [] for name in combinations}
+    todo = [(s, rows) for s, data in sources.items() for rows in torch.arange(len(data)).split(batch_size)]
+    with borrowed(model):
+        for done, (source, rows) in enumerate(todo, start=1):
+            asked = {name: one for name, one in combinations.items() if one.on is None or source in one.on}
+
+            def features(state: State, source: str = source, rows: Tensor = rows) -> dict[str, Tensor]:
+                model.load(state)
+                return _vectors(sources[source].features(model, rows, layers), len(rows))
+
+            needed = dict.fromkeys(end for one in asked.values() for end in one.weights)
+            of_ends = {end: features(ends[end]) for end in needed}
+            for name, one in asked.items():
+                weights = list(one.weights.values())
+                combined = features(one.state or combine([ends[end] for end in one.weights], weights))
+                for layer in layers:
+                    own_ends = [of_ends[end][layer] for end in one.weights]
+                    values = _compare(combined[layer], own_ends, weights, one.baseline)
+                    parts.setdefault((name, layer), []).append(values)
+                origins[name] += [source] * len(rows)
+            report(done, len(todo))
+    return {name: {layer: _joined(parts[name, layer], origins[name]) for layer in layers} for name in combinations}
+
+
+def _joined(parts: list[np.ndarray], origins: list[str]) -> Linearity:
+    distance, coef, error, base = np.concatenate(parts, axis=1)
+    return Linearity(distance, coef, error, base, np.array(origins))
+
+
+def _check(sources: Mapping[str, Featured], ends: Mapping[str, State], combinations: Mapping[str, Combination]) -> None:
+    for one in combinations.values():
+        for end in one.weights:
+            if end not in ends:
+                raise unknown_name("model", end, ends)
+        for source in one.on or ():
+            if source not in sources:
+                raise unknown_name("source", source, sources)
+        if not sum(len(sources[source]) for source in (sources if one.on is None else one.on)):
+            raise MergeflowError("there are no samples to compare features on: name a source that has some.")
+
+
+def _vectors(features: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return each layer's features as float64 [n, d], so that neither sums nor 1 − cos lose digits."""
+    for layer, value in features.items():
+        if value.shape[0] != count:
+            raise MergeflowError(
+                f"layer '{layer}' gives {tuple(value.shape)} for {count} samples; expected the samples first. "
+                "Choose a layer whose output has them there."
+            )
+    return {layer: value.flatten(1).double() for layer, value in features.items()}
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1)
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return 1 − cos per row; 0 where both are zero vectors, 1 where one is."""
+    aa, bb = _dot(a, a), _dot(b, b)
+    cosine = _dot(a, b) / (aa.sqrt() * bb.sqrt())
+    # √x · √x differs from x in the last bit, so equal vectors are told by comparing them.
+    same = (a == b).all(1)
+    return torch.where(same, 0.0, torch.where((aa == 0) | (bb == 0), 1.0, 1 - cosine))
+
+
+def _compare(combined: Tensor, ends: Sequence[Tensor], weights: Sequence[float], baseline: str) -> np.ndarray:
+    """Return rows distance, coef, error, base of one batch, [4, n]."""
+    mixed = sum((a * end for a, end in zip(weights, ends, strict=True) if a), torch.zeros_like(combined))
+    size = _dot(mixed, mixed)
+    residual = combined - mixed
+    coef = torch.where(size > 0, _dot(combined, mixed) / size, _dot(combined, combined).eq(0).double())
+    error = torch.where(_dot(residual, residual) == 0, 0.0, _dot(residual, residual) / size)
+    pairs = [(combined, end) for end in ends] if baseline == "each" else list(subsets(ends, 2))
+    base = torch.stack([_distance(a, b) for a, b in pairs]).mean(0) if pairs else torch.zeros_like(coef)
+    return torch.stack([_distance(combined, mixed), coef, error, base]).cpu().numpy()

@@ -1,0 +1,56 @@
+"""Which layers of a module are looked at where nobody names any: blocks, or activations of a plain net."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from mergeflow.errors import MergeflowError, unknown_name
+
+_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU)
+
+
+def find_layers(module: nn.Module) -> list[str]:
+    """Return the names of the module's blocks in the order in which they are declared.
+
+    Blocks are the outermost members of lists and sequences that are modules of several parts: residual blocks,
+    transformer blocks. A net without any has its activations instead.
+
+    Raises:
+        MergeflowError: the module has neither.
+
+    Example:
+        >>> find_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
+        ['1', '3']
+    """
+    found = list(_blocks(module, "")) or [name for name, part in module.named_modules() if _is_activation(part)]
+    if not found:
+        raise MergeflowError(
+            f"{type(module).__name__} has no blocks and no activations as submodules: name the layers to look at."
+        )
+    return found
+
+
+def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
+    """Refuse layers that the module does not have.
+
+    Raises:
+        MergeflowError: naming the first such layer and the nearest right one.
+    """
+    known = {name for name, _ in module.named_modules() if name}
+    for layer in layers:
+        if layer not in known:
+            raise unknown_name("layer", layer, known)
+
+
+def _is_activation(part: nn.Module) -> bool:
+    return isinstance(part, _ACTIVATIONS)
+
+
+def _blocks(module: nn.Module, prefix: str) -> Iterator[str]:
+    listed = isinstance(module, nn.ModuleList | nn.Sequential)
+    for name, child in module.named_children():
+        composed = bool(list(child.children())) and not isinstance(child, nn.ModuleList | nn.Sequential)
+        if listed and composed and any(True for _ in child.parameters()):
+            yield prefix + name
+        else:
+            yield from _blocks(child, f"{prefix}{name}.")

@@ -1,0 +1,132 @@
+"""Nets that are trained from nothing, logits included: the MLPs and residual nets of papers on small images."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from mergeflow.errors import MergeflowError
+
+
+def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
+    """Return linear layers with biases and a ReLU between each two; inputs are flattened.
+
+    Args:
+        widths: Of the inputs, of every hidden layer, and the number of classes.
+        seed: Of the weights, drawn as torch draws them.
+
+    Example:
+        >>> mlp([784, 100, 10])(torch.zeros(2, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+    with _seeded(seed):
+        parts: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in pairwise(widths):
+            parts += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+class SmallResNet(nn.Module):
+    """A residual net for small images: a 3×3 stem and three stages of torchvision's basic blocks.
+
+    Args:
+        classes: Number of logits.
+        width: Channels of the first stage; the others have 2 and 4 times as many.
+        blocks: In each stage; 3 give ResNet-20.
+        seed: Of the weights.
+
+    Example:
+        >>> SmallResNet(5, width=4)(torch.zeros(2, 3, 16, 16)).shape
+        torch.Size([2, 5])
+
+    Source:
+        He et al. 2016, Deep residual learning, Section 4.2.
+    """
+
+    def __init__(self, classes: int, width: int = 16, blocks: int = 3, seed: int = 0) -> None:
+        from torchvision.models.resnet import BasicBlock, conv1x1
+
+        super().__init__()
+        with _seeded(seed):
+            self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+            self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU()
+            inputs = width
+            for stage in range(3):
+                outputs, parts = width * 2**stage, []
+                for number in range(blocks):
+                    stride = 2 if stage and not number else 1
+                    shortcut = None
+                    if inputs != outputs:
+                        shortcut = nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
+                    parts.append(BasicBlock(inputs, outputs, stride, shortcut))
+                    inputs = outputs
+                setattr(self, f"layer{stage + 1}", nn.Sequential(*parts))
+            self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return logits [n, C] of pixels [n, 3, S, S]."""
+        hidden = self.relu(self.bn1(self.conv1(pixels)))
+        for stage in (1, 2, 3):
+            hidden = self.get_submodule(f"layer{stage}")(hidden)
+        logits: Tensor = self.fc(hidden.mean((2, 3)))
+        return logits
+
+
+def resnet18(classes: int, seed: int = 0) -> nn.Module:
+    """Return torchvision's ResNet-18 with a 3×3 stem that halves nothing, as CIFAR's 32 pixels need it."""
+    from torchvision.models import resnet18 as full
+
+    with _seeded(seed):
+        net = full(num_classes=classes)
+        net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    return net
+
+
+def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return uint8 images [n, S, S, 3] as [n, 3, S, S] in −1 … 1."""
+    return images.permute(0, 3, 1, 2).to(dtype) / 127.5 - 1
+
+
+def on_pixels(module: nn.Module, images: Tensor) -> Tensor:
+    """Call a net on uint8 images: what `Classification.encode` wants of it."""
+    logits: Tensor = module(pixels(images, next(module.parameters()).dtype))
+    return logits
+
+
+@torch.no_grad()
+def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Set BatchNorm's running mean and variance to those over batches of the module's inputs.
+
+    Args:
+        module: Changed in place; in evaluation mode at the end.
+        batches: Inputs as the module takes them; each counts alike.
+
+    Raises:
+        MergeflowError: There are no batches.
+
+    Source:
+        Izmailov et al. 2018, Averaging weights leads to wider optima, Section 3.2.
+    """
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if not batches:
+        raise MergeflowError("BatchNorm's statistics are computed from samples, and there are none.")
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over batches
+        norm.train()
+    for batch in batches:
+        module(batch)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    module.eval()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from torch's generator as if it were new, and leave it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
