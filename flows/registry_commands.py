@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.rebuild import commands as rebuild_commands
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
 
 Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
@@ -65,7 +66,7 @@ def _add_questions(group: typer.Typer, opened: Opened) -> None:
             shown = "" if score is None else f"{100 * score:.2f} %"
             aliases = ", ".join(f"@{alias}" for alias in version.aliases)
             count = str(len(version.tasks) or "")
-            fingerprint = (version.fingerprint or "")[:12]
+            fingerprint = short(version.fingerprint or "")
             table.add_row(version.version, aliases, version.method, count, shown, fingerprint)
         Console().print(table)
 

@@ -9,6 +9,7 @@ from typing import Any
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
 from registry.lookup import find_version
 from registry.provenance import read_documents
@@ -186,4 +187,4 @@ def _tracked(text: str, known: dict[str, Any]) -> str:
 
 
 def _short(text: str | None) -> str:
-    return (text or "unknown")[:12]
+    return short(text or "unknown")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.merging import make_recipe, merge
 
 
@@ -14,7 +15,7 @@ class Replay:
 
     Attributes:
         path: the new file.
-        fingerprint: of the new weights.
+        fingerprint: of the new weights, in the scheme of the recorded ones.
         other_inputs: inputs ("base" or a task) whose fingerprint is not the recorded one, sorted.
         seconds: wall time of the merge.
     """
@@ -43,7 +44,7 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
     experts = {task: str(root / path) for task, path in recipe["experts"].items()}
     same = {key: recipe[key] for key in ("method", "args", "code") if key in recipe}
     again = make_recipe({**same, "base": str(root / recipe["base"]), "experts": experts}, "the version's recipe")
-    made = merge(again, out)
     known = {**recipe["fingerprints"], "base": recipe["base_fingerprint"]}
+    made = merge(again, out, scheme=scheme_of(recipe["base_fingerprint"]))
     other = sorted(name for name, fingerprint in made.inputs.items() if known[name] != fingerprint)
     return Replay(made.path, made.fingerprint, tuple(other), made.seconds)

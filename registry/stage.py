@@ -44,7 +44,7 @@ def run(io: StageFiles) -> None:
         "aliases": [alias for alias in ("candidate", "champion") if _holds(now, alias, version.version)],
         "champion": now.champion.version if now.champion else None,
         "method": selection["winner"],
-        "fingerprint": candidate.fingerprint,
+        "fingerprint": version.fingerprint,
         "lineage": _lasting(lineage(store, settings.model, version.version)),  # for the report, which asks no registry
         "decision": None if promotion.decision is None else _plain(promotion.decision),
     }

@@ -16,6 +16,8 @@ from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from mergeflow.checkpoints import matches, open_checkpoint
+from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS_FILES
 from registry.championship import LAST, Snapshot, read_events
@@ -173,7 +175,8 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
     tasks = sorted(candidate.evidence.accuracy)
     versions = all_versions(store, name)
     for number, version in versions.items():
-        if same_model(store, version, candidate.fingerprint, tasks):
+        recorded = version.tags.get(FINGERPRINT)
+        if recorded and _is_of(candidate, recorded) and same_model(store, version, recorded, tasks):
             return number, False
     taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
     logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
@@ -191,6 +194,14 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
             model_id=logged.model_id,
         )
     return str(version.version), True
+
+
+def _is_of(candidate: Candidate, recorded: str) -> bool:
+    """Return whether a version's fingerprint, of whatever scheme, is that of a candidate's weights."""
+    if scheme_of(recorded) == scheme_of(candidate.fingerprint):
+        return recorded == candidate.fingerprint
+    with open_checkpoint(candidate.files.weights) as state:
+        return matches(state, recorded)
 
 
 def _finished_upload(

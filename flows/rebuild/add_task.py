@@ -15,6 +15,7 @@ from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view,
 from flows.staleness import record_outputs
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.data import load_manifest
 from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
@@ -218,12 +219,13 @@ def _check_expert(root: Path, name: str, source: str) -> None:
 
 
 def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
+    recorded = origin["base"]["fingerprint"]
     with open_checkpoint(model_file(root / origin["base"]["path"])) as state:
-        found = fingerprint(state)
-    if found != origin["base"]["fingerprint"]:
+        found = fingerprint(state, scheme_of(recorded))
+    if found != recorded:
         raise MergeflowError(
-            f"the base of this project has the digest {found[:12]}, the champion's has "
-            f"{origin['base']['fingerprint'][:12]}: experts of different bases cannot be merged. Run the whole "
+            f"the base of this project has the digest {short(found)}, the champion's has "
+            f"{short(recorded)}: experts of different bases cannot be merged. Run the whole "
             "pipeline with `mergeflow run`."
         )
 

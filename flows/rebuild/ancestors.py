@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
-from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.data import digest_of_split, load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from tasks.project.beside import link
@@ -125,7 +125,7 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
 def _weights(expected: str) -> Callable[[Path], bool]:
     def is_it(folder: Path) -> bool:
         with open_checkpoint(model_file(folder)) as state:
-            return fingerprint(state) == expected
+            return matches(state, expected)
 
     return is_it
 

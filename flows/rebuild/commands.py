@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from mergeflow.checkpoints.fingerprint import short
+
 if TYPE_CHECKING:
     from flows.rebuild.reproduce import Reproduction
     from registry.rebuilt import Rebuilt
@@ -120,10 +122,10 @@ def _reproduction_lines(done: "Reproduction") -> list[str]:
         said = f"not those recorded: {', '.join(other)}" if other else "all have the recorded digest"
         lines.append(f"experts      {len(done.experts)} fine-tuned again; {said}")
     lines.append(f"environment  {'as recorded' if not done.environment else 'differs: ' + '; '.join(done.environment)}")
-    lines.append(f"merged       in {done.seconds:.1f} s, digest {done.fingerprint[:12]}")
+    lines.append(f"merged       in {done.seconds:.1f} s, digest {short(done.fingerprint)}")
     if done.same:
-        return [*lines, f"registered   digest {done.registered[:12]}: bit-identical"]
-    lines.append(f"registered   digest {done.registered[:12]}: different; largest difference per tensor:")
+        return [*lines, f"registered   digest {short(done.registered)}: bit-identical"]
+    lines.append(f"registered   digest {short(done.registered)}: different; largest difference per tensor:")
     shown = [
         f"  {'other shape' if value is None else f'{value:.3e}'}  {name}" for name, value in done.differences.items()
     ]

@@ -11,6 +11,7 @@ from flows.rebuild.ancestors import base_of, expert_of, gather, link_files, name
 from flows.rebuild.remerge import stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
+from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import read_head
 from mergeflow.modalities.serving import weights_file
@@ -83,11 +84,11 @@ def reproduce(
     version = find_version(store, name, which)
     with project_beside(root, "reproduce") as scratch:
         registered = download(store, name, version.version, scratch / "registered")
-        known = _fingerprint(weights_file(registered))
+        known = _fingerprint(weights_file(registered), str(version.fingerprint))
         if known != version.fingerprint:
             raise MergeflowError(
                 f"the weights that the registry holds for version {version.version} of '{name}' have the digest "
-                f"{known[:12]}, registered was {str(version.fingerprint)[:12]}: the file has changed since. "
+                f"{short(known)}, registered was {short(str(version.fingerprint))}: the file has changed since. "
                 "Restore it, or register the model again."
             )
         found = gather(root, _wanted(origin, from_data), scratch)
@@ -170,6 +171,7 @@ def _make(scratch: Path, path: str) -> None:
     run_stage(scratch, maker)
 
 
-def _fingerprint(path: Path) -> str:
+def _fingerprint(path: Path, recorded: str) -> str:
+    """Return the fingerprint of a file in the scheme of the recorded one."""
     with open_checkpoint(path) as state:
-        return fingerprint(state)
+        return fingerprint(state, scheme_of(recorded))

@@ -1,7 +1,7 @@
 """Checkpoints: lazy state dicts over files, atomic streaming writers, fingerprints."""
 
 from mergeflow.checkpoints.checks import check_compatible, check_finite, infos_of
-from mergeflow.checkpoints.fingerprint import fingerprint
+from mergeflow.checkpoints.fingerprint import fingerprint, matches
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -15,6 +15,7 @@ __all__ = [
     "check_finite",
     "fingerprint",
     "infos_of",
+    "matches",
     "open_checkpoint",
     "write_checkpoint",
     "write_text",

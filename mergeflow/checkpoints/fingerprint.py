@@ -1,12 +1,19 @@
-"""Fingerprints: the identity of a state dict, whatever file holds it."""
+"""Fingerprints: the identity of a state dict, whatever file holds it.
+
+A fingerprint names its scheme, `blake3:9f86…`. Those without a name are of the first scheme, SHA-256: what was recorded
+with it (registered versions, task vectors, journals) stays verifiable, because `matches` takes the recorded scheme.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
 
 from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
 if TYPE_CHECKING:
@@ -15,33 +22,83 @@ if TYPE_CHECKING:
 # Elements hashed as one leaf. The merge engine reads in the same blocks, so it can hash what passes through it.
 BLOCK = 1 << 17
 
+SCHEME = "blake3"  # of new fingerprints: 7.6 GB/s on a core with AVX-512, where SHA-256 in hardware reaches 1.8
+FIRST = "sha256"  # of fingerprints from before schemes had names
+_HASHES: dict[str, Callable[..., Any]] = {FIRST: hashlib.sha256, SCHEME: blake3}
 
-def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 fingerprint of a state dict.
 
-    sha256 over, for each name in order: name, dtype, shape and the digest of the tensor, itself the sha256 of the
-    sha256 of each block of 2^17 elements. The file's metadata, its layout and its sharding do not count.
+def fingerprint(state: Mapping[str, Tensor], scheme: str = SCHEME) -> str:
+    """Return the fingerprint of a state dict.
+
+    H over, for each name in order: name, dtype, shape and the digest of the tensor, itself H over the H of each block
+    of 2^17 elements, where H is the scheme's hash. The file's metadata, its layout and its sharding do not count.
 
     Args:
         state: Tensors by name, in memory or lazy.
+        scheme: "blake3", or "sha256" to compare with what was recorded before.
 
     Example:
-        >>> fingerprint({"w": torch.zeros(2)})[:12]
+        >>> fingerprint({"w": torch.zeros(2)})[:19]
+        'blake3:9ca46265cbfc'
+        >>> fingerprint({"w": torch.zeros(2)}, "sha256")[:12]
         'e2723d745b78'
     """
     infos = state.infos if isinstance(state, LazyStateDict) else state
-    return combine(
-        (name, infos[name].dtype, tuple(infos[name].shape), tensor_digest_of(state, name)) for name in sorted(state)
+    digests = (
+        (name, infos[name].dtype, tuple(infos[name].shape), tensor_digest_of(state, name, scheme))
+        for name in sorted(state)
     )
+    return combine(digests, scheme)
 
 
-def tensor_digest_of(state: Mapping[str, Tensor], name: str) -> str:
+def scheme_of(recorded: str) -> str:
+    """Return the scheme that a fingerprint names.
+
+    Raises:
+        MergeflowError: This version does not know the scheme.
+
+    Example:
+        >>> scheme_of("blake3:9ca4"), scheme_of("e272")
+        ('blake3', 'sha256')
+    """
+    named = recorded.rpartition(":")[0] or FIRST
+    if named not in _HASHES:
+        raise MergeflowError(
+            f"the fingerprint '{recorded:.24}…' is of the scheme '{named}', but this version of mergeflow knows "
+            f"{' and '.join(_HASHES)}: use the version that recorded it, or a newer one."
+        )
+    return named
+
+
+def matches(state: Mapping[str, Tensor], recorded: str, known: str | None = None) -> bool:
+    """Return whether a recorded fingerprint, of whatever scheme, is that of a state dict.
+
+    Args:
+        state: Tensors by name; read only where its fingerprint is not known in the recorded scheme.
+        recorded: The fingerprint to compare with.
+        known: The state's fingerprint, if it was taken already.
+    """
+    scheme = scheme_of(recorded)
+    return recorded == (known if known and scheme_of(known) == scheme else fingerprint(state, scheme))
+
+
+def short(recorded: str) -> str:
+    """Return the first 12 digits of a fingerprint, for people.
+
+    Example:
+        >>> short("blake3:9ca46265cbfc2cf6")
+        '9ca46265cbfc'
+    """
+    return recorded.rpartition(":")[2][:12]
+
+
+def tensor_digest_of(state: Mapping[str, Tensor], name: str, scheme: str = SCHEME) -> str:
     """Return the digest of one tensor, hexadecimal; of a lazy one only a block is held at a time."""
     if not isinstance(state, LazyStateDict):
-        return tensor_digest(block_digest(part) for part in blocks(state[name]))
+        return tensor_digest((block_digest(part, scheme) for part in blocks(state[name])), scheme)
     count = state.infos[name].numel
     parts = (state.read(name, start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
-    return tensor_digest(map(block_digest, parts))
+    return tensor_digest((block_digest(part, scheme) for part in parts), scheme)
 
 
 def blocks(tensor: Tensor) -> Iterable[Tensor]:
@@ -50,9 +107,10 @@ def blocks(tensor: Tensor) -> Iterable[Tensor]:
     return (flat[start : start + BLOCK] for start in range(0, flat.numel(), BLOCK))
 
 
-def block_digest(part: Tensor) -> bytes:
-    """Return the SHA-256 digest of the raw bytes of a flat piece."""
-    return hashlib.sha256(raw_bytes(part)).digest()
+def block_digest(part: Tensor, scheme: str = SCHEME) -> bytes:
+    """Return the digest of the raw bytes of a flat piece."""
+    found: bytes = _HASHES[scheme](raw_bytes(part)).digest()
+    return found
 
 
 def raw_bytes(part: Tensor) -> memoryview:
@@ -61,14 +119,15 @@ def raw_bytes(part: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def tensor_digest(block_digests: Iterable[bytes]) -> str:
+def tensor_digest(block_digests: Iterable[bytes], scheme: str = SCHEME) -> str:
     """Return the digest of a tensor, hexadecimal, from those of its blocks in order."""
-    return hashlib.sha256(b"".join(block_digests)).hexdigest()
+    found: str = _HASHES[scheme](b"".join(block_digests)).hexdigest()
+    return found
 
 
-def combine(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], str]]) -> str:
+def combine(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], str]], scheme: str = SCHEME) -> str:
     """Return the fingerprint made of (name, dtype, shape, digest), given in order of name."""
-    whole = hashlib.sha256()
+    whole = _HASHES[scheme]()
     for name, dtype, shape, digest in tensors:
         whole.update(f"{name}\0{dtype}\0{list(shape)}\0{digest}\0".encode())
-    return whole.hexdigest()
+    return whole.hexdigest() if scheme == FIRST else f"{scheme}:{whole.hexdigest()}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, raw_bytes, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, raw_bytes, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo, build_header
 from mergeflow.checkpoints.reader import TIED, tied_names
 from mergeflow.errors import MergeflowError
@@ -27,10 +27,14 @@ class StreamWriter:
         path: The file to make; an existing one is replaced by `commit` and untouched before.
         infos: Shape and dtype of every tensor, so that the layout is known before the first byte.
         metadata: Text to store in the header; `commit` may replace values by others of the same length.
+        scheme: Of the digests.
     """
 
-    def __init__(self, path: str | Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: str | Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str], scheme: str = SCHEME
+    ) -> None:
         self.path = Path(path)
+        self.scheme = scheme
         self.infos = dict(infos)
         self.metadata = dict(metadata)
         self._digests: dict[tuple[str, int], bytes] = {}
@@ -53,21 +57,22 @@ class StreamWriter:
         assert start % BLOCK == 0, start
         for begin in range(0, piece.numel(), BLOCK):
             part = piece[begin : begin + BLOCK]
-            self._digests[name, start + begin] = block_digest(part)
+            self._digests[name, start + begin] = block_digest(part, self.scheme)
         with _disk_errors(self.path, self._size):
             self._file.write(raw_bytes(piece), self._offsets[name] + start * info.dtype.itemsize)
 
     def digests(self) -> dict[str, str]:
         """Return the digest of every tensor that was written."""
         return {
-            name: tensor_digest(self._digests[name, at] for at in range(0, info.numel, BLOCK))
+            name: tensor_digest((self._digests[name, at] for at in range(0, info.numel, BLOCK)), self.scheme)
             for name, info in sorted(self.infos.items())
         }
 
     def fingerprint(self) -> str:
         """Return the fingerprint of what was written."""
         digests = self.digests()
-        return combine((name, self.infos[name].dtype, self.infos[name].shape, digests[name]) for name in digests)
+        tensors = ((name, self.infos[name].dtype, self.infos[name].shape, digests[name]) for name in digests)
+        return combine(tensors, self.scheme)
 
     def commit(self, metadata: Mapping[str, str] | None = None) -> str:
         """Make the file appear under its name, synced to disk; returns its fingerprint."""
@@ -196,7 +201,7 @@ def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: 
         metadata: Text to text, stored in the header.
 
     Returns:
-        The SHA-256 fingerprint, as `fingerprint(tensors)` gives it.
+        The fingerprint, as `fingerprint(tensors)` gives it.
 
     Raises:
         MergeflowError: The disk is full or read-only; nothing is left behind.

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.inputs import Force, local
 from mergeflow.commands.pairs import read_pairs
 from mergeflow.errors import MergeflowError
@@ -62,7 +63,7 @@ def merge(
             resolve=context.obj,
             force=force,
         )
-    console.print(f"[bold]{made.path}[/]  {made.fingerprint[:16]}…  {made.seconds:.1f} s", highlight=False)
+    console.print(f"[bold]{made.path}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s", highlight=False)
 
 
 def check(
@@ -188,7 +189,7 @@ def convert(
         raise MergeflowError(f"--shard-size: {error}.") from None
     made = run(local(context, source), out, dtype, size, force=force)
     dequantised = f", {made.dequantised} of them dequantised" if made.dequantised else ""
-    typer.echo(f"{made.path}  {made.fingerprint[:16]}…  {made.tensors} tensors{dequantised}")
+    typer.echo(f"{made.path}  {short(made.fingerprint)}…  {made.tensors} tensors{dequantised}")
 
 
 def compress(
@@ -240,4 +241,4 @@ def extract_task(
     suite, origin = local(context, compressed), local(context, base) if base is not None else None
     check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})}, force)
     fingerprint = write_checkpoint(out, run(suite, task, origin), {"task": task, EXTRACTED: task})
-    typer.echo(f"{out}  {fingerprint[:16]}…")
+    typer.echo(f"{out}  {short(fingerprint)}…")

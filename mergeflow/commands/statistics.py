@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.pairs import read_pairs
 
 Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
@@ -116,7 +117,7 @@ def _write(out: Path, **order: Any) -> None:
 
     with progress_bar(order["kind"]) as progress:
         fingerprint, count = write_statistic(StatisticOrder(**order), out, progress)
-    typer.echo(f"{out}  {fingerprint[:16]}…  {count} images of {order['split']}")
+    typer.echo(f"{out}  {short(fingerprint)}…  {count} images of {order['split']}")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.inputs import Force, local
 
 Vector = Annotated[Path, typer.Argument(help="A task vector.")]
@@ -75,4 +76,4 @@ def analogy(context: typer.Context, a: Vector, b: Vector, c: Vector, out: Out, f
 
 
 def _say(out: Path, fingerprint: str) -> None:
-    typer.echo(f"{out}  {fingerprint[:16]}…")
+    typer.echo(f"{out}  {short(fingerprint)}…")

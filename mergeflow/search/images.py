@@ -129,7 +129,7 @@ def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel, split: str
     head = build_head(clip, data.class_names, data.templates) if part.head is None else load_head(part.head)
     check_head(task, head, data.class_names, clip)
     known = load_manifest(place)["splits"][split]
-    weight = fingerprint({"weight": head.weight.detach()})
+    weight = fingerprint({"weight": head.weight.detach()}, "sha256")  # part of what journals have recorded
     parts = (*(array["sha256"] for array in known["arrays"].values()), weight, head.logit_scale)
     digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
     labels = torch.from_numpy(data.labels).to(sweep.device)

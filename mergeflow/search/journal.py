@@ -37,6 +37,13 @@ class Journal:
             )
         self._file = held
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the inputs that the file's entries belong to; none where it has none, or is no journal."""
+        try:
+            return dict(json.loads(self.path.read_bytes().partition(b"\n")[0])["inputs"])
+        except (ValueError, TypeError, KeyError):
+            return {}
+
     def begin(self, inputs: dict[str, Any]) -> None:
         """Read what is known.
 

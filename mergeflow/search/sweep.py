@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mergeflow.checkpoints.fingerprint import SCHEME, scheme_of
 from mergeflow.evaluation.scoring import Score, score_of
 from mergeflow.merging import Recipe, configure
 from mergeflow.search.candidates import Strategy, score_all
@@ -114,7 +115,7 @@ def run_sweep(
     total = _trial_count(sweep)
     with (
         Journal(place / JOURNAL) as journal,
-        open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total)) as inputs,
+        open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total), _scheme(journal)) as inputs,
     ):
         journal.begin(inputs.record)
         board = Scoreboard(sweep, inputs, journal, place)
@@ -136,6 +137,12 @@ def run_sweep(
             found = replace(found, test=board.look_at_test(configure(winner.method, winner.args)), scored=board.scored)
             write_winner(place / WINNER, found)
     return replace(found, seconds=time.monotonic() - began)
+
+
+def _scheme(journal: Journal) -> str:
+    """Return the scheme of a journal's fingerprints: one from before schemes had names goes on with its own."""
+    base = journal.recorded().get("base")
+    return SCHEME if base is None else scheme_of(str(base))
 
 
 def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None) -> Iterator[Trial]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint
+from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging import make_recipe
 from mergeflow.merging.device import check_device
 from mergeflow.merging.files.inputs import Inputs, open_inputs
@@ -36,9 +37,15 @@ class SweepInputs:
 
 @contextmanager
 def open_sweep(
-    sweep: Sweep, folder: Path, resolve: Callable[[str], str] | None = None, say: Callable[[str], None] = lambda _: None
+    sweep: Sweep,
+    folder: Path,
+    resolve: Callable[[str], str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    scheme: str = SCHEME,
 ) -> Iterator[SweepInputs]:
     """Open everything a sweep reads; `source:` tasks are prepared below `folder` where they are not yet.
+
+    Fingerprints are of the scheme, that of the journal where there is one.
 
     Raises:
         MergeflowError: a file that is missing or does not fit, or a device that is not there.
@@ -54,10 +61,10 @@ def open_sweep(
         record = {
             "version": _version(),
             "split": sweep.split,
-            "base": fingerprint(checkpoints.base),
-            **{f"expert {name}": fingerprint(state) for name, state in checkpoints.experts.items()},
+            "base": fingerprint(checkpoints.base, scheme),
+            **{f"expert {name}": fingerprint(state, scheme) for name, state in checkpoints.experts.items()},
             **{
-                f"{kind} {name}": fingerprint(state)
+                f"{kind} {name}": fingerprint(state, scheme)
                 for kind, states in checkpoints.data.items()
                 for name, state in states.items()
             },

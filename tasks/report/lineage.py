@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mergeflow.checkpoints.fingerprint import short
 from tasks.report.files import Json, RunFiles
 from tasks.report.svg import Picture
 from tasks.report.tables import arguments_text
@@ -116,14 +117,14 @@ def _expert_box(run: RunFiles, task: str, known: Mapping[str, Any]) -> Box:
     seed = known.get("seed", expert.get("seed", run.params.get("seed", 0)))
     fingerprint = str(expert.get("fingerprint") or known.get("fingerprint") or "?")
     words = [str(regime)] if regime else []
-    return Box(task, (" · ".join([*words, f"seed {seed}", f"weights {fingerprint[:12]}"]),))
+    return Box(task, (" · ".join([*words, f"seed {seed}", f"weights {short(fingerprint)}"]),))
 
 
 def _merge_box(run: RunFiles) -> Box:
     winner = run.selection["winner"]
     choice = run.selection["methods"][winner]
     arguments = [arguments_text({name: value}) for name, value in choice["args"].items()]
-    return Box(winner, (*arguments, f"weights {choice['fingerprint'][:12]}"), "box main")
+    return Box(winner, (*arguments, f"weights {short(choice['fingerprint'])}"), "box main")
 
 
 def _version_box(run: RunFiles) -> Box | None:

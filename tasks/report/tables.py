@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from mergeflow.checkpoints.fingerprint import short
 from tasks.plotting.rows import base_row, model_name
 from tasks.report.files import Json, RunFiles
 
@@ -119,7 +120,7 @@ def lineage_table(run: RunFiles) -> Table:
         Column("steps", note="optimiser steps of the expert"),
         Column("expert, validation %"),
         Column("distance %", note="norm of the task vector over the norm of the base's weights"),
-        Column("expert's fingerprint", numeric=False, note="SHA-256 over the tensors"),
+        Column("expert's fingerprint", numeric=False, note="a digest of the tensors"),
     ]
     return Table("The experts that were merged", columns, [_lineage_row(run, task) for task in run.selection["tasks"]])
 
@@ -196,7 +197,7 @@ def _lineage_row(run: RunFiles, task: str) -> Row:
             *(_count(count) for count in [*counts, expert.get("steps")]),
             _accuracy(run.selection["individual"][task]),
             _absent() if distance is None else Cell(f"{100 * distance:.2f}", distance),
-            Cell(fingerprint[:12], fingerprint, note=fingerprint) if fingerprint else _absent(),
+            Cell(short(fingerprint), fingerprint, note=fingerprint) if fingerprint else _absent(),
         ]
     )
 

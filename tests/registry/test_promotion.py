@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from registry.gates import GateSettings, comparable
 from registry.lookup import (
@@ -74,6 +75,16 @@ def test_registered_once_per_fingerprint(store, make_candidate):
     assert find_registered(store, "merged", "fingerprint-1", ["signs", "digits"]).version == "1"
     assert find_registered(store, "merged", "fingerprint-1", ["signs"]) is None
     assert find_registered(store, "merged", "other", ["signs", "digits"]) is None
+
+
+def test_weights_registered_before_fingerprints_had_schemes_are_no_new_version(store, make_candidate, model_files):
+    with open_checkpoint(model_files.weights) as state:
+        before, now, other = fingerprint(state, "sha256"), fingerprint(state), fingerprint({}, "sha256")
+    register(store, "merged", replace(make_candidate(1), fingerprint=before))
+    again = register(store, "merged", replace(make_candidate(1), fingerprint=now))
+    assert (again.version, again.new, again.fingerprint) == ("1", False, before)
+    register(store, "other", replace(make_candidate(1), fingerprint=other))
+    assert register(store, "other", replace(make_candidate(1), fingerprint=now)).new
 
 
 def test_the_same_weights_for_other_tasks_are_another_version(store, make_candidate, tmp_path):

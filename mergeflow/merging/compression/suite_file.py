@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
-from mergeflow.checkpoints.fingerprint import fingerprint
+from mergeflow.checkpoints.fingerprint import fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import codes, dtypes
 from mergeflow.checkpoints.reader import KIND
@@ -174,10 +174,10 @@ def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> 
     if base is None:
         raise MergeflowError(f"{call.name} stores differences from the base: give the base's path too.")
     origin = open_checkpoint(base)
-    found = fingerprint(origin)
-    if found != expected:
+    if not matches(origin, expected):
         raise MergeflowError(
-            f"'{base}' is not the base this was compressed against ({found[:12]}…, not {expected[:12]}…)."
+            f"'{base}' is not the base this was compressed against "
+            f"({short(fingerprint(origin, scheme_of(expected)))}…, not {short(expected)}…)."
         )
     return origin
 

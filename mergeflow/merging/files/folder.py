@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mergeflow.checkpoints.fingerprint import tensor_digest_of
+from mergeflow.checkpoints.fingerprint import FIRST, SCHEME, tensor_digest_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
@@ -34,6 +34,7 @@ class OutputFolder:
         partial: Where to write.
         shards: Of each finished shard, the digest of every tensor.
         inputs: Digests of the inputs' tensors that went into them, by input.
+        scheme: Of these digests.
 
     Raises:
         MergeflowError: Another merge is at work on it, or its place cannot be written.
@@ -45,6 +46,7 @@ class OutputFolder:
         self.partial = partial_folder(self.target)
         self.shards: dict[str, dict[str, str]] = {}
         self.inputs: dict[str, dict[str, str]] = {}
+        self.scheme = SCHEME
         self._identity: dict[str, Any] = {}
         self._journal, self._lock = beside / f".{name}.journal", beside / f".{name}.lock"
         self._replaced = beside / f".{name}.replaced"
@@ -66,7 +68,13 @@ class OutputFolder:
         self._lock.unlink(missing_ok=True)
         os.close(self._held)
 
-    def begin(self, identity: dict[str, Any], shards: Mapping[str, Mapping[str, TensorInfo]], resume: bool) -> None:
+    def begin(
+        self,
+        identity: dict[str, Any],
+        shards: Mapping[str, Mapping[str, TensorInfo]],
+        resume: bool,
+        scheme: str = SCHEME,
+    ) -> None:
         """Make the unfinished folder; all that stays in it are the finished shards of a stopped merge to resume.
 
         Args:
@@ -75,12 +83,13 @@ class OutputFolder:
             shards: The tensors of each shard.
             resume: Whether to go on with a stopped merge. Shards whose tensors have other digests than the journal
                 recorded are made again.
+            scheme: Of digests; a merge that goes on keeps that of its journal.
 
         Raises:
             MergeflowError: Something else has the unfinished folder's name.
         """
         check_partial(self.target)
-        self._identity = identity
+        self._identity, self.scheme = identity, scheme
         if resume:
             self._read_journal(shards)
         with _writing(self.target):
@@ -95,14 +104,15 @@ class OutputFolder:
             found = json.loads(self._journal.read_bytes())
             same = found["identity"] == self._identity
             finished, inputs = dict(found["shards"]), {owner: dict(seen) for owner, seen in found["inputs"].items()}
+            scheme = str(found.get("scheme", FIRST))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         if same:
-            self.inputs = inputs
+            self.inputs, self.scheme = inputs, scheme
             self.shards = {
                 file: finished[file]
                 for file, infos in shards.items()
-                if file in finished and _digests(self.partial / file, infos) == finished[file]
+                if file in finished and _digests(self.partial / file, infos, scheme) == finished[file]
             }
 
     def _bring_back(self) -> None:
@@ -116,7 +126,7 @@ class OutputFolder:
     def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:
         """Record a shard that is whole, and the digests of all inputs' tensors so far."""
         self.shards[file], self.inputs = digests, inputs
-        known = {"identity": self._identity, "shards": self.shards, "inputs": self.inputs}
+        known = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
         write_text(self._journal, json.dumps(known))
 
     def publish(self) -> None:
@@ -158,11 +168,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _digests(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, str] | None:
+def _digests(path: Path, infos: Mapping[str, TensorInfo], scheme: str) -> dict[str, str] | None:
     """Return the digests of a file's tensors; None where it does not hold exactly these."""
     try:
         with open_safetensors(path) as state:
-            return {name: tensor_digest_of(state, name) for name in infos} if state.infos == dict(infos) else None
+            if state.infos != dict(infos):
+                return None
+            return {name: tensor_digest_of(state, name, scheme) for name in infos}
     except (MergeflowError, OSError):
         return None
 

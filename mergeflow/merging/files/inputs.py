@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -122,7 +123,8 @@ def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> 
     known = base.metadata.get("mergeflow.fingerprint")
     taken = {name: state.metadata.get(BASE) for name, state in experts.items() if state.is_task_vector}
     for name, source in taken.items():
-        if known and source and source != known:
+        # Of two schemes the merge itself tells, when it has read the base.
+        if known and source and source != known and scheme_of(source) == scheme_of(known):
             raise another_base(name, source, known)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from mergeflow.checkpoints.fingerprint import fingerprint
+from mergeflow.checkpoints.fingerprint import fingerprint, matches, short
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.errors import MergeflowError
 
@@ -14,7 +14,7 @@ BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its bas
 def another_base(name: str, taken: str, found: str) -> MergeflowError:
     """Return the error for a task vector of another base."""
     return MergeflowError(
-        f"task vector '{name}' was taken from the base {taken[:12]}…, but this base is {found[:12]}…: "
+        f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(found)}…: "
         "a difference means nothing on another base. Extract it again from this one."
     )
 
@@ -41,5 +41,5 @@ def check_origin(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, 
     if any(taken.values()):
         found = fingerprint(base)
         for name, source in taken.items():
-            if source and source != found:
+            if source and not matches(base, source, found):
                 raise another_base(name, source, found)

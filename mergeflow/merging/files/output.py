@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.checkpoints.writer import write_text
@@ -25,26 +25,30 @@ _WEIGHTS = (*PICKLES, ".safetensors")
 class Digests:
     """Collects the digests of everything that passes: per owner and tensor, from those of its blocks."""
 
+    scheme: str = SCHEME
     lock: Lock = field(default_factory=Lock)
     blocks: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, owner: str, name: str, start: int, values: Tensor) -> None:
         """Take a flat piece of an owner's tensor, from element `start` on."""
-        found = {start + at: block_digest(values[at : at + BLOCK]) for at in range(0, values.numel(), BLOCK)}
+        found = {
+            start + at: block_digest(values[at : at + BLOCK], self.scheme) for at in range(0, values.numel(), BLOCK)
+        }
         with self.lock:
             self.blocks.setdefault((owner, name), {}).update(found)
 
     def settle(self) -> None:
         """Turn the blocks seen so far into digests of tensors."""
         for (owner, name), found in self.blocks.items():
-            self.tensors.setdefault(owner, {})[name] = tensor_digest(found[at] for at in sorted(found))
+            self.tensors.setdefault(owner, {})[name] = tensor_digest((found[at] for at in sorted(found)), self.scheme)
         self.blocks.clear()
 
     def fingerprint(self, owner: str, infos: Mapping[str, TensorInfo]) -> str:
         """Return the fingerprint of an owner whose tensors have all passed."""
         digests = self.tensors.get(owner, {})
-        return combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(infos.items()))
+        tensors = ((name, info.dtype, info.shape, digests[name]) for name, info in sorted(infos.items()))
+        return combine(tensors, self.scheme)
 
 
 def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:

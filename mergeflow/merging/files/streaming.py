@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from mergeflow.checkpoints.checks import all_finite
-from mergeflow.checkpoints.fingerprint import combine
+from mergeflow.checkpoints.fingerprint import SCHEME, combine, matches
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
@@ -29,8 +29,6 @@ from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, fix_references
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit
-
-_UNKNOWN = "0" * 64
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of inputs done and in all, from any thread, one call at a time."""
@@ -65,6 +63,7 @@ def merge(
     workers: int | None = None,
     buffer: int = BUFFER,
     force: bool = False,
+    scheme: str = SCHEME,
 ) -> Merged:
     """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
 
@@ -79,6 +78,7 @@ def merge(
         workers: Threads, by default one per core; the result does not depend on it.
         buffer: Bytes held at most beyond (experts + 3) × the largest tensor.
         force: Replace the output file even if mergeflow did not make it (never an input, never a folder).
+        scheme: Of the fingerprints; a merge that is resumed keeps that of its journal.
 
     Returns:
         Path and fingerprints; the same stand in the file's metadata and in the model card beside it.
@@ -95,7 +95,7 @@ def merge(
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
         target = check_place(recipe.out, recipe.shard_size, inputs.paths, force)
-        job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer)
+        job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer, scheme)
         single = target.suffix == ".safetensors"
         result, digests = job.into_file() if single else job.into_folder(resume)
         if progress is not None:
@@ -115,10 +115,11 @@ class _Job:
         progress: Progress | None,
         workers: int | None,
         buffer: int,
+        scheme: str,
     ) -> None:
         self.recipe, self.inputs, self.plan, self.target = recipe, inputs, plan, target
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
-        self.digests = Digests()
+        self.digests = Digests(scheme)
         self._progress, self._done, self._lock = progress, 0, Lock()
         stacks = Stacks(
             inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=self._advance
@@ -155,7 +156,7 @@ class _Job:
         found = {owner: self.digests.fingerprint(owner, state.infos) for owner, state in states.items()}
         for name, state in self.inputs.experts.items():
             taken = state.metadata.get(BASE)
-            if state.is_task_vector and taken and taken != found["base"]:
+            if state.is_task_vector and taken and not matches(self.inputs.base, taken, found["base"]):
                 raise another_base(name, taken, found["base"])
         return found
 
@@ -173,8 +174,10 @@ class _Job:
 
     def into_file(self) -> tuple[str, dict[str, str]]:
         """Write one file and its card."""
-        unknown = dict.fromkeys(("base", *self.inputs.experts), _UNKNOWN)
-        with StreamWriter(self.target, self.infos, self._metadata(self.infos, _UNKNOWN, unknown)) as writer:
+        scheme = self.digests.scheme
+        unknown = combine((), scheme)  # has the length of the fingerprints that take its place
+        notes = self._metadata(self.infos, unknown, dict.fromkeys(("base", *self.inputs.experts), unknown))
+        with StreamWriter(self.target, self.infos, notes, scheme) as writer:
             self.engine.first_passes()
             self._run(writer, self.infos)
             inputs = self._input_fingerprints()
@@ -190,19 +193,21 @@ class _Job:
         identity = {"recipe": self.recipe.record(), "version": _version(), "inputs": identity_of(self.inputs.paths)}
         own: dict[str, str] = {}
         with OutputFolder(self.target) as folder:
-            folder.begin(identity, shards, resume)
-            self.digests.tensors = folder.inputs
+            folder.begin(identity, shards, resume, self.digests.scheme)
+            self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
             pending = shards.keys() - folder.shards
             if pending:
                 self.engine.first_passes()
             for file, infos in shards.items():
                 if file in pending:
-                    with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos)) as writer:
+                    notes = self._shard_metadata(infos)
+                    with StreamWriter(folder.partial / file, infos, notes, folder.scheme) as writer:
                         self._run(writer, infos)
                         writer.commit()
                         folder.finish(file, writer.digests(), self.digests.tensors)
                 own.update(folder.shards[file])
-            result = combine((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
+            tensors = ((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
+            result = combine(tensors, folder.scheme)
             inputs = self._input_fingerprints()
             self._complete(folder.partial, shards, result, inputs)
             folder.publish()

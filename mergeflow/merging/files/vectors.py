@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, check_compatible, not_finite
-from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
+from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
@@ -44,7 +44,7 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
         target = check_file(out, {"base": origin.path, "expert": tuned.path}, force)
         check_compatible(origin, {"expert": tuned})
         found, taken = fingerprint(origin), tuned.metadata.get(BASE)
-        if tuned.is_task_vector and taken and taken != found:
+        if tuned.is_task_vector and taken and not matches(origin, taken, found):
             raise another_base(tuned.path, taken, found)
         if tuned.is_task_vector and not tuned.absolute:
             return _combine([(1.0, tuned)], target, {BASE: found})
@@ -122,7 +122,12 @@ def _only(state: LazyStateDict, names: Collection[str]) -> LazyStateDict:
 def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:
     bases = {state.path: state.metadata[BASE] for state in states if BASE in state.metadata}
     if len(set(bases.values())) > 1:
-        listed = ", ".join(f"{path} of {base[:12]}…" for path, base in bases.items())
+        listed = ", ".join(f"{path} of {short(base)}…" for path, base in bases.items())
+        if len({scheme_of(base) for base in bases.values()}) > 1:
+            raise MergeflowError(
+                f"the task vectors name their bases in two schemes ({listed}), so that nobody can tell whether it is "
+                "the same one: extract the older ones again (`mergeflow vector extract BASE VECTOR`)."
+            )
         raise MergeflowError(f"the task vectors are of different bases ({listed}): their sum means nothing.")
     return {BASE: next(iter(bases.values()))} if bases else {}
 
