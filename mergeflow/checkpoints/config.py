@@ -17,16 +17,21 @@ if TYPE_CHECKING:
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
 
 
+def folder_of(state: Mapping[str, Tensor]) -> Path | None:
+    """Return the folder of the model or adapter that a state dict was opened from; None where there is none."""
+    if not isinstance(state, LazyStateDict):
+        return None
+    path = Path(state.path)
+    return path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
+
+
 def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return config.json of the model that a state dict was opened from; {} in memory, or where there is none.
 
     Raises:
         MergeflowError: It is not a readable JSON object.
     """
-    if not isinstance(state, LazyStateDict):
-        return {}
-    path = Path(state.path)
-    folder = path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
+    folder = folder_of(state)
     if folder is None or not (folder / "config.json").is_file():
         return {}
     return read_json(folder / "config.json")

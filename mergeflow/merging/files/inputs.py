@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.method import Model
 from mergeflow.merging.stacks import model_of
+from mergeflow.merging.vocabulary.companions import TokenizerFiles
+from mergeflow.merging.vocabulary.fitting import fit_vocabularies
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Inputs:
         paths: Local paths of all inputs, by what they are.
         model: What a method may know of them: names, weights, shapes, ties.
         notes: What was done to make them fit each other.
+        tokenizer: What the result's folder holds for a vocabulary of its own.
     """
 
     call: MethodCall
@@ -40,6 +43,7 @@ class Inputs:
     paths: dict[str, str]
     model: Model
     notes: tuple[str, ...] = ()
+    tokenizer: TokenizerFiles | None = None
 
 
 @contextmanager
@@ -66,6 +70,11 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
+        tokenizer = None
+        if recipe.tokenizer is not None:
+            same = fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
+            fit = replace(fit, base=same.base, experts=same.experts, notes=(*fit.notes, *same.notes))
+            tokenizer = same.files
         base, experts = fit.base, fit.experts
         together(
             fit.check,
@@ -77,7 +86,7 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         for kind, states in data.items():
             paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
         model = model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept, varied=recipe.varied_weights())
-        yield Inputs(call, base, experts, data, paths, model, fit.notes)
+        yield Inputs(call, base, experts, data, paths, model, fit.notes, tokenizer)
 
 
 def open_base(path: str | Path) -> LazyStateDict:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.errors import together
+from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, units_of
@@ -97,9 +98,22 @@ def check_recipe(
         plans: list[Plan] = []
         together(
             lambda: plans.append(make_plan(recipe, inputs, buffer)),
-            lambda: recipe.out is None or check_place(recipe.out, recipe.shard_size, inputs.paths, force),
+            lambda: recipe.out is None or check_target(recipe, inputs, force),
         )
         return plans[0]
+
+
+def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
+    """Return where the result goes, checked.
+
+    Raises:
+        MergeflowError: As `check_place`, or a tokenizer of its own without a folder that could hold it.
+    """
+    if recipe.tokenizer is not None and recipe.out is not None and recipe.out.endswith(".safetensors"):
+        raise MergeflowError(
+            f"`tokenizer` makes a model folder with its tokenizer, but out is the file '{recipe.out}': name a folder."
+        )
+    return check_place(recipe.out, recipe.shard_size, inputs.paths, force)
 
 
 def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:

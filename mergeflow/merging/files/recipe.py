@@ -21,10 +21,12 @@ from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.values import varies
+from mergeflow.merging.vocabulary.choice import TokenizerChoice, tokenizer_choice
 from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
 LIFTED = ("matrices", "split_qkv")
+TOKENIZER_SOURCE = "tokenizer_source"  # short for `tokenizer: {source: …}`
 
 
 class Recipe(Frozen):
@@ -43,6 +45,8 @@ class Recipe(Frozen):
         ignore: Patterns of tensors that stay the base's; what experts have there is left out.
         only: Patterns of the tensors that are merged; the others stay the base's.
         missing: What a tensor is that an expert lacks: `refuse` (a mismatch, the default) or `base`.
+        tokenizer: Whose tokens the result has, by which embeddings and heads are aligned: `base`, `union`, an expert's
+            name, or a mapping with `source`, `tokens`, `pad_to_multiple_of`. `tokenizer_source: X` is its `source`.
         dtype: Type of the result; the base's by default.
         device: Where arithmetic happens: cpu, cuda, cuda:1 …
         out: A `.safetensors` file or a folder to make.
@@ -61,6 +65,7 @@ class Recipe(Frozen):
     ignore: tuple[str, ...] | None = None
     only: tuple[str, ...] | None = None
     missing: Literal["refuse", "base"] | None = None
+    tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
@@ -77,6 +82,10 @@ class Recipe(Frozen):
         if not isinstance(values, dict):
             return values
         values = dict(values)
+        source = values.pop(TOKENIZER_SOURCE, None)
+        if source is not None and values.get("tokenizer") is not None:
+            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' both stand in the recipe; keep one")
+        values["tokenizer"] = values.get("tokenizer") if source is None else source
         args = {} if values.get("args") is None else values["args"]
         if not isinstance(args, Mapping):
             return values
@@ -220,7 +229,7 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
             f"{origin}: this is a configuration of mergekit, not a recipe. `mergeflow convert CONFIGURATION --out "
             "recipe.yaml` writes the recipe; docs/from-mergekit.md says what each key is here."
         )
-    known = (*Recipe.model_fields, *LIFTED)
+    known = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE)
     faults = [
         str(unknown_name("key of a recipe", str(key), known)).removesuffix(".") for key in values if key not in known
     ]

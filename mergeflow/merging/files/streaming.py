@@ -23,8 +23,8 @@ from mergeflow.merging.files.folder import OutputFolder
 from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.origin import BASE, another_base
 from mergeflow.merging.files.output import Digests, copy_companions, identity_of, shard_file, write_index
-from mergeflow.merging.files.place import RECORD, check_place
-from mergeflow.merging.files.plan import Plan, make_plan, output_infos
+from mergeflow.merging.files.place import RECORD
+from mergeflow.merging.files.plan import Plan, check_target, make_plan, output_infos
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, fix_references
 from mergeflow.merging.method import Stack
@@ -94,7 +94,7 @@ def merge(
     check_device(recipe.device)
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
-        target = check_place(recipe.out, recipe.shard_size, inputs.paths, force)
+        target = check_target(recipe, inputs, force)
         job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer, scheme)
         single = target.suffix == ".safetensors"
         result, digests = job.into_file() if single else job.into_folder(resume)
@@ -156,7 +156,10 @@ class _Job:
         found = {owner: self.digests.fingerprint(owner, state.infos) for owner, state in states.items()}
         for name, state in self.inputs.experts.items():
             taken = state.metadata.get(BASE)
-            if state.is_task_vector and taken and not matches(self.inputs.base, taken, found["base"]):
+            # A base with the rows of another vocabulary is not the file that task vectors were taken from.
+            if not state.is_task_vector or not taken or self.inputs.tokenizer is not None:
+                continue
+            if not matches(self.inputs.base, taken, found["base"]):
                 raise another_base(name, taken, found["base"])
         return found
 
@@ -224,6 +227,8 @@ class _Job:
         """Write all that a finished folder holds beside its shards."""
         write_index(partial, shards, self.plan.bytes_written)
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype)
+        if self.inputs.tokenizer is not None:
+            self.inputs.tokenizer.write(partial)
         record = {
             "version": _version(),
             "recipe": json.loads(self.recipe.record()),
