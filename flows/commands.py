@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import finetune_command, registry_commands, study_commands
+from flows import finetune_command, linearity_command, registry_commands, study_commands
 from mergeflow import layout
 from mergeflow.commands import sweep
 from tasks.project.new import modalities, new_project
@@ -26,13 +26,14 @@ QUIET = {
 }
 
 
-def add_commands(app: typer.Typer, root: Path) -> None:
-    """Add the project's commands for the project folder `root`."""
+def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
+    """Add the project's commands for the project folder `root`; those that work anywhere are told if it is none."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     registry_commands.add_commands(app, root)
     study_commands.add_commands(app, root)
     finetune_command.add_commands(app, root)
+    linearity_command.add_commands(app, root, project)
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
 

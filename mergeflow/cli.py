@@ -13,11 +13,9 @@ import typer
 from rich.console import Console
 
 from mergeflow.application import find_project, make_importable
-from mergeflow.commands import merging, statistics, sweep, vectors
+from mergeflow.commands import ANYWHERE, merging, statistics, sweep, vectors
 from mergeflow.errors import MergeflowError
 from mergeflow.extras import not_installed, require
-
-ANYWHERE = {"new"}  # of the project's commands
 
 app = typer.Typer(
     name="mergeflow",
@@ -39,7 +37,7 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     library, project = _names(), find_project(start)
     make_importable()
     commands = import_module("flows.commands")
-    commands.add_commands(app, project or start)
+    commands.add_commands(app, project or start, project is not None)
 
     @app.callback()
     def _root(context: typer.Context) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mergeflow.commands import ANYWHERE
+
 _HEAD = """# Commands
 
 Written from the command line by `make docs`; a test keeps it so. The commands marked *project* work inside a project
@@ -27,7 +29,8 @@ def commands_page(group: Any) -> str:
     """Return the page: for each command what it does, its arguments and options."""
     parts = [_HEAD]
     for words, command in every_command(group).items():
-        kind = "" if command.callback.__module__.startswith(_LIBRARY) else " *project*"
+        anywhere = words in ANYWHERE or command.callback.__module__.startswith(_LIBRARY)
+        kind = "" if anywhere else " *project*"
         parts.append(f"## `mergeflow {words}`{kind}\n\n{' '.join((command.help or '').split())}")
         rows = [row for parameter in command.params for row in _row(parameter)]
         if rows:

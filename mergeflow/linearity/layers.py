@@ -1,6 +1,7 @@
 """Which layers of a module are looked at where nobody names any: blocks, or activations of a plain net."""
 
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 from torch import nn
 
@@ -36,10 +37,25 @@ def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
     Raises:
         MergeflowError: naming the first such layer and the nearest right one.
     """
-    known = {name for name, _ in module.named_modules() if name}
+    known = [name for name, _ in module.named_modules() if name]
     for layer in layers:
-        if layer not in known:
-            raise unknown_name("layer", layer, known)
+        if layer not in known:  # all of them would fill a page
+            near = get_close_matches(layer, known, n=1)
+            raise unknown_name("layer", layer, {*near, *list(_blocks(module, ""))[:24]})
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """Return names of layers without what all of them begin with.
+
+    Example:
+        >>> short_names(["visual.resblocks.0", "visual.resblocks.1"])
+        ['0', '1']
+    """
+    parts = [layer.split(".") for layer in layers]
+    common = 0
+    while all(len(part) > common + 1 for part in parts) and len({part[common] for part in parts}) == 1:
+        common += 1
+    return [".".join(part[common:]) for part in parts]
 
 
 def _is_activation(part: nn.Module) -> bool:

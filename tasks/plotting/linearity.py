@@ -1,0 +1,45 @@
+"""Features of combined weights beside combined features: 1 − cos with its baseline by layer, and coef as violins."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mergeflow.linearity.affine import Linearity
+from mergeflow.linearity.layers import short_names
+from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, plain, series_style
+from tasks.plotting.palette import INK, SERIES
+
+
+def linearity_figure(found: Mapping[str, Mapping[str, Linearity]]) -> Figure:
+    """Draw mean 1 − cos with quartile bars beside the baseline's, and coef's distribution, by layer.
+
+    Args:
+        found: Name of a series → layer → values of its samples; all with the same layers.
+    """
+    layers = list(next(iter(found.values())))
+    figure, (distance, coef) = panels(2, 2, 3.8)
+    dress(distance, "Direction", "layer", "1 − cos")
+    dress(coef, "Length", "layer", "coef")
+    width = 0.8 / len(found)
+    for number, (name, values) in enumerate(found.items()):
+        places = np.arange(len(layers)) + (number - (len(found) - 1) / 2) * width
+        means = [float(values[layer].distance.mean()) for layer in layers]
+        low, high = np.array([np.quantile(values[layer].distance, [0.25, 0.75]) for layer in layers]).T
+        # With a few large values the mean lies outside the quartiles; a bar has no negative length.
+        bars = np.maximum([np.array(means) - low, high - np.array(means)], 0)
+        style = series_style(number) | {"linestyle": ""}
+        distance.errorbar(places, means, yerr=bars, label=plain(name), capsize=2.5, elinewidth=1.0, **style)
+        base = [float(values[layer].base.mean()) for layer in layers]
+        hollow = style | {"markerfacecolor": "none", "markeredgecolor": style["color"], "markeredgewidth": 1.2}
+        distance.plot(places, base, label=plain(f"{name}, baseline"), **hollow)
+        drawn = coef.violinplot([values[layer].coef for layer in layers], places, widths=width, showmedians=True)
+        for body in drawn["bodies"]:  # type: ignore[attr-defined]
+            body.set_facecolor(SERIES[number % len(SERIES)])
+        for part in ("cmedians", "cbars", "cmins", "cmaxes"):
+            drawn[part].set(color=SERIES[number % len(SERIES)], linewidth=0.8)
+    coef.axhline(1, color=INK, linewidth=0.8, linestyle="--")
+    for panel in (distance, coef):
+        panel.set_xticks(range(len(layers)), labels=short_names(layers), fontsize=SMALL)
+    legend(distance, FULL_WIDTH / 2, loc="best")
+    return figure

@@ -1,0 +1,192 @@
+"""`mergeflow linearity` on checkpoints of real classes: tables, files, and one message for each kind of bad input."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from flows import linearity_command
+from mergeflow.errors import MergeflowError
+from mergeflow.linearity.layers import find_layers
+from mergeflow.linearity.networks import open_network
+from mergeflow.linearity.pairs import measure_pairs
+from mergeflow.linearity.samples import Sequences
+from mergeflow.modality import Network
+
+WORDS = "the a cat dog sat ran on mat hill and then it was very small far away".split()  # noqa: SIM905
+
+
+def run(*arguments: str, root: Path | None = None) -> Any:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    linearity_command.add_commands(app, root or Path("/"), root is not None)
+    return CliRunner().invoke(app, ["linearity", *arguments], env={"COLUMNS": "160"})
+
+
+def noisy(state: dict[str, Tensor], seed: int, by: float = 0.3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: value + by * value.std() * torch.randn(value.shape, generator=generator)
+        if value.ndim > 1 and value.is_floating_point()
+        else value.clone()
+        for name, value in state.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files of a base, two experts of it, a foreign model and one of another width."""
+    folder = tmp_path_factory.mktemp("clip")
+    base = open_network("pocket-clip", {}).model.state()
+    files = {
+        "base": base,
+        "cats": noisy(base, 1),
+        "dogs": noisy(base, 2),
+        "foreign": {n: torch.randn(v.shape, generator=torch.Generator().manual_seed(5)) for n, v in base.items()},
+        "narrow": {n: v[..., : max(v.shape[-1] // 2, 1)] if v.ndim else v for n, v in base.items()},
+    }
+    for name, state in files.items():
+        save_file({n: v.contiguous().clone() for n, v in state.items()}, folder / f"{name}.safetensors")
+    return {name: str(folder / f"{name}.safetensors") for name in files}
+
+
+@pytest.fixture
+def common(clip: dict[str, str]) -> list[str]:
+    return ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs"]
+
+
+def test_tables_files_and_verdicts(clip: dict[str, str], common: list[str], tmp_path: Path) -> None:
+    done = run(clip["cats"], clip["dogs"], *common, "--samples", "40", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.exception
+    assert "cats – dogs" in done.output
+    assert "in 1 of 1 pairs" in done.output or "breaks first at" in done.output or "in 0 of 1" in done.output
+    content = json.loads((tmp_path / "out/result.json").read_text())
+    assert content["margins"] == {"direction": 0.3, "trivial": 0.02, "length": 0.1}
+    (pair,) = content["pairs"]
+    assert pair["pair"] == ["cats", "dogs"]
+    assert [layer["layer"] for layer in pair["layers"]] == [f"visual.transformer.resblocks.{n}" for n in range(4)]
+    rows = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
+    assert len(rows) == 3 * 4 * 40
+    last = [row for row in rows if row["layer"].endswith("3")]
+    worst = max((0.25, 0.5, 0.75), key=lambda a: sum(row["error"] for row in last if row["alpha"] == a))
+    mean = sum(row["distance"] for row in last if row["alpha"] == worst) / 40
+    assert mean == pytest.approx(pair["layers"][3]["distance"][1])
+    assert (tmp_path / "out/linearity.svg").read_text().count("coef") >= 1
+
+
+@pytest.mark.parametrize(
+    ("experts", "changes", "message"),
+    [
+        (["cats"], [], "1 expert named; features of at least two"),
+        (["cats", "cats"], [], "is named twice"),
+        (["cats", "foreign"], [], r"expert 'foreign' has a cosine of -?0\.0\d with the base"),
+        (["cats", "narrow"], [], "does not fit the model"),
+        (["cats", "dogs"], ["--samples", "31"], "31 samples found"),
+        (
+            ["cats", "dogs"],
+            ["--layer", "visual.transformer.resblock.3"],
+            r"did you mean 'visual\.transformer\.resblocks",
+        ),
+        (["cats", "dogs"], ["--alpha", "1"], "--alpha 1 is not between 0 and 1"),
+        (["cats", "dogs"], ["--data", "suite:pocket9/signs"], "unknown suite 'pocket9'"),
+        (["cats", "dogs"], ["--data", "text:lines.txt"], "unknown kind of data source 'text'"),
+        (["cats", "dogs"], ["--architecture", "pocket-clap"], "did you mean 'pocket-clip'"),
+        (["cats", "dogs"], ["--architecture", "torchvision:resnet19"], "unknown architecture of torchvision"),
+    ],
+)
+def test_bad_input_is_one_message(
+    clip: dict[str, str], common: list[str], experts: list[str], changes: list[str], message: str
+) -> None:
+    done = run(*(clip[name] for name in experts), *common, *changes)
+    assert isinstance(done.exception, MergeflowError)
+    assert re.search(message, str(done.exception)), done.exception
+
+
+def test_what_is_missing_is_named(clip: dict[str, str]) -> None:
+    pair = [clip["cats"], clip["dogs"]]
+    assert "--base is missing" in str(run(*pair).exception)
+    assert "--architecture is missing" in str(run(*pair, "--base", clip["base"]).exception)
+    told = run(*pair, "--base", clip["base"], "--architecture", "pocket-clip").exception
+    assert "--data is missing" in str(told)
+
+
+def test_a_residual_net_of_torchvision(tmp_path: Path) -> None:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    opened = open_network("torchvision:resnet18", dict(resnet18(num_classes=7).state_dict()))
+    assert opened.model.module.fc.out_features == 7  # type: ignore[union-attr]
+    assert len(find_layers(opened.model.module)) == 8
+    samples = opened.read("suite:pocket8/signs", 3)
+    found = samples.features(opened.model, torch.arange(3), ["layer4.1"])["layer4.1"]
+    assert found.shape == (3, 512, 7, 7)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["[PAD]", "[UNK]", *WORDS])}, "[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", eos_token="far")
+
+
+def texts(folder: Path, count: int = 40) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 12, (count,), generator=generator).tolist()
+    lines = [" ".join(WORDS[n % len(WORDS)] for n in range(row, row + size)) for row, size in enumerate(lengths)]
+    (folder / "lines.txt").write_text("\n".join(lines))
+    return folder / "lines.txt"
+
+
+def small_bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertForSequenceClassification(BertConfig(vocab_size=len(WORDS) + 2, **size))
+
+
+def test_encoders_of_texts_with_heads_of_their_own(tmp_path: Path, tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    whole: Any = small_bert()
+    whole.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    for number, name in enumerate(("reviews", "questions"), start=1):
+        save_file(noisy(whole.state_dict(), number), tmp_path / f"{name}.safetensors")
+    experts = [str(tmp_path / f"{name}.safetensors") for name in ("reviews", "questions")]
+    done = run(*experts, "--base", str(tmp_path / "base"), "--data", f"text:{texts(tmp_path)}")
+    assert done.exit_code == 0, done.exception
+    assert "reviews – questions" in done.output
+    told = run(*experts, "--base", str(tmp_path / "base"), "--data", "suite:pocket8/signs").exception
+    assert "expected text:FILE" in str(told)
+
+
+def test_the_padding_of_a_batch_changes_no_feature(tmp_path: Path, tokenizer: Any) -> None:
+    from transformers import T5Config, T5Model
+
+    torch.manual_seed(0)
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    net = Network(T5Model(T5Config(vocab_size=len(WORDS) + 2, decoder_start_token_id=0, **size)).eval())
+    batch = tokenizer(texts(tmp_path).read_text().splitlines(), padding=True, return_tensors="pt")
+    data = Sequences(batch["input_ids"], batch["attention_mask"])
+    layers = find_layers(net.module)
+    assert layers == ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
+    with torch.no_grad():
+        whole = data.features(net, torch.arange(len(data)), layers)
+        for row in (0, 7):
+            alone = data.features(net, torch.tensor([row]), layers)
+            for layer in layers:
+                assert whole[layer].shape == (40, 16)
+                torch.testing.assert_close(whole[layer][row], alone[layer][0], atol=1e-5, rtol=1e-5)
+    experts = {name: noisy(net.state(), seed) for seed, name in enumerate("ab", start=1)}
+    (pair,) = measure_pairs(net, {"lines": data}, experts, layers, [0.5])
+    assert [layer.layer for layer in pair.layers] == layers
