@@ -9,10 +9,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
 
 from flows.slots import gpu_slot
-from tasks.multitask import open_rounds, tune
 from tasks.project.graph import load_graph
 from tasks.project.runner import is_up_to_date, open_stage, progress_file
 from tasks.project.stage import STATE, Stage
+from tasks.rounds import open_rounds, tune
 
 MULTITASK = "multitask"
 

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from mergeflow import layout
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import open_checkpoint, read_state
 from mergeflow.modalities.catalog import find_modality
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
@@ -81,9 +80,5 @@ def load_states(
     io: StageIO, tasks: Iterable[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Return the base's and the experts' tensors, by task."""
-    return _tensors(io.dep(layout.BASE_MODEL)), {task: _tensors(io.dep(layout.expert_model(task))) for task in tasks}
-
-
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    with open_checkpoint(path) as state:
-        return {name: state[name].clone() for name in state}
+    experts = {task: read_state(io.dep(layout.expert_model(task))) for task in tasks}
+    return read_state(io.dep(layout.BASE_MODEL)), experts

@@ -1,20 +1,16 @@
 """Stage `multitask`: the regimes that train all tasks in one run, `joint` and `iterative`.
 
-The rounds of an iterative run can be done piece by piece before the stage runs, in other processes: a flow asks for
-the pieces with `open_rounds`. The stage itself does what is left, and then gathers the experts.
+The rounds of an iterative run can be done piece by piece before the stage runs, in other processes (`tasks.rounds`).
+The stage itself does what is left, and then gathers the experts.
 """
 
 import json
 import shutil
-from contextlib import ExitStack
-from dataclasses import replace
-
-from filelock import FileLock
 
 from mergeflow import layout
-from mergeflow.training import TOGETHER, IterativeRun
+from mergeflow.training import TOGETHER
 from tasks.project.stage import StageIO
-from tasks.training import Workbench, head_file, train, tune_round, write_last_round
+from tasks.training import Workbench, head_file, train
 
 
 def run(io: StageIO) -> None:
@@ -27,29 +23,9 @@ def run(io: StageIO) -> None:
     if settings.regime == "joint":
         _joint(io, tasks)
     elif settings.regime == "iterative":
-        rounds = open_rounds(io)
-        for number in range(1, rounds.rounds + 1):
-            for task in rounds.waiting(number):
-                tune(io, number, task)
-            rounds.merge(number)
-        cost = write_last_round(Workbench.open(io), rounds, folder)
-        io.costs["training"] = cost.as_json()
+        from tasks.rounds import train_in_rounds  # here, because it depends on every merge method
 
-
-def open_rounds(io: StageIO) -> IterativeRun:
-    """Return the stage's iterative run, begun or not."""
-    tasks, settings = tuple(io.section("tasks")), io.section("finetune")
-    return IterativeRun(io.scratch / "rounds", io.dep(layout.BASE_MODEL), tasks, settings, io.section("seed"))
-
-
-def tune(io: StageIO, number: int, task: str) -> None:
-    """Tune one task of one round, unless it is done; two callers never do the same piece at once."""
-    rounds = open_rounds(io)
-    rounds.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(rounds.folder / f"{task}.lock"), ExitStack() as held:
-        if task in rounds.waiting(number):
-            bench = Workbench.open(replace(io, holds=held))  # a device for this piece alone
-            tune_round(bench, rounds, number, task, lambda done, total: io.report(f"round {number}", done, total))
+        io.costs["training"] = train_in_rounds(io, folder).as_json()
 
 
 def _joint(io: StageIO, tasks: list[str]) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from mergeflow import layout
-from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.checkpoints import write_checkpoint
 from mergeflow.evaluation import accuracies
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modality import Examples, Model
 from mergeflow.training import (
     Cost,
     FineTuneSettings,
-    IterativeRun,
     LinearisedModel,
     LoraModel,
     fine_tune,
@@ -159,37 +158,11 @@ def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
     return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
 
-def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, report: Report) -> None:
-    """Tune one task in one round of an iterative run."""
-    model, validate = bench.model(), bench.validation([task])
-    run.tune(number, model, bench.examples(task), lambda: validate(model), report)
-
-
-def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
-    """Write every task's last expert below `folder`, its trajectory that of all rounds; return the whole cost."""
-    total = Cost()
-    for task in run.tasks:
-        target = folder / task
-        target.mkdir(parents=True)
-        records = [run.record(number, task) for number in range(1, run.rounds + 1)]
-        rows = [{**row, "round": record["round"]} for record in records for row in record["epochs"]]
-        with open_checkpoint(run.expert(run.rounds, task)) as state:
-            tensors = {name: state[name].clone() for name in state}
-        run.load_head(run.rounds, bench.examples(task))
-        write_expert(bench, target, [task], tensors, run.settings, run.seed, rows, {})
-        total = sum((_cost(record["cost"]) for record in records), total)
-    return total
-
-
 def _tuned(bench: Workbench, base: Model, settings: FineTuneSettings, seed: int) -> Model:
     """Return what the regime trains: the base itself, or the base with adapters or linearised."""
     if settings.regime == "lora":
         return LoraModel.of(base, settings.lora, seed)
     return LinearisedModel.of(base, modality_of(bench.io).tower) if settings.regime == "linearised" else base
-
-
-def _cost(record: dict[str, Any]) -> Cost:
-    return Cost(**{name: value for name, value in record.items() if name != "examples_per_second"})
 
 
 def _keeper(model: Model, folder: Path) -> Callable[[int], None]:

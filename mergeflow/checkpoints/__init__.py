@@ -2,7 +2,7 @@
 
 from mergeflow.checkpoints.checks import check_compatible, check_finite, infos_of
 from mergeflow.checkpoints.fingerprint import fingerprint, matches
-from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.formats import open_checkpoint, read_state
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter, write_checkpoint, write_text
@@ -17,6 +17,7 @@ __all__ = [
     "infos_of",
     "matches",
     "open_checkpoint",
+    "read_state",
     "write_checkpoint",
     "write_text",
 ]

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.hub import from_hub
@@ -11,6 +11,9 @@ from mergeflow.checkpoints.mistaken import mistaken
 from mergeflow.checkpoints.pickles import PICKLES, open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    import torch
 
 # What a folder may hold, in order of preference.
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -49,6 +52,16 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     if place.suffix in PICKLES:
         return open_pickle(place)
     return open_safetensors(place)
+
+
+def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
+    """Return all tensors of a checkpoint, in memory of their own, by name.
+
+    Raises:
+        MergeflowError: As `open_checkpoint`.
+    """
+    with open_checkpoint(path) as state:
+        return {name: state[name].clone() for name in state}
 
 
 def _open_folder(folder: Path) -> LazyStateDict:

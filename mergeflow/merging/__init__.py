@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from mergeflow.merging.linalg.cache import FactorCache
 
 _HOMES = {
-    "Direction": "direction",
-    "FactorCache": "linalg.cache",
-    "Merged": "files.streaming",
-    "Plan": "files.plan",
-    "Recipe": "files.recipe",
-    "check_recipe": "files.plan",
-    "load_recipe": "files.recipe",
-    "make_recipe": "files.recipe",
-    "merge": "files.streaming",
-    "prepare": "direction",
+    "Direction": "mergeflow.merging.direction",
+    "FactorCache": "mergeflow.merging.linalg.cache",
+    "Merged": "mergeflow.merging.files.streaming",
+    "Plan": "mergeflow.merging.files.plan",
+    "Recipe": "mergeflow.merging.files.recipe",
+    "check_recipe": "mergeflow.merging.files.plan",
+    "load_recipe": "mergeflow.merging.files.recipe",
+    "make_recipe": "mergeflow.merging.files.recipe",
+    "merge": "mergeflow.merging.files.streaming",
+    "prepare": "mergeflow.merging.direction",
 }
 
 __all__ = [
@@ -49,4 +49,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mergeflow.merging' has no attribute '{name}'")
-    return getattr(import_module(f"mergeflow.merging.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

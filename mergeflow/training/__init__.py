@@ -1,29 +1,59 @@
-"""Fine-tuning: settings, the one loop, the regimes, and what is recorded of a run."""
+"""Fine-tuning: settings, the one loop, the regimes, and what is recorded of a run.
 
-from mergeflow.training.batches import Batches, Part, plan_batches
-from mergeflow.training.iterative import IterativeRun
-from mergeflow.training.linearised import LinearisedModel
-from mergeflow.training.loop import Outcome, Span, fine_tune, learning_rate_factor
-from mergeflow.training.lora import LoraModel
+The settings are imported with the package; what trains is imported when it is first used, with torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mergeflow.training.settings import TOGETHER, FineTuneSettings, IterativeSettings, LoraSettings
-from mergeflow.training.trajectory import Cost, EpochRow, Trajectory
+
+if TYPE_CHECKING:
+    from mergeflow.training.batches import Batches, Part, plan_batches
+    from mergeflow.training.iterative import IterativeRun
+    from mergeflow.training.linearised import LinearisedModel
+    from mergeflow.training.loop import Outcome, Span, fine_tune, learning_rate_factor
+    from mergeflow.training.lora import LoraModel
+    from mergeflow.training.trajectory import Cost, EpochRow, Trajectory
+
+_HOMES = {
+    "Batches": "mergeflow.training.batches",
+    "Part": "mergeflow.training.batches",
+    "plan_batches": "mergeflow.training.batches",
+    "IterativeRun": "mergeflow.training.iterative",
+    "LinearisedModel": "mergeflow.training.linearised",
+    "Outcome": "mergeflow.training.loop",
+    "Span": "mergeflow.training.loop",
+    "fine_tune": "mergeflow.training.loop",
+    "learning_rate_factor": "mergeflow.training.loop",
+    "LoraModel": "mergeflow.training.lora",
+    "Cost": "mergeflow.training.trajectory",
+    "EpochRow": "mergeflow.training.trajectory",
+    "Trajectory": "mergeflow.training.trajectory",
+}
 
 __all__ = [
-    "FineTuneSettings",
-    "IterativeSettings",
-    "LoraSettings",
     "TOGETHER",
     "Batches",
-    "Part",
-    "plan_batches",
-    "fine_tune",
-    "Span",
-    "Outcome",
-    "learning_rate_factor",
+    "Cost",
+    "EpochRow",
+    "FineTuneSettings",
     "IterativeRun",
+    "IterativeSettings",
     "LinearisedModel",
     "LoraModel",
-    "EpochRow",
+    "LoraSettings",
+    "Outcome",
+    "Part",
+    "Span",
     "Trajectory",
-    "Cost",
+    "fine_tune",
+    "learning_rate_factor",
+    "plan_batches",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mergeflow.training' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

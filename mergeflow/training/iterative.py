@@ -1,19 +1,18 @@
 """Iterative merge-and-tune: rounds of {tune every task from a common start, merge, restart from the merge}."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
+from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.merging import MethodCall, prepare
 from mergeflow.merging.fit import check_inputs
 from mergeflow.modality import Examples, Model, device_of
 from mergeflow.training.batches import plan_batches
+from mergeflow.training.between import merge_between
 from mergeflow.training.loop import Report, Span, fine_tune, is_trained
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
@@ -54,7 +53,7 @@ class IterativeRun:
     @property
     def merge_call(self) -> MethodCall:
         """The catalog method between the rounds, validated."""
-        return configure(self.settings.iterative.merge, self.settings.iterative.args)
+        return merge_between(self.settings.iterative)
 
     def start(self, number: int) -> Path:
         """Return the checkpoint from which round `number` (from 1) starts: θ0, or the merge of the round before."""
@@ -74,7 +73,7 @@ class IterativeRun:
         """Make a task's trained head what it was after a round; a frozen one is what it always was."""
         if number and is_trained(data.head):
             assert data.head is not None
-            data.head.load_state_dict(dict(_tensors(self.head(number, data.task))))
+            data.head.load_state_dict(read_state(self.head(number, data.task)))
 
     def record(self, number: int, task: str) -> dict[str, Any]:
         """Return what was recorded of a task in a round: its epochs' rows and its cost."""
@@ -148,8 +147,8 @@ class IterativeRun:
         if not self.merged(number).exists():
             missing = self.waiting(number)
             assert not missing, f"round {number}: {missing} not tuned"
-            start = _tensors(self.start(number))
-            experts = {task: _tensors(self.expert(number, task)) for task in self.tasks}
+            start = read_state(self.start(number))
+            experts = {task: read_state(self.expert(number, task)) for task in self.tasks}
             call = self.merge_call
             write_checkpoint(self.merged(number), prepare(call, start, experts).at(call.scale))
         for task in self.tasks if number > 1 else ():
@@ -173,8 +172,3 @@ class IterativeRun:
 
     def _round(self, number: int) -> Path:
         return self.folder / f"round_{number:03}"
-
-
-def _tensors(path: Path) -> Mapping[str, Tensor]:
-    with open_checkpoint(path) as state:
-        return {name: state[name].clone() for name in state}

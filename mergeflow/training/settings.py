@@ -23,7 +23,9 @@ class IterativeSettings(Settings):
         rounds: N ≥ 1 rounds of tuning; between two rounds the tasks' models are merged and all restart from the merge.
         per_round: `steps` gives every round K = S/N of the S = `finetune.steps` steps; `one_epoch` one pass over the
             task's images.
-        merge: the catalog method between the rounds. `average` is MIMA; `task_arithmetic` with a scale is ATM.
+        merge: the catalog method between the rounds. `average` is MIMA; `task_arithmetic` with a scale is ATM. It is
+            checked by `training.between.merge_between`, because these settings are those of every regime, and most
+            regimes depend on no merge method.
         args: the method's arguments.
         optimiser: what becomes of a task's optimiser state at a merge: `kept` or `reset`.
         schedule: the learning rate's course: once over the `whole` budget, or anew `per_round`.
@@ -35,18 +37,6 @@ class IterativeSettings(Settings):
     args: dict[str, Any] = Field(default_factory=dict)
     optimiser: Literal["kept", "reset"] = "reset"
     schedule: Literal["whole", "per_round"] = "whole"
-
-    @model_validator(mode="after")
-    def _merges(self) -> Self:
-        from mergeflow.merging import configure
-
-        call = configure(self.merge, self.args)
-        if call.method.data:
-            raise MergeflowError(
-                f"method '{self.merge}' needs statistics of data ({', '.join(call.method.data)}), which are not taken "
-                "between rounds: choose one that needs none, such as 'average' or 'task_arithmetic'."
-            )
-        return self
 
 
 class LoraSettings(Settings):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import entry_points
@@ -45,26 +45,27 @@ class Code:
         self._sources: dict[str, Source] = {}
         self._memory = _Memory(root / STATE / "code.json")
 
-    def digest(self, module: str, made: Iterable[str] = ()) -> str:
+    def digest(self, module: str, made: Iterable[str] = (), unused: Collection[str] = ()) -> str:
         """Return the digest of the code that `module` depends on.
 
         Args:
             module: its dotted name, or the path of a file of the project.
             made: paths relative to the project that are not code, even where they lie beside it: the stage's outputs.
+            unused: modules that do not count, nor what they alone reach: imported inside functions that are not called.
         """
-        reached, outputs = self.closure(module), {(self._root / out).resolve() for out in made}
+        reached, outputs = self.closure(module, unused), {(self._root / out).resolve() for out in made}
         files = {(name, path) for name, at in reached.items() for path in self.data_files(name, at)}
         lines = [f"{name} {self._source(name).meaning}" for name in reached]
         lines += [f"{name} {path.name} {_digest_of(path)}" for name, path in files if path.resolve() not in outputs]
         self._memory.write()
         return hashlib.sha256("\n".join([RULES, *sorted(lines)]).encode()).hexdigest()[:LENGTH]
 
-    def closure(self, module: str) -> dict[str, Path]:
+    def closure(self, module: str, unused: Collection[str] = ()) -> dict[str, Path]:
         """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order."""
         found: dict[str, Path] = {}
         # With a file of the project's own counts the rest of its folder, which it may import relatively.
         own = [*self._files(str(Path(module).parent))] if module.endswith(".py") else []
-        seen, queue = set[str](), [module, *own, ALWAYS]
+        seen, queue = set(unused), [module, *own, ALWAYS]
         if module.endswith(".py") and module not in own:
             raise MergeflowError(f"{module} is missing, which a stage runs. Bring it back, or remove that stage.")
         assert self._path(module), f"there is no module {module}"

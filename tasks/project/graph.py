@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.layout import CODE
 from tasks.project.files import read_yaml
-from tasks.project.stage import MAIN, STUDIES, Stage, covers
+from tasks.project.stage import CHOICES, MAIN, STUDIES, Stage, covers
 
 
 def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
@@ -22,12 +23,13 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
         MergeflowError: dvc.yaml or params.yaml is missing, or a template names a key that params.yaml lacks.
     """
     stages: dict[str, Stage] = {}
+    common = read_yaml(root / "params.yaml")
     for file in (MAIN, STUDIES) if studies and (root / STUDIES).exists() else (MAIN,):
         values = read_yaml((root / file).with_name("params.yaml"))
         for name, body in read_yaml(root / file)["stages"].items():
             for item in _items(name, body, values) if not body.get("always_changed") else []:
                 stage = _stage(file, name, item, body.get("do", body))
-                stages[stage.address] = stage
+                stages[stage.address] = replace(stage, regime=_regime(stage, values, common))
     return _in_order(stages)
 
 
@@ -99,21 +101,31 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
         names = [text for entry in entries for text in _names(entry)]
         return tuple(text.replace("${key}", item or "") for text in names)
 
-    params, code = fill(body.get("params", [])), f"{CODE}:{name}"
-    if code not in params:
+    params, code, own = fill(body.get("params", [])), f"{CODE}:{name}", f"{CODE}:{name}.{item}"
+    if code not in params and own not in params:
         raise MergeflowError(f"{file}: stage '{name}' must depend on its code: add `- {CODE}: [{name}]` to its params.")
     outs = [entry for kind in ("outs", "metrics", "plots") for entry in body.get(kind, [])]
     return Stage(
         name=name,
         item=item,
         module=body["meta"]["run"],
-        params=tuple(key for key in params if key != code),
+        params=tuple(key for key in params if key not in (code, own)),
         deps=fill(body.get("deps", [])),
         outs=fill(outs),
         frozen=bool(body.get("frozen", False)),
         file=file,
+        digest_by_item=own in params,
         systems=tuple(body["meta"].get("systems", ())),
     )
+
+
+def _regime(stage: Stage, values: Any, common: Any) -> str | None:
+    """Return the regime of a stage that trains: of `finetune`, which a training run of the studies may change."""
+    own = f"{CHOICES}:runs.{stage.item}" in stage.params
+    if not own and "finetune" not in stage.params:
+        return None
+    changed = values["runs"][stage.item] if own else {}
+    return str({**(common.get("finetune") or {}), **(changed or {})}.get("regime"))
 
 
 def _names(entry: Any) -> list[str]:

@@ -10,9 +10,9 @@ from mergeflow.errors import MergeflowError
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
 from tasks.project.params_edit import add_line, write_whole
+from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules
 from tasks.project.study_graph import write_study_graph
-from tasks.project.study_options import CHOICES
 
 _TEMPLATE = Path(__file__).parent / "study_template"
 _FILES = ("study.py", "figures.py")

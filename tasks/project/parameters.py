@@ -1,6 +1,7 @@
 """The parameters of a run: params.yaml, validated whole before anything is read or trained."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mergeflow.schema import Frozen, refusal, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.files import read_yaml
 from tasks.project.sections import RegistrySection, RunSection, Section
+from tasks.project.stage import CHOICES
 
 
 class EvaluationSection(Section):
@@ -84,17 +86,18 @@ def load_study_params(root: Path, params: Params) -> StudyParams:
 
     Raises:
         MergeflowError: listing every unknown key and every ill-typed value at once, or every run that asks for more
-            tasks than there are.
+            tasks than there are or for a merge between its rounds that cannot be.
     """
-    raw = read_yaml(root / "studies" / "params.yaml")
+    raw = read_yaml(root / CHOICES)
     common = params.finetune.model_dump(mode="json")
     runs = {name: _run(changes, common) for name, changes in raw.get("runs", {}).items()}
-    found = validated(StudyParams, {**raw, "runs": runs}, "studies/params.yaml")
+    found = validated(StudyParams, {**raw, "runs": runs}, CHOICES)
     known = len(params.tasks)
     greedy = {name: run.tasks for name, run in found.runs.items() if (run.tasks or 0) > known}
     faults = [f"run '{name}' asks for {count} tasks, but params.yaml has {known}" for name, count in greedy.items()]
+    faults += [fault for name, run in found.runs.items() for fault in _merge_faults(run.finetune, f"runs.{name}")]
     if faults:
-        raise refusal("studies/params.yaml", faults)
+        raise refusal(CHOICES, faults)
     return found
 
 
@@ -110,13 +113,15 @@ def load_params(path: Path) -> Params:
         path: the file.
 
     Raises:
-        MergeflowError: listing every unknown key (with the nearest known one) and every ill-typed value at once.
+        MergeflowError: listing every unknown key (with the nearest known one) and every ill-typed value at once,
+            or every fault of the methods that are swept.
     """
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
     params = validated(params_of(raw.get("model")), raw, path.name)
-    _check_sweep(params.sweep)
+    if faults := [*_method_faults(params.sweep), *_merge_faults(params.finetune, "finetune")]:
+        raise refusal(path.name, faults)
     return params
 
 
@@ -130,14 +135,23 @@ def params_of(model: Any) -> type[Params]:
     return create_model("Params", __base__=Params, model=(sections.model, ...), data=(sections.data, ...))
 
 
-def _check_sweep(sweep: dict[str, dict[str, list[Any]]]) -> None:
-    from mergeflow.search.grid import grid_of  # torch comes with it
+def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:
+    """Yield what is wrong in the grids of the methods to sweep."""
+    from mergeflow.search.grid import grid_of  # here, because most stages depend on no merge method
 
     for method, grid in sweep.items():
-        for argument, values in grid.items():
-            if not values:
-                raise MergeflowError(f"params.yaml: sweep.{method}.{argument} is empty: name at least one value.")
+        yield from (f"sweep.{method}.{name} is empty: name at least one value" for name in grid if not grid[name])
         try:
-            grid_of(method, grid)
+            grid_of(method, {name: values for name, values in grid.items() if values})
         except MergeflowError as error:
-            raise MergeflowError(f"params.yaml: sweep.{method}: {error}") from None
+            yield f"sweep.{method}: {error}"
+
+
+def _merge_faults(finetune: FineTuneSettings, place: str) -> Iterator[str]:
+    """Yield what is wrong in the merge between the rounds of training."""
+    from mergeflow.training.between import merge_between  # here, because most stages depend on no merge method
+
+    try:
+        merge_between(finetune.iterative)
+    except MergeflowError as error:
+        yield f"{place}.iterative: {error}"

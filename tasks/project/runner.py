@@ -23,7 +23,7 @@ from filelock import FileLock
 from mergeflow.checkpoints.writer import sync_folder
 from mergeflow.errors import MergeflowError
 from tasks.project.bits import compute_on_one_thread
-from tasks.project.code import code_of
+from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import MAIN, STATE, Progress, Stage, StageIO
@@ -151,7 +151,7 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
         "params": {key: lookup(key) for key in stage.params},
         "deps": {dep: digest(root / dep) for dep in stage.deps if dep != INPUTS},
         "outs": stage.outs,
-        "code": code_of(root).digest(stage.module, stage.outs),
+        "code": code_digest(root, stage),
     }
     if INPUTS in stage.deps:
         named = (path for path in named_inputs(facts["params"]) if (root / path).exists())

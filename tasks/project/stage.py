@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tasks.project.parameters import Params, StudyParams
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
+CHOICES = "studies/params.yaml"  # what STUDIES is a graph of
 STATE = ".mergeflow"
 Progress = Callable[[str, int, int], None]
 
@@ -33,6 +34,8 @@ class Stage:
         outs: paths the stage makes.
         frozen: run by name only, never by the pipeline.
         file: the dvc.yaml that has the stage.
+        regime: of a stage that trains, the regime that the parameters name; it decides which code the stage uses.
+        digest_by_item: whether the item's code has a digest of its own; else all items of the stage share one.
         systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`; there may be none.
     """
 
@@ -44,6 +47,8 @@ class Stage:
     outs: tuple[str, ...]
     frozen: bool = False
     file: str = MAIN
+    regime: str | None = None
+    digest_by_item: bool = False
     systems: tuple[str, ...] = ()
 
     @property

@@ -12,9 +12,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.schema import refusal
 from tasks.project.files import read_yaml
 from tasks.project.parameters import StudyParams, load_params, load_study_params
-from tasks.project.stage import STUDIES
+from tasks.project.stage import CHOICES, STUDIES
 from tasks.project.studies import module_file
-from tasks.project.study_options import CHOICES, ChosenStudy, check_study_options, unchosen
+from tasks.project.study_options import ChosenStudy, check_study_options, unchosen
 
 _HEAD = """\
 # The studies' graph, which reads what the stages of ../dvc.yaml make. `mergeflow study` writes this file from what each
@@ -109,7 +109,7 @@ def _training() -> dict[str, Any]:
             "wdir": "..",
             "cmd": f"mergeflow stage run {_TRAIN} --item ${{key}}",
             "meta": {"run": "tasks.studies.runs"},
-            "params": [*_JUDGING, {CHOICES: ["seeds", "runs.${key}"]}, {layout.CODE: [_TRAIN]}],
+            "params": [*_JUDGING, {CHOICES: ["seeds", "runs.${key}"]}, {layout.CODE: [f"{_TRAIN}.${{key}}"]}],
             "deps": [layout.BASE, f"{layout.DATA}/train", f"{layout.DATA}/validation"],
             "outs": [{layout.study_run("${key}"): {"persist": True}}],
         },

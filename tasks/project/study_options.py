@@ -9,9 +9,9 @@ from pydantic import BaseModel, ValidationError
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.schema import faults_of, refusal
 from tasks.project.parameters import StudyParams
+from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules, load_declaration
 
-CHOICES = "studies/params.yaml"
 _SPLITS = ("train", "validation", "test")
 
 

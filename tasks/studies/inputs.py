@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow import layout
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
@@ -18,8 +18,7 @@ from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
 from tasks.models import choose_device, load_base_head, load_examples, load_model
-from tasks.project.stage import STUDIES, StageIO
-from tasks.studies.runs import PARAMS
+from tasks.project.stage import CHOICES, STUDIES, StageIO
 
 State = dict[str, Tensor]
 MODEL_NAME = layout.MODEL_FILE.removesuffix(".safetensors")
@@ -79,7 +78,7 @@ class TrainingRun:
         return cost
 
     def _state(self, name: str) -> State:
-        return _load(self.io, f"{layout.study_run(self.name)}/{name}.safetensors")
+        return read_state(self.io.dep(f"{layout.study_run(self.name)}/{name}.safetensors"))
 
     def _json(self, name: str) -> Any:
         return json.loads(self.io.dep(f"{layout.study_run(self.name)}/{name}").read_text())
@@ -108,7 +107,7 @@ class StudyInputs:
     def __init__(self, io: StageIO) -> None:
         self.io = io
         self.tasks = list(io.section("tasks"))
-        self.seeds: list[int] = list(io.section(f"{PARAMS}:seeds"))
+        self.seeds: list[int] = list(io.section(f"{CHOICES}:seeds"))
         self.device = choose_device(io)
         self._examples: dict[tuple[str, str], Examples] = {}
 
@@ -131,14 +130,14 @@ class StudyInputs:
     @cached_property
     def base(self) -> State:
         """The base θ0."""
-        return _load(self.io, layout.BASE_MODEL)
+        return read_state(self.io.dep(layout.BASE_MODEL))
 
     def run(self, name: str) -> TrainingRun:
         return TrainingRun(self.io, name, self.tasks)
 
     def options(self, study: str) -> dict[str, Any]:
         """Return the study's section of studies/params.yaml."""
-        options: dict[str, Any] = self.io.section(f"{PARAMS}:studies.{study}")
+        options: dict[str, Any] = self.io.section(f"{CHOICES}:studies.{study}")
         return options
 
     def examples(self, split: str) -> dict[str, Examples]:
@@ -178,8 +177,3 @@ class StudyInputs:
 def mean_accuracy(accuracy: Accuracy) -> float:
     """Return the mean over tasks, in %."""
     return 100 * mean(accuracy)
-
-
-def _load(io: StageIO, path: str) -> State:
-    with open_checkpoint(io.dep(path)) as state:
-        return {name: state[name].clone() for name in state}

@@ -4,9 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasks.project.code import Code
 from tasks.project.graph import load_graph
@@ -14,6 +16,7 @@ from tasks.project.syntax import read_source
 from tests.project import import_closure
 
 ROOT = Path(__file__).parents[2]
+ROUNDS = {"mima": (1, 2, 4, 8, 16, 20), "atm": (4, 8, 16)}
 MODULES = {stage.name: stage.module for stage in load_graph(ROOT, studies=True).values()}
 
 
@@ -22,27 +25,33 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copy")
     for name in import_closure.OURS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("params.yaml", "dvc.yaml", "studies/params.yaml", "studies/dvc.yaml"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     return folder
 
 
 def stale_after(copy: Path, path: str, added: bytes = b"_EDITED = 1\n") -> set[str]:
-    """Return the stages whose digest changes when a file of the copy grows; that is undone afterwards."""
+    """Return the stages whose digest changes when a file of the copy grows or is new; that is undone afterwards."""
     script = (
-        "import json, sys; from pathlib import Path; from tasks.project.code import Code\n"
-        "code = Code(Path(sys.argv[1]))\n"
-        "print(json.dumps({name: code.digest(module) for name, module in json.loads(sys.argv[2]).items()}))"
+        "import json; from pathlib import Path; from tasks.project.digests import stage_digests\n"
+        "print(json.dumps(stage_digests(Path.cwd())))"
     )
 
     def digests() -> dict[str, str]:
-        command = [sys.executable, "-c", script, str(copy), json.dumps(MODULES)]
+        command = [sys.executable, "-c", script]
         done = subprocess.run(command, cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, check=True)
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
+        found = json.loads(done.stdout)
+        return {name: value for name, value in found.items() if name != "train"} | {
+            f"train.{run}": value for run, value in found["train"].items()
+        }
 
-    before, text = digests(), (copy / path).read_bytes()
-    (copy / path).write_bytes(text + added)
+    before, text = digests(), (copy / path).read_bytes() if (copy / path).exists() else None
+    (copy / path).parent.mkdir(exist_ok=True)
+    (copy / path).write_bytes((text or b"") + added)
     after = digests()
-    (copy / path).write_bytes(text)
-    return {name for name in MODULES if after[name] != before[name]}
+    (copy / path).unlink() if text is None else (copy / path).write_bytes(text)
+    return {name for name in before if after[name] != before[name]}
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
@@ -66,17 +75,56 @@ def test_every_stage_counts_what_compiled_code_imports() -> None:
 
 def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> None:
     stale = stale_after(copy, "mergeflow/modalities/classification.py")
-    assert {"multitask", "finetune", "sweep", "select", "evaluate", "train", "mima"} <= stale
+    assert {"multitask", "finetune", "sweep", "select", "evaluate", "train.one_epoch", "mima"} <= stale
     assert not {"figures", "prepare"} & stale
     stale = stale_after(copy, "tasks/models.py")
-    assert {"multitask", "finetune", "sweep", "select", "evaluate", "vectors", "train", "mima"} <= stale
+    assert {"multitask", "finetune", "sweep", "select", "evaluate", "vectors", "train.mima_4", "mima"} <= stale
     assert not {"prepare", "figures"} & stale
 
 
 def test_a_drawing_of_the_suite_trains_nothing_again(copy: Path) -> None:
     stale = stale_after(copy, "mergeflow/suites/drawn/digits.py")
     assert "prepare" in stale
-    assert not {"base", "finetune", "multitask", "sweep", "select", "evaluate", "train", "register"} & stale
+    assert stale == {"prepare", "equivalence"}  # the study draws images of its own
+
+
+@pytest.mark.parametrize(
+    "path", ["mergeflow/merging/methods/ties.py", "mergeflow/merging/engine.py", "methods/mine.py"]
+)
+def test_a_merge_method_trains_nothing_again_but_runs_that_merge_between_rounds(copy: Path, path: str) -> None:
+    stale = stale_after(copy, path)
+    rounds = {f"train.{name}_{number}" for name, numbers in ROUNDS.items() for number in numbers}
+    assert {name for name in stale if name.startswith("train.")} == rounds
+    assert {"sweep", "select"} <= stale
+    assert not {"prepare", "base", "multitask", "finetune", "vectors", "evaluate", "figures"} & stale
+
+
+def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> None:
+    choices = (copy / "params.yaml").read_text()
+    values = yaml.safe_load(choices)
+    values["finetune"]["regime"] = "iterative"
+    (copy / "params.yaml").write_text(yaml.safe_dump(values))
+    stale = stale_after(copy, "mergeflow/merging/methods/ties.py")
+    (copy / "params.yaml").write_text(choices)
+    assert "multitask" in stale
+    assert "finetune" not in stale  # it copies what `multitask` made
+
+
+def test_code_that_is_left_out_of_a_digest_is_not_imported(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.toy_project import make_toy_project, run_pipeline\n"
+        "run_pipeline(make_toy_project(Path(sys.argv[1])), ('prepare', 'base', 'multitask', 'finetune'))\n"
+        "print({'tasks.rounds', 'mergeflow.training.iterative'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "project")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_front_door_names_modules_that_there_are() -> None:
+    known = import_closure.modules(ROOT)
+    homes = {home for door in import_closure.doors(ROOT).values() for home, _ in door.values()}
+    assert {home for home in homes if home not in known and find_spec(home) is None} == set()
 
 
 def test_data_beside_code_count_for_whoever_names_them(copy: Path) -> None:

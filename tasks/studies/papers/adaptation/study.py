@@ -40,7 +40,7 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on
 from tasks.studies.inputs import State, StudyInputs

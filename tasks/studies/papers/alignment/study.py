@@ -27,7 +27,7 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.analysis.geometry import dot, norm
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs, TrainingRun
 from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure

@@ -37,7 +37,7 @@ from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables

@@ -33,7 +33,7 @@ from mergeflow.evaluation.statistics import mean, normalised
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.compression.results import figures, result

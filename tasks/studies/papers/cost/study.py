@@ -25,7 +25,7 @@ from mergeflow import layout
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure

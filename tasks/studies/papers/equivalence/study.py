@@ -46,12 +46,11 @@ from mergeflow.analysis.equivalence.theorem_one import (
 )
 from mergeflow.analysis.equivalence.theorem_two import factor_rows, network_row
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
-from tasks.project.stage import StageIO
+from tasks.project.sections import Section
+from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.papers.equivalence.figures import bounds_figure, coefficient_figure, gap_figure
 from tasks.studies.papers.equivalence.results import first_seed, study_result
 from tasks.studies.pieces import kept
-from tasks.studies.runs import PARAMS
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]
@@ -112,7 +111,7 @@ DECLARED = Declaration(Options, systems=("G1", "G2", "G3", "G4"))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/equivalence`."""
     torch.set_num_threads(1)  # results must not depend on how many studies run at once
-    options = Options.model_validate(io.section(f"{PARAMS}:studies.{STUDY}"))
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
 
     def measured(name: str, done: int, total: int, work: Work) -> Tables:
         io.report("models", done, total)

@@ -28,7 +28,7 @@ from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
 from mergeflow.modalities.subset import Subset
 from mergeflow.training import FineTuneSettings, fine_tune
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients.figures import gradient_figure

@@ -46,7 +46,7 @@ from mergeflow.analysis.interference import (
 )
 from mergeflow.merging.matrices import rank_of
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.interference.figures import bound_figure, kinds_figure, layers_figure

@@ -28,7 +28,7 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape.figures import landscape_figure

@@ -27,7 +27,7 @@ from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from mergeflow.search.grid import grid_of
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import Adaptation, Direction, adapt
 from tasks.studies.inputs import State, StudyInputs

@@ -22,7 +22,7 @@ from statistics import fmean
 from mergeflow import layout
 from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.merge_frequency.figures import frequency_figure

@@ -20,7 +20,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.analysis.geometry import norm
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.one_epoch.figures import curve_figure, task_figure

@@ -30,7 +30,7 @@ from mergeflow.modalities.subset import Subset
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.projection.results import figures, findings, notes, tables

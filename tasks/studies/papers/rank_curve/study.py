@@ -28,7 +28,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
 from mergeflow.merging.matrices import is_matrix
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.rank_curve.figures import mean_figure, task_figure

@@ -37,7 +37,7 @@ from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from mergeflow.search.grid import grid_of
 from tasks.project.declaration import Declaration
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.subset_scaling.results import WIDER, figures, findings, notes, tables

@@ -1,0 +1,24 @@
+"""The merge between the rounds of iterative training; apart from its settings, which depend on no method."""
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.catalog import MethodCall, configure
+from mergeflow.training.settings import IterativeSettings
+
+
+def merge_between(settings: IterativeSettings) -> MethodCall:
+    """Return the method that merges the tasks' models between two rounds, with its arguments.
+
+    Raises:
+        MergeflowError: an unknown method, an argument that it does not take, or a method that needs data.
+
+    Example:
+        >>> merge_between(IterativeSettings(merge="task_arithmetic", args={"scale": 0.25})).scale
+        0.25
+    """
+    call = configure(settings.merge, settings.args)
+    if call.method.data:
+        raise MergeflowError(
+            f"method '{settings.merge}' needs statistics of data ({', '.join(call.method.data)}), which are not taken "
+            "between rounds: choose one that needs none, such as 'average' or 'task_arithmetic'."
+        )
+    return call

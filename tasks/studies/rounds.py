@@ -1,0 +1,62 @@
+"""Training runs of the studies in the regime `iterative`, which alone depends on the merge methods."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow import layout
+from mergeflow.analysis.geometry import cosine_matrix
+from mergeflow.checkpoints import read_state
+from mergeflow.training import Cost, IterativeRun
+from tasks.project.stage import StageIO
+from tasks.rounds import tune_round, write_last_round
+from tasks.studies.runs import Asked, progress
+from tasks.training import Workbench
+
+State = dict[str, Tensor]
+
+
+def train_in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+    """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each."""
+    rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(run.tasks), run.settings, seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(1, rounds.rounds + 1):
+        for task in rounds.waiting(number):
+            tune_round(bench, rounds, number, task, progress(io, f"seed {seed}, round {number}, {task}"))
+        row = kept / "rounds" / f"row_{number:03}.json"
+        if not row.exists():
+            measures = _measure(bench, rounds, number)
+            row.write_text(json.dumps(measures))
+        rounds.merge(number)
+        rows.append(json.loads(row.read_text()))
+    result = kept / "result"
+    shutil.rmtree(result, ignore_errors=True)
+    cost = write_last_round(bench, rounds, result / "experts")
+    (result / "merged").mkdir()
+    for number in range(1, rounds.rounds + 1):
+        shutil.copy(rounds.merged(number), result / "merged" / f"round_{number:03}.safetensors")
+    shutil.copy(rounds.start(rounds.rounds), result / "start.safetensors")
+    (result / "rounds.json").write_text(json.dumps(rows, indent=1) + "\n")
+    return cost
+
+
+def _measure(bench: Workbench, rounds: IterativeRun, number: int) -> dict[str, Any]:
+    """Return a round's geometry, from θ0 (τ) and from its start (δ), and the validation accuracy of its experts."""
+    base, start = read_state(rounds.base), read_state(rounds.start(number))
+    experts = {task: read_state(rounds.expert(number, task)) for task in rounds.tasks}
+    records = {task: rounds.record(number, task)["epochs"][-1] for task in rounds.tasks}
+    return {
+        "round": number,
+        "steps": max(record["steps"] for record in records.values()),
+        "tasks": list(rounds.tasks),
+        "cosine_tau": cosine_matrix([_minus(expert, base) for expert in experts.values()]),
+        "cosine_delta": cosine_matrix([_minus(expert, start) for expert in experts.values()]),
+        "expert_validation": {task: record["validation_accuracy"] for task, record in records.items()},
+    }
+
+
+def _minus(a: State, b: State) -> State:
+    return {name: a[name] - b[name] for name in a}
