@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapted import DoraEntry
 from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
+from mergeflow.checkpoints.ties import copies_of_embedding, loaded_name
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
@@ -68,7 +70,8 @@ def fit_inputs(
         MergeflowError: A pattern fits no tensor.
     """
     notes: list[str] = []
-    states = {name: _without_prefix(name, base, state, notes) for name, state in experts.items()}
+    states = {name: _as_stored(base, state) for name, state in experts.items()}
+    states = {name: _without_prefix(name, base, state, notes) for name, state in states.items()}
     names = {*base, *(name for state in states.values() for name in state)}
     _check_patterns(names, ignore, only)
     left_out = frozenset(name for name in names if _any(name, ignore) or (only and not _any(name, only)))
@@ -145,6 +148,16 @@ def _view(
         absolute=frozenset(rename.get(name, name) for name in state.absolute if name in chosen),
         shards=state.shards,
     )
+
+
+def _as_stored(base: LazyStateDict, state: LazyStateDict) -> LazyStateDict:
+    """Return a state under the names of the base's file, where it has those that transformers gives in memory."""
+    config = config_of(base)
+    stored = {loaded: name for name in base if (loaded := loaded_name(config, name)) not in base}
+    copies = copies_of_embedding(config, base).items()
+    # The bias of a masked model's head: its module's own, under the name that the head gives it.
+    stored |= {copy: name for copy, name in copies if copy.endswith(".bias") and name not in state}
+    return _view(state, list(state), rename=stored) if any(name in stored for name in state) else state
 
 
 def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:

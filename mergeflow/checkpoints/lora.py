@@ -14,8 +14,8 @@ from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
-ADAPTER_CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
 # Ways to start an adapter that move its weight in the base as well, so that B A is not the whole difference.
 _MOVED = ("pissa", "olora", "corda", "loftq")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -35,7 +35,7 @@ def open_adapter(folder: Path) -> LazyStateDict:
 
     config = read_json(folder / ADAPTER_CONFIG)
     _refuse(folder, config)
-    weights = folder / "adapter_model.safetensors"
+    weights = folder / ADAPTER_WEIGHTS
     pickled = folder / "adapter_model.bin"
     if not weights.exists() and not pickled.exists():
         raise MergeflowError(f"adapter folder '{folder}' holds neither {weights.name} nor {pickled.name}.")
@@ -44,7 +44,7 @@ def open_adapter(folder: Path) -> LazyStateDict:
     infos: dict[str, TensorInfo] = {}
     absolute = set()
     for name in sorted(stored):
-        target = name.removeprefix(_PREFIX)
+        target = name.removeprefix(PREFIX)
         found = next((suffix for suffix in (_A, _EMBEDDING_A) if target.endswith(suffix)), None)
         if found is not None:
             module = target.removesuffix(found)
@@ -71,7 +71,7 @@ def open_adapter(folder: Path) -> LazyStateDict:
 def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) -> tuple[Entry, bool]:
     """Return where an adapted weight comes from, and whether it is a whole weight rather than a difference."""
     rows, columns = lora.shape
-    stem = _PREFIX + module
+    stem = PREFIX + module
     copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + one for one in _MAGNITUDES if stem + one in stored), None)
     for name, shape in ((copy, (columns, rows) if lora.transposed else (rows, columns)), (magnitude, (rows,))):
         if name is not None and name in stored and stored.infos[name].shape != shape:
@@ -88,7 +88,7 @@ def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) ->
 def _weight_name(module: str, stored: LazyStateDict) -> str:
     """Return the base's name of an adapted weight; PEFT adapts `nn.MultiheadAttention` as one module with two."""
     inner = ".base_layer.out_proj"
-    if f"{_PREFIX}{module}{inner}{_A}" in stored:
+    if f"{PREFIX}{module}{inner}{_A}" in stored:
         return f"{module}.in_proj_weight"
     return f"{module.removesuffix(inner)}.out_proj.weight" if module.endswith(inner) else f"{module}.weight"
 

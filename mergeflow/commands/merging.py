@@ -64,6 +64,8 @@ def merge(
             force=force,
         )
     console.print(f"[bold]{made.path}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s", highlight=False)
+    for line in made.notes:
+        typer.echo(line)
 
 
 def check(

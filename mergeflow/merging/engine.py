@@ -98,6 +98,15 @@ class Engine:
             return args
         return resolved(args, model.tied.get(name, name), self.stacks.depth(name), model.experts)
 
+    def coefficients(self, name: str) -> list[float]:
+        """Return c_t of a linear method for one tensor, whose direction is Σ c_t τ_t: what it makes of unit vectors."""
+        count, args = len(self.model.experts), self._arguments(name)
+        units = torch.eye(count, dtype=torch.float64)
+        own = self.model.tied.get(name, name)
+        direction = self.call.method(Stack(own, units.new_zeros(count), units, 0, self.stacks.model_at(name)), args)[1]
+        varied = args.scale if "scale" in getattr(args, "varied", ()) else 1.0
+        return [float(one) * varied for one in direction]
+
     def _map(self, work: Callable[[Unit], None], names: Iterable[str]) -> None:
         """Run the work on all units with worker threads, never more in flight than memory allows."""
         workers = self.workers or default_workers()

@@ -188,6 +188,7 @@ class Method:
         weights: What per-expert weights are: factors, shares of their sum, or without a meaning.
         experts: Smallest and largest number of experts.
         given: The statistics of data it takes.
+        linear: From its arguments: whether the result is θ0 + Σ c_t τ_t with factors that no weight plays a part in.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Method:
     weights: Weights
     experts: tuple[int, int | None]
     given: tuple[Datum, ...]
+    linear: Callable[[Any], bool] = lambda _args: False
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -255,6 +257,7 @@ def method(
     weights: Weights = "factors",
     experts: tuple[int, int | None] = (1, None),
     data: tuple[Datum, ...] = (),
+    linear: bool | Callable[[Any], bool] = False,
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
     """Declare a function (stack, args) → (anchor, direction) as a method; the catalog finds it in its module.
 
@@ -269,6 +272,8 @@ def method(
         weights: What per-expert weights are: "factors", "shares" of their sum (which then must not be 0), or "none".
         experts: Smallest and largest number of experts; None for any number.
         data: The statistics of data it takes.
+        linear: Whether (for some arguments) the result is θ0 + Σ c_t τ_t with factors c_t that depend on no weight of
+            the models; then adapters are merged by algebra of their factors.
 
     Example:
         >>> @method("halved", Args, elementwise=True)
@@ -280,6 +285,8 @@ def method(
 
     def declare(function: Callable[[Stack, Any], Parts]) -> Method:
         alone = elementwise if callable(elementwise) else lambda _args, _name, _model: bool(elementwise)
-        return Method(name, function, args, alone, passes or (lambda _args, _dtype: ()), anchor, weights, experts, data)
+        of_factors = linear if callable(linear) else lambda _args: bool(linear)
+        first = passes or (lambda _args, _dtype: ())
+        return Method(name, function, args, alone, first, anchor, weights, experts, data, of_factors)
 
     return declare

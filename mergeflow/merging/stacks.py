@@ -113,7 +113,7 @@ class Stacks:
             base.reshape(unit.shape).to(self.device),
             taus.reshape(len(taus), *unit.shape).to(self.device),
             unit.start,
-            self._model_at(unit.name),
+            self.model_at(unit.name),
         )
 
     def depth(self, name: str) -> float:
@@ -123,7 +123,7 @@ class Stacks:
             self._depths[own] = depth(own, self.model.shapes)
         return self._depths[own]
 
-    def _model_at(self, name: str) -> Model:
+    def model_at(self, name: str) -> Model:
         """Return what is known of the model, with the weights that experts have in one tensor."""
         varied, model = self.model.varied, self.model
         if not varied:

@@ -1,7 +1,7 @@
 """The model card that stands beside a merged model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mergeflow.merging.files.place import CARD_HEAD
@@ -11,17 +11,29 @@ if TYPE_CHECKING:
     from mergeflow.merging.files.plan import Plan
 
 
-def model_card(recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, str], version: str) -> str:
-    """Return the card: what was merged, how, with which fingerprints, and how to make it again."""
+def model_card(
+    recipe: Recipe, plan: "Plan", result: str, inputs: Mapping[str, str], version: str, notes: Iterable[str] = ()
+) -> str:
+    """Return the card: what was merged, how, with which fingerprints, and how to make it again.
+
+    Args:
+        recipe: The complete recipe.
+        plan: What it does.
+        result: Fingerprint of the result.
+        inputs: Fingerprint of each input that was read whole.
+        version: Of mergeflow.
+        notes: What else there is to say of the result.
+    """
     method = plan.call.method
     paths = {
         "base": recipe.base or "none: the first expert",
         **dict(recipe.experts),
         **dict(recipe.task_vectors),
     }
-    rows = "\n".join(f"| {name} | `{paths[name]}` | `{inputs[name]}` |" for name in paths)
+    rows = "\n".join(f"| {name} | `{paths[name]}` | `{inputs.get(name, 'not read whole')}` |" for name in paths)
     again = json.dumps(json.loads(recipe.record()), indent=2, ensure_ascii=False)
     treatment = "\n".join(["```", *plan.treatment.lines(), "```\n"]) if plan.treatment.treated else ""
+    more = "\n".join(["```", *notes, "```\n"]) if notes else ""
     return f"""{CARD_HEAD}tags: [model-merging, {recipe.method}]
 ---
 # Merged model: {recipe.method} of {len(plan.experts)} experts
@@ -40,7 +52,7 @@ Source: {" ".join(method.section("Source").split())}
 
 Fingerprint of the result: `{result}`.
 {plan.tensors} tensors, {plan.parameters:,} parameters. Made by mergeflow {version}.
-{treatment}
+{treatment}{more}
 To make it again, save this as `recipe.json` and run `mergeflow merge recipe.json`:
 
 ```json

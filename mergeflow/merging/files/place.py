@@ -35,6 +35,19 @@ def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, st
     return target
 
 
+def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
+    """Return the folder that an adapter goes to; arguments as of `check_place`.
+
+    Raises:
+        MergeflowError: As `check_place`, or it is a file, or shards are wanted.
+    """
+    if out is not None and out.endswith(".safetensors"):
+        raise MergeflowError(f"out '{out}': an adapter is a folder, as PEFT reads it. Name one.")
+    if shard_size is not None:
+        raise MergeflowError("`shard_size`: an adapter is one file: remove it.")
+    return check_place(out, None, inputs)
+
+
 def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
     """Return the output path, checked against the inputs; arguments as of `check_place`.
 

@@ -13,7 +13,7 @@ from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, units_of
 from mergeflow.merging.files.inputs import Inputs, open_inputs
-from mergeflow.merging.files.place import check_place
+from mergeflow.merging.files.place import check_adapter_place, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.stacks import unit_bytes
@@ -40,6 +40,7 @@ class Plan:
         shards: Names of the tensors of each output file.
         out: Where they go; None where the recipe does not say.
         notes: What was done to make the inputs fit each other.
+        rank: Largest rank of a matrix, where the result is an adapter.
     """
 
     call: MethodCall
@@ -54,6 +55,7 @@ class Plan:
     shards: tuple[tuple[str, ...], ...]
     out: str | None = None
     notes: tuple[str, ...] = ()
+    rank: int | None = None
 
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
@@ -67,7 +69,9 @@ class Plan:
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
             f"tensors       {self.tensors}{treated}; {self.parameters:,} parameters",
             f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
-            f"writes        {_size(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}",
+            f"writes        {_size(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}"
+            if self.rank is None
+            else f"writes        a PEFT adapter of rank {self.rank} at most, {where}",
             f"peak memory   about {_size(self.peak_memory)}",
             *(self.treatment.lines() if spectral else ()),
             *(f"note          {note}" for note in self.notes),
@@ -109,6 +113,10 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     Raises:
         MergeflowError: As `check_place`, or a tokenizer of its own without a folder that could hold it.
     """
+    if recipe.adapter is not None:
+        if recipe.tokenizer is not None:
+            raise MergeflowError("`tokenizer` changes the vocabulary, which no adapter can: remove it, or `adapter`.")
+        return check_adapter_place(recipe.out, recipe.shard_size, inputs.paths)
     if recipe.tokenizer is not None and recipe.out is not None and recipe.out.endswith(".safetensors"):
         raise MergeflowError(
             f"`tokenizer` makes a model folder with its tokenizer, but out is the file '{recipe.out}': name a folder."
@@ -138,6 +146,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         shards=_shards(recipe, inputs.base, out_infos),
         out=recipe.out,
         notes=inputs.notes,
+        rank=recipe.adapter.rank if recipe.adapter is not None else None,
     )
 
 

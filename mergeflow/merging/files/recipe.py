@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from mergeflow.errors import MergeflowError, together, unknown_name
+from mergeflow.merging.adapters.options import Adapter
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of
 from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
@@ -51,6 +52,7 @@ class Recipe(Frozen):
         device: Where arithmetic happens: cpu, cuda, cuda:1 …
         out: A `.safetensors` file or a folder to make.
         shard_size: Largest shard of a folder, in bytes or as 5GB.
+        adapter: Makes the result a PEFT adapter of this rank: a number, or a mapping (see docs/adapters.md).
         code: Of methods from outside the package, where they were declared and the digest of their source, by name; a
             recipe that records it is refused where the code is another.
     """
@@ -70,6 +72,7 @@ class Recipe(Frozen):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
     shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
+    adapter: Adapter | None = None
     code: Codes = None
     _call: MethodCall = PrivateAttr()
     _weights: dict[str, float] = PrivateAttr()

@@ -15,6 +15,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.adapters.job import AdapterJob
 from mergeflow.merging.device import check_device
 from mergeflow.merging.direction import settle
 from mergeflow.merging.engine import BUFFER, Engine
@@ -44,6 +45,7 @@ class Merged:
         inputs: Fingerprint per input.
         recipe: The complete recipe.
         seconds: Wall time.
+        notes: What an adapter holds and loses, a line each.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class Merged:
     inputs: dict[str, str]
     recipe: Recipe
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 def merge(
@@ -95,12 +98,33 @@ def merge(
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
         target = check_target(recipe, inputs, force)
-        job = _Job(recipe, inputs, make_plan(recipe, inputs, buffer), target, progress, workers, buffer, scheme)
-        single = target.suffix == ".safetensors"
-        result, digests = job.into_file() if single else job.into_folder(resume)
+        plan = make_plan(recipe, inputs, buffer)
+        on_read = _counted(progress, plan.bytes_read)
+        notes: tuple[str, ...] = ()
+        if recipe.adapter is not None:
+            made = AdapterJob(recipe, inputs, plan, on_read, workers, buffer, scheme, _version()).write(target)
+            result, digests, notes = made.fingerprint, made.inputs, made.notes
+        else:
+            job = _Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
+            single = target.suffix == ".safetensors"
+            result, digests = job.into_file() if single else job.into_folder(resume)
         if progress is not None:
-            progress(job.plan.bytes_read, job.plan.bytes_read)
-    return Merged(target, result, digests, recipe, time.monotonic() - began)
+            progress(plan.bytes_read, plan.bytes_read)
+    return Merged(target, result, digests, recipe, time.monotonic() - began, notes)
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Return what adds up bytes from any thread and tells of them, one call at a time."""
+    done, lock = 0, Lock()
+
+    def advance(count: int) -> None:
+        nonlocal done
+        if progress is not None:
+            with lock:
+                done += count
+                progress(min(done, total), total)
+
+    return advance
 
 
 class _Job:
@@ -112,7 +136,7 @@ class _Job:
         inputs: Inputs,
         plan: Plan,
         target: Path,
-        progress: Progress | None,
+        on_read: Callable[[int], None],
         workers: int | None,
         buffer: int,
         scheme: str,
@@ -120,18 +144,10 @@ class _Job:
         self.recipe, self.inputs, self.plan, self.target = recipe, inputs, plan, target
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
         self.digests = Digests(scheme)
-        self._progress, self._done, self._lock = progress, 0, Lock()
         stacks = Stacks(
-            inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=self._advance
+            inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=on_read
         )
         self.engine = Engine(plan.call, stacks, workers, buffer)
-
-    def _advance(self, count: int) -> None:
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += count
-            self._progress(min(self._done, self.plan.bytes_read), self.plan.bytes_read)
 
     def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
         scale, dtypes = self.plan.call.scale, {name: info.dtype for name, info in self.infos.items()}

@@ -25,7 +25,7 @@ class TaskArithmeticArgs(Args):
     scale: float = Field(0.3, description="factor of the summed task vectors; any real number, 1/T is the average")
 
 
-@method("average", AverageArgs, elementwise=True, weights="shares")
+@method("average", AverageArgs, elementwise=True, weights="shares", linear=lambda args: args.normalize)
 def average(stack: Stack, args: AverageArgs) -> Parts:
     """Mean of the experts; with weights, their soup.
 
@@ -44,7 +44,7 @@ def average(stack: Stack, args: AverageArgs) -> Parts:
     return stack.base, stack.weighted.sum(0) / total
 
 
-@method("task_arithmetic", TaskArithmeticArgs, elementwise=True)
+@method("task_arithmetic", TaskArithmeticArgs, elementwise=True, linear=True)
 def task_arithmetic(stack: Stack, args: TaskArithmeticArgs) -> Parts:
     """Sum of the task vectors.
 

@@ -1,0 +1,101 @@
+"""adapter_config.json of PEFT for a set of factors: short lists of modules where they say the same."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from mergeflow.merging.adapters.factors import Factors
+from mergeflow.merging.adapters.slots import Slot
+
+# Classes of transformers for which PEFT has a task that adds no module of its own to those that are saved whole.
+_TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+
+
+def adapter_config(
+    factors: Mapping[str, Factors],
+    slots: Mapping[str, Slot],
+    whole: Collection[str],
+    biases: bool,
+    names: Collection[str],
+    model: Mapping[str, Any],
+    base: str | None,
+) -> dict[str, Any]:
+    """Return adapter_config.json.
+
+    Args:
+        factors: By tensor.
+        slots: Where they go, by tensor.
+        whole: Modules that are stored whole.
+        biases: Whether biases of adapted modules are stored.
+        names: All names of the model.
+        model: Its config.json.
+        base: Path or id of the base.
+    """
+    sizes = {slots[name].module: (one.rank, alpha_of(one)) for name, one in factors.items()}
+    (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0] if sizes else ((1, 1), 0)
+    ends = _ends(sizes, names)
+    ranks = {one: own for one, (own, _) in sizes.items() if (own, sizes[one][1]) != (rank, alpha)}
+    return {
+        "peft_type": "LORA",
+        "task_type": _task(model),
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": False,
+        "use_dora": False,
+        "bias": "lora_only" if biases else "none",
+        "fan_in_fan_out": any(slot.transposed and slot.kind == "linear" for slot in slots.values()),
+        "init_lora_weights": True,
+        "target_modules": sorted({ends.get(one, one) for one in sizes}),
+        "modules_to_save": sorted(whole) or None,
+        "rank_pattern": _patterns({one: sizes[one][0] for one in ranks}, sizes, ends, 0),
+        "alpha_pattern": _patterns({one: sizes[one][1] for one in ranks}, sizes, ends, 1),
+    }
+
+
+def alpha_of(one: Factors) -> float:
+    """Return α with α / r = s to the last bit where such a number exists; a whole number as an integer."""
+    near = one.factor * one.rank
+    exact = next((x for x in (near, _next(near, 1), _next(near, -1)) if x / one.rank == one.factor), near)
+    return int(exact) if exact == int(exact) else exact
+
+
+def _next(value: float, way: int) -> float:
+    from math import inf, nextafter
+
+    return nextafter(value, way * inf)
+
+
+def _task(model: Mapping[str, Any]) -> str | None:
+    classes = model.get("architectures")
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+
+
+def _ends(modules: Iterable[str], names: Collection[str]) -> dict[str, str]:
+    """Return the last part of a module's name where all modules of the model that end in it are adapted."""
+    adapted = set(modules)
+    holders = {name.rpartition(".")[0] for name in names}
+    inner = {part for holder in holders for part in holder.split(".")[:-1]}
+    strange = {holder.rpartition(".")[2] for holder in holders - adapted}
+    found = {}
+    for one in adapted:
+        end = one.rpartition(".")[2]
+        if end not in inner | strange and not end.isdigit():
+            found[one] = end
+    return found
+
+
+def _patterns(
+    own: Mapping[str, Any], sizes: Mapping[str, tuple[int, float]], ends: Mapping[str, str], part: int
+) -> dict[str, Any]:
+    """Return a pattern for each module of its own size; one for all that share an end and the size."""
+    found: dict[str, Any] = {}
+    for one, value in sorted(own.items()):
+        end = ends.get(one)
+        alike = {sizes[other][part] for other in ends if ends[other] == end} if end else set()
+        found[end if end and len(alike) == 1 else re.escape(one)] = value
+    return found

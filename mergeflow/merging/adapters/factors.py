@@ -1,0 +1,114 @@
+"""Matrices of low rank as two factors: sums without loss, and the best approximation of a smaller rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from mergeflow.late import torch
+from mergeflow.merging.linalg.spectra import svd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A matrix s · B A.
+
+    Attributes:
+        down: A, [r, n].
+        up: B, [m, r].
+        factor: s.
+    """
+
+    down: Tensor
+    up: Tensor
+    factor: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """The number r of columns of B: the matrix has this rank at most."""
+        return len(self.down)
+
+    def product(self) -> Tensor:
+        """Return the matrix [m, n], in float64."""
+        return self.up.double() @ self.down.double() * self.factor
+
+    def norm(self) -> float:
+        """Return the Frobenius norm without forming the matrix, ‖R_B R_Aᵀ‖ of B = Q_B R_B and Aᵀ = Q_A R_A."""
+        up, down = (torch.linalg.qr(side.double(), mode="r").R for side in (self.up, self.down.T))
+        return float((up @ down.T).norm()) * abs(self.factor)
+
+    def to(self, dtype: torch.dtype) -> Factors:
+        """Return the factors in another type."""
+        return Factors(self.down.to(dtype), self.up.to(dtype), self.factor)
+
+    def padded(self, rank: int) -> Factors:
+        """Return the same matrix with zeros in its factors up to a rank."""
+        more = rank - self.rank
+        if more <= 0:
+            return self
+        down, up = (
+            torch.nn.functional.pad(side, pad) for side, pad in ((self.down, (0, 0, 0, more)), (self.up, (0, more)))
+        )
+        return Factors(down, up, self.factor)
+
+
+def summed(terms: Sequence[tuple[float, Factors]]) -> Factors:
+    """Return Σ c_t · s_t B_t A_t without loss: the factors side by side, c_t s_t in those of B, of rank Σ r_t.
+
+    A single term with c = 1 is returned as it is, so that an adapter alone stays what it was to the bit.
+
+    Example:
+        >>> a = Factors(torch.ones(1, 3), torch.ones(2, 1), 0.5)
+        >>> summed([(1.0, a), (-2.0, a)]).product().tolist()
+        [[-0.5, -0.5, -0.5], [-0.5, -0.5, -0.5]]
+    """
+    if len(terms) == 1 and terms[0][0] == 1:
+        return terms[0][1]
+    ups = [one.up.double() * (coefficient * one.factor) for coefficient, one in terms]
+    return Factors(torch.cat([one.down.double() for _, one in terms]), torch.cat(ups, 1))
+
+
+def compressed(factors: Factors, rank: int, error: float = 0.0) -> Factors:
+    """Return the best approximation of a smaller rank, computed in the factors' space.
+
+    B = Q_B R_B, Aᵀ = Q_A R_A, s R_B R_Aᵀ = U Σ Vᵀ:  B' = Q_B U_k Σ_k^½, A' = Σ_k^½ V_kᵀ Q_Aᵀ
+
+    Args:
+        factors: The matrix, of rank R; the cost is that of two QR and one SVD of R columns.
+        rank: k at most.
+        error: The smallest rank whose error ‖Δ − B'A'‖ / ‖Δ‖ is at most this one is taken; 0 for k itself.
+    """
+    left, up = torch.linalg.qr(factors.up.double())
+    right, down = torch.linalg.qr(factors.down.double().T)
+    small = torch.linalg.svd(up @ down.T * factors.factor)
+    kept = _fitting(small.S, float(small.S.square().sum()), rank, error)
+    root = small.S[:kept].sqrt()
+    return Factors((right @ (small.Vh[:kept].T * root)).T.contiguous(), left @ (small.U[:, :kept] * root))
+
+
+def approximated(matrix: Tensor, rank: int, error: float = 0.0) -> Factors:
+    """Return the best approximation of rank k of a matrix, SVD_k(Δ) = (U Σ^½)(Σ^½ Vᵀ), in float64.
+
+    Args:
+        matrix: Δ, [m, n], not zero.
+        rank: k at most.
+        error: As of `compressed`.
+    """
+    left, sigma, right = svd(matrix, min(rank, *matrix.shape))
+    kept = _fitting(sigma, float(matrix.double().square().sum()), rank, error)
+    root = sigma[:kept].sqrt()
+    return Factors((right[:, :kept] * root).T.contiguous(), left[:, :kept] * root)
+
+
+def _fitting(sigma: Tensor, total: float, rank: int, error: float) -> int:
+    """Return the smallest number of leading singular values, 1 … rank, that leaves at most the error."""
+    if not error:
+        return min(rank, len(sigma))
+    left = (total - sigma[:rank].square().cumsum(0)).clamp_(min=0).sqrt()
+    enough = (left <= error * sqrt(total)).nonzero()
+    return int(enough[0]) + 1 if len(enough) else min(rank, len(sigma))

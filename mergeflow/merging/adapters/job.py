@@ -1,0 +1,240 @@
+"""One merge on its way from opened inputs to a PEFT folder."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints.checks import all_finite
+from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
+from mergeflow.checkpoints.formats import open_checkpoint, read_json
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
+from mergeflow.checkpoints.ties import copies_of_embedding, loaded_name
+from mergeflow.checkpoints.writer import StreamWriter, write_text
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.adapters.configuration import adapter_config
+from mergeflow.merging.adapters.losses import lines
+from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
+from mergeflow.merging.adapters.slots import Slot, bias_key, check_no_mixture, slot_of, whole_modules, whole_roles
+from mergeflow.merging.direction import settle
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.files.card import model_card
+from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.inputs import Inputs
+from mergeflow.merging.files.output import Digests
+from mergeflow.merging.files.place import RECORD
+from mergeflow.merging.files.plan import Plan, output_infos
+from mergeflow.merging.files.recipe import Recipe
+from mergeflow.merging.method import Stack
+from mergeflow.merging.stacks import Stacks, Unit
+
+
+@dataclass(frozen=True)
+class Made:
+    """An adapter that was written.
+
+    Attributes:
+        fingerprint: Of its tensors.
+        inputs: Fingerprint of every input that was read whole.
+        notes: What it holds and loses, a line each.
+    """
+
+    fingerprint: str
+    inputs: dict[str, str]
+    notes: tuple[str, ...]
+
+
+class AdapterJob:
+    """Finds the factors of what a merge changes, and writes them with what cannot be factors."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        inputs: Inputs,
+        plan: Plan,
+        on_read: Callable[[int], None],
+        workers: int | None,
+        buffer: int,
+        scheme: str,
+        version: str,
+    ) -> None:
+        assert recipe.adapter is not None
+        self.recipe, self.inputs, self.plan, self.version = recipe, inputs, plan, version
+        self.digests = Digests(scheme)
+        stacks = Stacks(
+            inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=on_read
+        )
+        self.engine = Engine(plan.call, stacks, workers, buffer)
+        self.config = config_of(inputs.base)
+        # Everything is known by its name in memory, which PEFT goes by, and read by its name in the base's file.
+        self.stored = {loaded_name(self.config, name): name for name in inputs.base}
+        self.copies = copies_of_embedding(self.config, self.stored)
+        self.infos = output_infos(inputs.base.infos, recipe.dtype)
+        dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
+        self.found = Reduction(self.engine, plan.call.scale, recipe.adapter, dtype)
+
+    def write(self, target: Path) -> Made:
+        """Write the folder beside its final name and rename it when it is whole.
+
+        Raises:
+            MergeflowError: Nothing changed, or something did that no adapter can hold.
+        """
+        slots = self._reduce()
+        changed = self._changed(slots)
+        if not changed and not self.found.factors:
+            raise MergeflowError("the result is the base: there is nothing for an adapter to hold.")
+        slots = {name: slots[name] for name in self.found.factors}
+        names = self.stored.keys() | self.copies.keys()
+        biases = {name: key for name in changed if (key := bias_key(name, slots)) is not None}
+        modules = whole_modules([name for name in changed if name not in biases], names, slots)
+        keys = {name: PREFIX + name for held in modules.values() for name in held} | biases
+        with OutputFolder(target) as folder:
+            folder.begin({}, {}, resume=False)
+            made = self._write_weights(folder.partial / ADAPTER_WEIGHTS, slots, keys)
+            config = adapter_config(self.found.factors, slots, modules, bool(biases), names, self.config, self._base())
+            write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys)
+            self._complete(folder.partial, made, inputs, notes)
+            folder.publish()
+        return Made(made, inputs, notes)
+
+    def _concerned(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors that some expert has, by name in memory."""
+        shapes, experts = self.inputs.model.shapes, self.inputs.experts.values()
+        return {
+            name: shapes[stored]
+            for name, stored in self.stored.items()
+            if stored in shapes and any(stored in state for state in experts)
+        }
+
+    def _reduce(self) -> dict[str, Slot]:
+        """Find the factors of all that takes them; return where they go, by name in memory."""
+        states, model, found = self.inputs.experts.values(), self.inputs.model, self.found
+        linear = self.plan.call.method.linear(self.plan.call.arguments)
+        algebra: list[str] = []
+        others: list[str] = []
+        slots: dict[str, Slot] = {}
+        for name, shape in self._concerned().items():
+            summed = linear and only_factors(states, self.stored[name])
+            # PEFT merges two adapters of one tied weight into it twice, so a tied embedding is stored whole.
+            tables = "whole" if name in self.copies.values() else found.options.embeddings
+            roles = () if summed else whole_roles(tables)
+            slot = slot_of(name, shape, model.architecture, self.stored, roles)
+            if slot is not None:
+                slots[name] = slot
+                (algebra if summed else others).append(name)
+        check_no_mixture(
+            {name: shape for name, shape in self._concerned().items() if name not in algebra}, model.architecture
+        )
+        self.engine.first_passes()
+        found.sum_adapters({name: self.stored[name] for name in algebra})
+        found.approximate({name: self.stored[name] for name in others}, slots)
+        return slots
+
+    def _changed(self, slots: Mapping[str, Slot]) -> list[str]:
+        """Return the names in memory of tensors without factors that the merge changes, with the copies of such."""
+        seen = set()
+
+        def look(unit: Unit, stack: Stack | None, result: Any) -> None:
+            if stack is not None and bool(change_of(stack, result, self.plan.call.scale).any()):
+                seen.add(unit.name)
+
+        others = {name: self.stored[name] for name in self._concerned() if name not in slots}
+        self.engine.run(look, others.values())
+        changed = {name for name, stored in others.items() if stored in seen}
+        copied = {copy for copy, source in self.copies.items() if source in changed}
+        # A head's own bias stands for the one that its module holds beside it.
+        return sorted((changed | copied) - {self.copies[copy] for copy in copied if copy.endswith(".bias")})
+
+    def _write_weights(self, path: Path, slots: Mapping[str, Slot], keys: Mapping[str, str]) -> str:
+        """Write factors and whole tensors; return the fingerprint."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, slot in slots.items():
+            one = self.found.factors[name]
+            tensors |= dict(zip(slot.keys, (one.down, one.up), strict=True))
+        infos = {key: TensorInfo(tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
+        sources: dict[str, list[str]] = {}
+        for name, key in keys.items():
+            sources.setdefault(self._source(name), []).append(key)
+            infos[key] = self.infos[self._source(name)]
+        notes = {"format": "pt", "mergeflow.version": self.version, "mergeflow.recipe": self.recipe.record()}
+        with StreamWriter(path, infos, notes, self.digests.scheme) as writer:
+            for key, tensor in tensors.items():
+                flat = tensor.reshape(-1)
+                for start in range(0, flat.numel(), BLOCK):
+                    writer.write(key, start, flat[start : start + BLOCK])
+
+            def store(unit: Unit, stack: Stack | None, result: Any) -> None:
+                dtype = self.infos[unit.name].dtype
+                piece = result if stack is None else self._settled(unit.name, result, dtype)
+                for key in sources[unit.name]:
+                    writer.write(key, unit.start, piece.to(dtype))
+
+            self.engine.run(store, sources)
+            return writer.commit()
+
+    def _source(self, name: str) -> str:
+        """Return the base's name of a tensor, or of the one that it is a copy of."""
+        return self.stored[self.copies.get(name, name)]
+
+    def _settled(self, name: str, result: Any, dtype: torch.dtype) -> torch.Tensor:
+        anchor, direction = result
+        piece = settle(anchor.reshape(-1), direction.reshape(-1), self.plan.call.scale, dtype).cpu()
+        if not all_finite(piece):
+            raise MergeflowError(f"tensor '{name}' of the result overflows {dtype}: choose a wider dtype.")
+        return piece
+
+    def _base(self) -> str | None:
+        """Return the base's path or id: the one that all adapters name, else the recipe's."""
+        named = set()
+        for state in self.inputs.experts.values():
+            config = Path(state.path) / ADAPTER_CONFIG
+            named.add(read_json(config).get("base_model_name_or_path") if config.is_file() else None)
+        one = named.pop() if len(named) == 1 else None
+        return str(one) if one else self.recipe.base
+
+    def _input_fingerprints(self) -> dict[str, str]:
+        """Return the fingerprints of adapters' files, and of models that passed whole."""
+        self.digests.settle()
+        found = {}
+        for owner, state in {"base": self.inputs.base, **self.inputs.experts}.items():
+            file = Path(state.path) / ADAPTER_WEIGHTS
+            seen = self.digests.tensors.get(owner, {})
+            if state.is_task_vector and file.is_file():
+                with open_checkpoint(file) as stored:
+                    found[owner] = fingerprint(stored, self.digests.scheme)
+            elif state.infos.keys() <= seen.keys():
+                found[owner] = self.digests.fingerprint(owner, state.infos)
+        return found
+
+    def _notes(
+        self, modules: Mapping[str, tuple[str, ...]], biases: Iterable[str], keys: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """Say what the adapter holds and loses."""
+        size = sum(self.infos[self._source(name)].nbytes for name in keys)
+        whole = [f"stored whole: {_listed(sorted(modules))}, {size / 1e6:.2f} MB"] if modules else []
+        held = [f"biases of {len(list(biases))} adapted modules"] if biases else []
+        return (*lines(self.found.losses.values()), *whole, *held)
+
+    def _complete(self, partial: Path, made: str, inputs: Mapping[str, str], notes: tuple[str, ...]) -> None:
+        """Write all that the folder holds beside weights and configuration."""
+        record = {
+            "version": self.version,
+            "recipe": json.loads(self.recipe.record()),
+            "fingerprint": made,
+            "inputs": dict(inputs),
+            "errors": {name: one.error for name, one in sorted(self.found.losses.items())},
+            "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
+        }
+        write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+        write_text(partial / "README.md", model_card(self.recipe, self.plan, made, inputs, self.version, notes))
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more

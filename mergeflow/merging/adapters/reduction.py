@@ -1,0 +1,156 @@
+"""What a merge changes, as factors: by algebra of adapters' factors, or by an SVD of the merged matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.adapted import LoraEntry
+from mergeflow.checkpoints.checks import all_finite
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
+from mergeflow.merging.adapters.losses import Loss
+from mergeflow.merging.adapters.options import AdapterOptions
+from mergeflow.merging.adapters.slots import Slot
+from mergeflow.merging.engine import Engine, default_workers, single_threaded
+from mergeflow.merging.linalg.lapack import one_thread
+from mergeflow.merging.method import Stack
+from mergeflow.merging.stacks import Unit
+
+
+@dataclass
+class Reduction:
+    """The factors of everything that changed and takes factors.
+
+    Attributes:
+        engine: The merge.
+        scale: The factor of its direction.
+        options: What the recipe says of the adapter.
+        dtype: The type of the factors; None for float32, or an adapter's own where its factors are kept as they are.
+        factors: The factors found, by name in memory.
+        losses: What they lose, by name in memory.
+    """
+
+    engine: Engine
+    scale: float
+    options: AdapterOptions
+    dtype: torch.dtype | None = None
+    factors: dict[str, Factors] = field(default_factory=dict)
+    losses: dict[str, Loss] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def sum_adapters(self, names: Mapping[str, str]) -> None:
+        """Find the factors of Σ c_t · s_t B_t A_t, exactly or in the factors' own space; no matrix is formed.
+
+        Args:
+            names: Of the tensors in memory, each with that in the base's file.
+        """
+        with one_thread(), single_threaded(self.engine.workers or default_workers()) as pool:
+            for done in [pool.submit(self._sum, *pair) for pair in names.items()]:
+                done.result()
+
+    def _sum(self, name: str, stored: str) -> None:
+        states = self.engine.stacks.experts
+        coefficients = zip(self.engine.model.experts, self.engine.coefficients(stored), strict=True)
+        scale = self.scale
+        terms = [(scale * c, stored_factors(states[one], stored)) for one, c in coefficients if stored in states[one]]
+        terms = [(c, factors) for c, factors in terms if c]
+        if not terms:
+            return
+        exact, rank = summed(terms), self.options.rank_of(name)
+        if exact.rank > rank or self.options.error:
+            self._keep(name, compressed(exact, min(rank, exact.rank), self.options.error), exact.norm(), exact)
+        else:
+            self._keep(name, exact, exact.norm(), exact, own=exact is terms[0][1])
+
+    def approximate(self, names: Mapping[str, str], slots: Mapping[str, Slot]) -> None:
+        """Merge each tensor, and approximate its change by a truncated SVD; arguments as of `sum_adapters`."""
+        shapes = self.engine.model.shapes
+        loaded = {stored: name for name, stored in names.items()}
+
+        def reduce(stored: str, change: Tensor) -> None:
+            norm, name = float(change.double().norm()), loaded[stored]
+            if not norm:
+                return
+            matrix = change.reshape(shapes[stored])
+            matrix = matrix.mT if slots[name].transposed else matrix
+            rank = min(self.options.rank_of(name), *matrix.shape)
+            found = approximated(matrix, rank, self.options.error)
+            self._keep(name, found if self.options.error else found.padded(rank), norm, matrix)
+
+        WholeChanges(self.engine, self.scale).run(reduce, loaded)
+
+    def _keep(self, name: str, found: Factors, norm: float, exact: Factors | Tensor, own: bool = False) -> None:
+        """Store factors in their type, with what they lose of the exact change."""
+        if not norm:
+            return
+        stored = found if own and self.dtype is None else found.to(self.dtype or torch.float32)
+        if not (all_finite(stored.up.reshape(-1)) and all_finite(stored.down.reshape(-1))):
+            raise MergeflowError(f"the factors of '{name}' overflow {self.dtype}: choose a wider dtype.")
+        if isinstance(exact, Tensor):
+            lost = float((exact.double() - stored.product()).norm())
+        else:
+            lost = 0.0 if stored is exact else summed([(1.0, exact), (-1.0, stored)]).norm()
+        with self._lock:
+            self.factors[name], self.losses[name] = stored, Loss(name, stored.rank, norm, lost)
+
+
+@dataclass
+class WholeChanges:
+    """Hands on what a merge changes of each tensor, whole, from worker threads."""
+
+    engine: Engine
+    scale: float
+    _open: dict[str, Tensor] = field(default_factory=dict)
+    _missing: dict[str, int] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def run(self, take: Callable[[str, Tensor], None], names: Iterable[str]) -> None:
+        """Call `take` with each name and its flat change, scale · direction + anchor − θ0."""
+
+        def sink(unit: Unit, stack: Stack | None, result: Any) -> None:
+            assert stack is not None, unit
+            piece = change_of(stack, result, self.scale)
+            size = self.engine.stacks.infos[unit.name].numel
+            with self._lock:
+                whole = self._open.setdefault(unit.name, torch.empty(size, dtype=piece.dtype))
+                self._missing.setdefault(unit.name, size)
+            whole[unit.start : unit.stop] = piece
+            with self._lock:
+                self._missing[unit.name] -= piece.numel()
+                finished = not self._missing[unit.name]
+            if finished:
+                take(unit.name, self._open.pop(unit.name))
+
+        with one_thread():
+            self.engine.run(sink, names)
+
+
+def change_of(stack: Stack, result: tuple[Tensor, Tensor], scale: float) -> Tensor:
+    """Return what a merge changes of one piece, flat: scale · direction + anchor − θ0."""
+    anchor, direction = result
+    change = direction * scale
+    if anchor is not stack.base:
+        change = change + (anchor - stack.base)
+    return change.reshape(-1).cpu()
+
+
+def only_factors(states: Iterable[LazyStateDict], name: str) -> bool:
+    """Whether all that is stored for a tensor is factors of its change."""
+    return all(isinstance(state.entries[name], LoraEntry) for state in states if name in state)
+
+
+def stored_factors(state: Any, name: str) -> Factors:
+    """Return an adapter's factors of one tensor, in their stored type."""
+    entry = state.entries[name]
+    assert isinstance(entry, LoraEntry), name
+    rows, columns = entry.shape
+    down = entry.down.read(0, entry.rank * columns).reshape(entry.rank, columns)
+    up = entry.up.read(0, rows * entry.rank).reshape(rows, entry.rank)
+    return Factors(down, up, entry.factor)

@@ -1,0 +1,194 @@
+"""A PEFT adapter made of a whole expert, on models of transformers: PEFT loads it and gives the expert's outputs."""
+
+import json
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.commands.adapters import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import merge
+from tests.merging.tiny_models import OTHERS, tiny
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "gpt2",
+    "gpt_neox",
+    "bloom",
+    "opt",
+    "phi3",
+    "t5",
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+)
+
+
+def saved(folder, name, **changes):
+    """Save a base and an expert that differs in every parameter; return both models."""
+    base, expert = tiny(name, **changes), tiny(name, **changes)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in expert.parameters():
+            value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    base.save_pretrained(folder / "base")
+    expert.save_pretrained(folder / "expert")
+    return base, expert
+
+
+def outputs(model, name):
+    tokens = torch.arange(3, 15)[None]
+    given = {"decoder_input_ids": tokens} if name in OTHERS else {}
+    with torch.no_grad():
+        return model(tokens, **given).logits
+
+
+def extracted(folder, out="adapter", **adapter):
+    return merge(
+        {
+            "method": "task_arithmetic",
+            "args": {"scale": 1.0},
+            "base": str(folder / "base"),
+            "experts": {"e": str(folder / "expert")},
+            "adapter": {"rank": 64, **adapter},
+            "out": str(folder / out),
+        }
+    )
+
+
+def loaded(folder, base, out="adapter"):
+    return peft.PeftModel.from_pretrained(type(base).from_pretrained(folder / "base"), folder / out).eval()
+
+
+@pytest.mark.parametrize("embeddings", ["whole", "lora"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_at_full_rank_peft_gives_the_experts_outputs(tmp_path, name, embeddings):
+    base, expert = saved(tmp_path, name)
+    made = extracted(tmp_path, embeddings=embeddings)
+    wanted = outputs(expert, name)
+    assert (outputs(base, name) - wanted).abs().max() > 0.1
+    torch.testing.assert_close(outputs(loaded(tmp_path, base), name), wanted, rtol=1e-4, atol=2e-5)
+    assert "error" in made.notes[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
+def test_at_a_low_rank_the_weights_are_the_best_of_that_rank_and_the_error_is_told(tmp_path, name):
+    base, expert = saved(tmp_path, name)
+    extracted(tmp_path, rank=3, embeddings="lora")
+    told = json.loads((tmp_path / "adapter/mergeflow.json").read_text())["errors"]
+    model = loaded(tmp_path, base).merge_and_unload()
+    before, after, wanted = base.state_dict(), model.state_dict(), expert.state_dict()
+    assert len(told) >= 8
+    for tensor, error in told.items():
+        change = (wanted[tensor] - before[tensor]).double()
+        left, values, right = torch.linalg.svd(change, full_matrices=False)
+        best = (left[:, :3] * values[:3]) @ right[:3]
+        torch.testing.assert_close((after[tensor] - before[tensor]).double(), best, rtol=0, atol=3e-6)
+        assert error == pytest.approx(float((change - best).norm() / change.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "bert"])
+def test_a_merge_reads_the_adapter_back(tmp_path, name):
+    _, expert = saved(tmp_path, name)
+    extracted(tmp_path)
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
+    merge({**recipe, "experts": {"a": str(tmp_path / "adapter")}, "out": str(tmp_path / "again")})
+    with open_checkpoint(tmp_path / "again") as again, open_checkpoint(tmp_path / "expert") as wanted:
+        for tensor in wanted:
+            torch.testing.assert_close(again[tensor], wanted[tensor], rtol=0, atol=2e-6)
+    assert type(expert).from_pretrained(tmp_path / "again") is not None
+
+
+def test_ranks_by_pattern_and_by_error(tmp_path):
+    base, _ = saved(tmp_path, "llama")
+    extracted(tmp_path, "patterns", rank=4, ranks={"*.mlp.*": 2, "*.q_proj.*": 8})
+    config = json.loads((tmp_path / "patterns/adapter_config.json").read_text())
+    assert config["r"] == config["lora_alpha"] == 2 or config["r"] == 4
+    model = loaded(tmp_path, base, "patterns")
+    ranks = {module.rpartition(".")[2]: one.r["default"] for module, one in model.named_modules() if hasattr(one, "r")}
+    wanted = {"q_proj": 8, "k_proj": 4, "v_proj": 4, "o_proj": 4, "gate_proj": 2, "up_proj": 2, "down_proj": 2}
+    assert ranks == wanted
+    assert config["rank_pattern"] == config["alpha_pattern"]
+    extracted(tmp_path, "error", rank=64, error=0.5)
+    told = json.loads((tmp_path / "error/mergeflow.json").read_text())["errors"]
+    assert all(0.3 < error <= 0.5 for error in told.values())
+
+
+def test_what_did_not_change_is_not_stored_and_nothing_is_an_error(tmp_path):
+    base = tiny("llama")
+    base.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        base.model.layers[1].mlp.up_proj.weight[0] += 1
+    base.save_pretrained(tmp_path / "expert")
+    extracted(tmp_path, rank=2)
+    with open_checkpoint(tmp_path / "adapter") as adapter:
+        assert list(adapter) == ["model.layers.1.mlp.up_proj.weight"]
+        assert adapter["model.layers.1.mlp.up_proj.weight"][1:].abs().max() < 1e-6
+    (tmp_path / "expert").rename(tmp_path / "other")
+    tiny("llama").save_pretrained(tmp_path / "expert")
+    with pytest.raises(MergeflowError, match="nothing for an adapter to hold"):
+        extracted(tmp_path, "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_biases_of_adapted_modules_go_with_them(tmp_path):
+    base, expert = saved(tmp_path, "qwen2")
+    extracted(tmp_path)
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert config["bias"] == "lora_only"
+    found = loaded(tmp_path, base).merge_and_unload().state_dict()
+    name = "model.layers.0.self_attn.q_proj.bias"
+    assert torch.equal(found[name], expert.state_dict()[name])
+
+
+def test_what_no_adapter_can_hold_is_refused_with_the_way_out(tmp_path):
+    saved(tmp_path, "mamba")
+    with pytest.raises(MergeflowError, match=r"mixer.A_log.*`ignore`"):
+        extracted(tmp_path)
+    assert not (tmp_path / "adapter").exists()
+    saved(tmp_path, "mixtral")
+    with pytest.raises(MergeflowError, match="experts or routers"):
+        extracted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"adapter": {"rank": 0}}, "adapter.rank"),
+        ({"adapter": {"rank": 4, "eror": 1}}, "did you mean 'error'"),
+        ({"adapter": "4"}, "adapter"),
+        ({"out": "a.safetensors"}, "an adapter is a folder"),
+        ({"shard_size": "5GB"}, "an adapter is one file"),
+    ],
+)
+def test_bad_options_are_one_message(tmp_path, change, told):
+    tiny("llama").save_pretrained(tmp_path / "base")
+    place = str(tmp_path / "base")
+    recipe = {"method": "average", "base": place, "experts": {"e": place}, "adapter": 4}
+    with pytest.raises(MergeflowError, match=told):
+        merge({**recipe, "out": str(tmp_path / "out"), **change})
+
+
+def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):
+    app = Typer()
+    app.callback()(lambda: None)  # else its one command needs no name
+    add_commands(app)
+    base, _ = saved(tmp_path, "gpt2")
+    places = [str(tmp_path / one) for one in ("base", "expert")]
+    options = ["--out", str(tmp_path / "small"), "--rank", "2", "--rank-of", "*.mlp.*=3", "--dtype", "bfloat16"]
+    done = CliRunner().invoke(app, ["extract-lora", *places, *options])
+    assert done.exit_code == 0, done.output
+    assert "transformer.h.1 " in done.output
+    assert "rank 2 to 3" in done.output
+    assert "stored whole" in done.output
+    assert loaded(tmp_path, base, "small")
+    bad = CliRunner().invoke(app, ["extract-lora", *places, "--out", "x", "--rank-of", "*=two"])
+    assert isinstance(bad.exception, MergeflowError)
