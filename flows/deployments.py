@@ -10,10 +10,9 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.artifacts import publish_decision, publish_results
-from flows.pipeline import run_stages
+from flows.artifacts import publish_decision
+from flows.pipeline import run_project
 from flows.plan import registration_lost
-from flows.report import publish_report
 from flows.turns import turn
 from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
@@ -34,10 +33,7 @@ def nightly(root: str = ".", push: bool = False, targets: list[str] | None = Non
     """
     folder = project_folder(root)
     with turn(folder):
-        done = run_stages(folder, registration_lost(folder), push, targets)
-        publish_report(folder)
-        publish_results(folder)
-    return done
+        return run_project(folder, registration_lost(folder), push, targets)
 
 
 @flow(name="add-task")

@@ -1,6 +1,5 @@
 """Run the pipeline from the command line, without any server started by hand."""
 
-import os
 from pathlib import Path
 
 import typer
@@ -9,7 +8,6 @@ from rich.console import Console
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
 from flows.plan import needed_for, registration_lost, stages_to_run
-from flows.report import publish_report
 from flows.staleness import push_outputs, record_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
@@ -17,6 +15,7 @@ from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params
+from tasks.project.stage import STATE
 
 REGISTER = "register"
 
@@ -43,7 +42,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     """Run what is stale and show the progress; return the addresses of the stages that were submitted.
 
     DVC is asked first; when nothing is stale, Prefect is not even imported. Otherwise the flow runs against the
-    server of PREFECT_API_URL, or an ephemeral one that lives as long as the run.
+    server of PREFECT_API_URL, or one inside this process.
 
     Args:
         root: the project folder.
@@ -72,11 +71,11 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
 def _run_flow(
     root: Path, console: Console, todo: list[str], force_register: bool, push: bool, targets: list[str] | None
 ) -> None:
-    _quiet_prefect(root)
+    from flows.embedded import embedded_server
     from flows.pipeline import pipeline
 
     try:
-        with progress_bars(root, todo, console):
+        with embedded_server(root / STATE / "prefect"), progress_bars(root, todo, console):
             pipeline(str(root), force_register=force_register, push=push, targets=targets)
     except MergeflowError:
         raise
@@ -86,16 +85,3 @@ def _run_flow(
             raise
         typer.echo(trace, err=True)  # the stage's own, without the frames of Prefect and the command line
         raise typer.Exit(1) from None
-    publish_report(root)
-
-
-def _quiet_prefect(root: Path) -> None:
-    """Keep Prefect's own output off the terminal unless a server or a log level was chosen."""
-    if "PREFECT_API_URL" in os.environ:
-        return
-    home = root / ".mergeflow" / "prefect"
-    home.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PREFECT_HOME", str(home))
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")

@@ -11,13 +11,16 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.states import State
 from prefect.task_runners import TaskRunner
 
+from flows.artifacts import publish_results
 from flows.faults import keep_traceback
 from flows.orphans import remove_orphans
 from flows.plan import stages_to_run
+from flows.report import publish_report
 from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
 from flows.slots import gpu_slot
 from flows.staleness import push_outputs, record_outputs
+from flows.turns import presence
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import load_params
@@ -96,13 +99,19 @@ def pipeline(
     Raises:
         MergeflowError: a stage failed; stages that do not depend on it have finished and are kept.
     """
-    return run_stages(Path(root), force_register, push, targets)
+    with presence(Path(root)):
+        return run_project(Path(root), force_register, push, targets)
 
 
-def run_stages(
-    root: Path, force_register: bool = False, push: bool = False, targets: list[str] | None = None
-) -> list[str]:
-    """Do what `pipeline` does, within the flow run that calls it."""
+def run_project(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
+    """Do what `pipeline` does, within the flow run that calls it, and publish report and results."""
+    done = _run_stages(root, force_register, push, targets)
+    publish_report(root)
+    publish_results(root)
+    return done
+
+
+def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
     remove_orphans(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()

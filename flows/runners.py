@@ -2,7 +2,9 @@
 
 import importlib
 import logging
+import multiprocessing
 import os
+import threading
 from typing import Any
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
@@ -29,7 +31,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
     if name == "threads":
         return ThreadPoolTaskRunner(max_workers=workers)
     if name == "processes":
-        return ProcessPoolTaskRunner(max_workers=workers)
+        return ProcessPoolTaskRunner(max_workers=workers, initializer=end_with_driver)
     module, attribute, options = {"dask": _dask, "ray": _ray}[name](workers)
     try:
         runner: TaskRunner[Any] = getattr(importlib.import_module(module), attribute)(**options)
@@ -39,6 +41,18 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
             f"run.runner is '{name}', which needs the package {package}: install it, or use 'threads' or 'processes'."
         ) from None
     return runner
+
+
+def end_with_driver() -> None:
+    """Let this worker process end as soon as the driver has: killed, that leaves its workers waiting for ever."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None, "a worker of a pool has a parent"
+
+    def follow() -> None:
+        driver.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True, name="end-with-driver").start()
 
 
 def _dask(workers: int) -> tuple[str, str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 On one machine a file lock per device keeps stages apart, with or without a server (tasks/project/devices.py).
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
+from flows.embedded import is_server_chosen
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params
 from tasks.project.stage import Stage
@@ -21,12 +21,12 @@ LEASE_SECONDS = 60  # the slot of a holder that was killed is free again after t
 
 @contextmanager
 def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
-    """Hold a slot while the block runs, if the stage uses a CUDA device and PREFECT_API_URL names a server.
+    """Hold a slot while the block runs, if the stage uses a CUDA device and a person chose the Prefect server.
 
     Raises:
         MergeflowError: the server has no such limit; without it any number of stages would share the device.
     """
-    if "PREFECT_API_URL" not in os.environ or not _uses_cuda(root, stage):
+    if not is_server_chosen() or not _uses_cuda(root, stage):
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""One deployed run at a time in a project folder; one that was killed is reported by the run that takes over."""
+"""One deployed run at a time in a project folder; a run that was killed is reported by the next one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,25 +17,41 @@ from tasks.project.stage import STATE
 
 @contextmanager
 def turn(root: Path) -> Iterator[None]:
-    """Wait until no other deployed run works in the folder, and hold it while the block runs.
+    """Wait until no other deployed run works in the folder, and hold it while the block runs."""
+    with _signed_in(root) as own, FileLock(root / STATE / "turn.lock"):
+        _report_killed(own)
+        yield
 
-    From here on each run, waiting or working, holds a lock file that has its id as name. The operating system lets go
-    of the lock when the process dies, and the file stays: its run is one of which the server still believes that it
-    is running, because the worker that watched it died too.
+
+@contextmanager
+def presence(root: Path) -> Iterator[None]:
+    """Do what `turn` does without waiting, for a run that a person started and watches."""
+    with _signed_in(root) as own:
+        _report_killed(own)
+        yield
+
+
+@contextmanager
+def _signed_in(root: Path) -> Iterator[Path]:
+    """Hold a lock file that has the run's id as name while the block runs, waiting or working.
+
+    The operating system lets go of the lock when the process dies, and the file stays: its run is one of which the
+    server still believes that it is running, because nobody who watched it is left.
     """
-    runs = root / STATE / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
-    own = runs / f"{flow_run.id}.lock"
+    own = root / STATE / "runs" / f"{flow_run.id}.lock"
+    own.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(own):
         try:
-            with FileLock(root / STATE / "turn.lock"):
-                for other in runs.glob("*.lock"):
-                    if other != own and _is_left(other):
-                        _report_crashed(other.stem)
-                        other.unlink(missing_ok=True)
-                yield
+            yield own
         finally:
             own.unlink(missing_ok=True)
+
+
+def _report_killed(own: Path) -> None:
+    for other in own.parent.glob("*.lock"):
+        if other != own and _is_left(other):
+            _report_crashed(other.stem)
+            other.unlink(missing_ok=True)
 
 
 def _is_left(path: Path) -> bool:
