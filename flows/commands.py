@@ -55,6 +55,15 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
 
         run_pipeline(root, Console(), push)
 
+    @app.command("status")
+    def status(
+        studies: Annotated[bool, typer.Option(help="Ask about the studies too.")] = False,
+    ) -> None:
+        """Say which stages are stale for the code, parameters and data as they are now, and why."""
+        from flows.status import print_status
+
+        print_status(root, Console(), studies)
+
     @app.command("results")
     def results() -> None:
         """Print the result table, the registered model and the path of the report."""

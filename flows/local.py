@@ -7,7 +7,7 @@ from rich.console import Console
 
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
-from flows.plan import needed_for, registration_lost, stages_to_run
+from flows.plan import REGISTER, needed_for, registration_lost, stages_to_run
 from flows.staleness import push_outputs, record_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
@@ -16,8 +16,6 @@ from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params
 from tasks.project.stage import STATE
-
-REGISTER = "register"
 
 
 def run_pipeline(root: Path, console: Console, push: bool = False) -> None:

@@ -14,7 +14,7 @@ from prefect.task_runners import TaskRunner
 from flows.artifacts import publish_results
 from flows.faults import keep_traceback
 from flows.orphans import remove_orphans
-from flows.plan import stages_to_run
+from flows.plan import REGISTER, stages_to_run
 from flows.report import publish_report
 from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
@@ -27,7 +27,6 @@ from tasks.project.parameters import load_params
 from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES, Stage
 
-REGISTER = "register"
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET}
 
 

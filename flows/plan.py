@@ -9,6 +9,8 @@ from mergeflow.errors import unknown_name
 from tasks.project.graph import downstream_closure, upstream
 from tasks.project.stage import Stage
 
+REGISTER = "register"
+
 
 def stages_to_run(
     root: Path, stages: dict[str, Stage], targets: Iterable[str] | None = None, always: Iterable[str] = ()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
@@ -15,10 +16,18 @@ from tasks.project.stage import MAIN, Stage, covers
 
 def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
     """Return the addresses that DVC finds changed, missing or never run, for the code as it is now."""
+    return set(changes(root, stages))
+
+
+def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
+    """Return what DVC's status says of each stale stage by address, for the code as it is now.
+
+    `dvc status` alone compares with the digests of code that were written last.
+    """
     write_digests(root)
     files = {stage.file for stage in stages.values()}
     status = json.loads(_dvc(root, "status", "--json", *sorted(files)) or "{}")
-    return {address for address in status if address in stages and not stages[address].frozen}
+    return {address: said for address, said in status.items() if address in stages and not stages[address].frozen}
 
 
 def record_outputs(root: Path, addresses: list[str]) -> None:

@@ -15,6 +15,7 @@ from mergeflow.errors import MergeflowError
 from tests.flows.small_project import run_in
 
 pytestmark = pytest.mark.slow
+STALE = [["figures", "its", "code", "modified"], ["register", "after", "figures"]]
 PLOTS = {"scale", "arguments", "accuracy", "loss", "learning", "cosines"}
 
 
@@ -142,11 +143,14 @@ def test_s3_takes_the_outputs_and_gives_them_back(clone: Path, s3: str) -> None:
     assert json.loads(dvc(clone, "status", "--json")) == {"code": ["always changed"]}
 
 
-def test_an_edit_of_code_runs_what_uses_it_and_a_comment_nothing(clone: Path) -> None:
+def test_an_edit_of_code_is_said_and_runs_what_uses_it_and_a_comment_nothing(clone: Path) -> None:
     page = clone / "tasks/figures.py"
     for added, again in (("_EDITED = 1\n", True), ("# a comment\n", False)):
         page.write_text(page.read_text() + added)
         assert "up to date" not in dvc(clone, "status")
+        said = run_in(clone, "mergeflow", "status").stdout.splitlines()
+        assert [line.split() for line in said[1:]] == (STALE if again else [])
+        assert ("figures" in json.loads(dvc(clone, "status", "--json"))) is again
         assert ("Running stage 'figures'" in dvc(clone, "repro")) is again
-        done = run_in(clone, "mergeflow", "run")
-        assert "Nothing changed" in done.stdout, done.stdout + done.stderr
+    done = run_in(clone, "mergeflow", "run")
+    assert "Nothing changed" in done.stdout, done.stdout + done.stderr
