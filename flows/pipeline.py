@@ -151,7 +151,8 @@ def _run_group(
             finished.wait()
             states[running[finished]] = finished.state
     finally:
-        record_outputs(root, [address for address, state in states.items() if state.is_completed()])
+        # In running order, as `dvc repro` records them: in which order they finished must not show in dvc.lock.
+        record_outputs(root, [address for address in group if _is_done(states.get(address))])
     _raise_first({address: state for address, state in states.items() if not state.is_completed()})
 
 

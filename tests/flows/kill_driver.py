@@ -1,4 +1,4 @@
-"""The toy project under either driver, killed at any moment: neither driver nor kills may show in a hash."""
+"""Pipelines under either driver, killed at any moment: neither the driver nor the kills may show in a hash."""
 
 import hashlib
 import os
@@ -8,39 +8,53 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tests.flows.small_project import ROOT, environment, run_in
+from tests.flows.small_project import ROOT, environment, make_project, registry_template, run_in
 from tests.toy_project import make_toy_project
 
 DRIVERS = {"flow": ("mergeflow", "run"), "dvc": ("dvc", "repro")}
+MADE = ("outputs", "dvc.lock", ".mergeflow", ".dvc/cache", ".dvc/tmp", "mlflow.db", "mlartifacts")
+GONE = (
+    30.0  # seconds until what a killed driver leaves has ended: an orphaned stage of `dvc repro` ends when it is done
+)
 
 
-def make_repository(folder: Path, runner: str = "threads", **finetune: int) -> Path:
-    """A toy project in a git repository, without the registry: each registration has an id and a time of its own."""
+def make_toy_repository(folder: Path, runner: str = "threads", **finetune: int) -> Path:
+    """Make a toy project in a git repository, its stages two at once on `runner`."""
     make_toy_project(folder, **finetune)
-    graph = yaml.safe_load((ROOT / "dvc.yaml").read_text())
-    del graph["stages"]["register"]
-    (folder / "dvc.yaml").unlink()
-    (folder / "dvc.yaml").write_text(yaml.safe_dump(graph, sort_keys=False))
     values = yaml.safe_load((folder / "params.yaml").read_text())
     values["run"] |= {"runner": runner, "workers": 2}
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     for name in (".dvcignore", ".gitignore", "inputs/README.md"):  # git keeps no empty folder
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp", "config.local"))
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
     assert run_in(folder, "git", "init", "--quiet").returncode == 0
     return folder
 
 
+PROJECTS: dict[str, Callable[[Path], Path]] = {"toy": make_toy_repository, "images": make_project}
+
+
+def empty(folder: Path) -> None:
+    """Take away all that runs have made."""
+    for name in MADE:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in folder.glob("mlflow.db-*"):
+        path.unlink()
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
+
+
 def start(folder: Path, driver: str) -> "subprocess.Popen[bytes]":
     """Start a driver as the leader of a session, by which all that it starts can be found."""
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(
-        DRIVERS[driver], cwd=folder, env=environment(), stdout=quiet, stderr=quiet, start_new_session=True
-    )
+    own = {key: value for key, value in environment().items() if key != "PREFECT_HOME"}  # its making is killed too
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        return subprocess.Popen(DRIVERS[driver], cwd=folder, env=own, stdout=log, stderr=log, start_new_session=True)
 
 
 def strike(process: "subprocess.Popen[bytes]", alone: bool) -> None:
@@ -76,6 +90,11 @@ def wait_for(what: Callable[[], object], seconds: float) -> bool:
     return True
 
 
+def wait_for_end(leader: int) -> bool:
+    """Whether all processes of a session ended in time."""
+    return wait_for(lambda: not session(leader), GONE)
+
+
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of dvc.lock and of every output except the report, which names the time."""
     files = [path for path in (folder / "outputs").rglob("*") if path.is_file() and path.name != "report.html"]
@@ -85,33 +104,43 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def kill_at_random(folder: Path, kills: int, span: float, seed: int) -> list[str]:
+@dataclass(frozen=True)
+class Kill:
+    """One kill: which driver, its process, when, alone or with its children, what was at work, what lived on."""
+
+    driver: str
+    leader: int
+    seconds: float
+    alone: bool
+    at_work: tuple[str, ...]
+    left: dict[int, str]
+
+
+def kill_at_random(folder: Path, kills: int, span: float, seed: int, expected: dict[str, str]) -> list[Kill]:
     """Start drivers by lot and kill each at a random moment; a project that is finished is emptied and begins again.
 
     Args:
-        folder: of `make_repository`.
+        folder: of a project of `PROJECTS`.
         kills: how many.
         span: the moments are drawn uniformly from the first `span` seconds.
         seed: of drivers, moments, and whether children die too.
-
-    Returns:
-        One line for each kill: driver, moment, `alone` or `all`, the stages that were at work.
+        expected: the `hashes` of an undisturbed run, which every finished run must have.
     """
-    lot, done = random.Random(seed), list[str]()
-    expected: dict[str, str] = {}
+    lot, done = random.Random(seed), list[Kill]()
     while len(done) < kills:
         driver, alone, moment = lot.choice(sorted(DRIVERS)), lot.random() < 0.5, lot.uniform(0, span)
         process = start(folder, driver)
         try:
             assert process.wait(moment) == 0, f"{driver} failed after: {done[-3:]}"
         except subprocess.TimeoutExpired:
-            at_work = sorted(path.stem for path in (folder / ".mergeflow/progress").glob("*.json"))
+            at_work = tuple(sorted(path.stem for path in (folder / ".mergeflow/progress").glob("*.json")))
             strike(process, alone)
-            done.append(f"{driver} {moment:.1f} s {'alone' if alone else 'all'} {' '.join(at_work)}".strip())
+            if driver == "flow" or not alone:  # what `dvc repro` alone leaves is a stage, which ends when it is done
+                wait_for_end(process.pid)
+            done.append(Kill(driver, process.pid, round(moment, 1), alone, at_work, session(process.pid)))
+            print(done[-1], flush=True)
             continue
-        assert expected in ({}, hashes(folder)), done
-        expected = hashes(folder)
-        for left in ("outputs", ".mergeflow", "dvc.lock", ".dvc/cache", ".dvc/tmp"):
-            path = folder / left
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        found = hashes(folder)
+        assert found == expected, {name for name in found | expected if found.get(name) != expected.get(name)}
+        empty(folder)
     return done
