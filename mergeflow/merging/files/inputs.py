@@ -11,6 +11,7 @@ from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
+from mergeflow.merging.alignment.files import match_experts
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.files.recipe import Recipe
@@ -75,6 +76,10 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
             same = fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
             fit = replace(fit, base=same.base, experts=same.experts, notes=(*fit.notes, *same.notes))
             tokenizer = same.files
+        if recipe.align is not None:
+            fit.check()
+            matched, told = match_experts(fit.base, fit.experts)
+            fit = replace(fit, experts=matched, notes=(*fit.notes, *told))
         base, experts = fit.base, fit.experts
         together(
             fit.check,

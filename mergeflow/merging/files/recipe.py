@@ -46,6 +46,8 @@ class Recipe(Frozen):
         ignore: Patterns of tensors that stay the base's; what experts have there is left out.
         only: Patterns of the tensors that are merged; the others stay the base's.
         missing: What a tensor is that an expert lacks: `refuse` (a mismatch, the default) or `base`.
+        align: `weight_matching` permutes the units of each expert so that its weights lie as near to the base's as they
+            can (to the first expert's where there is no base), before the method sees them.
         tokenizer: Whose tokens the result has, by which embeddings and heads are aligned: `base`, `union`, an expert's
             name, or a mapping with `source`, `tokens`, `pad_to_multiple_of`. `tokenizer_source: X` is its `source`.
         dtype: Type of the result; the base's by default.
@@ -67,6 +69,7 @@ class Recipe(Frozen):
     ignore: tuple[str, ...] | None = None
     only: tuple[str, ...] | None = None
     missing: Literal["refuse", "base"] | None = None
+    align: Literal["weight_matching"] | None = None
     tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
