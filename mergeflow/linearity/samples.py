@@ -96,7 +96,7 @@ def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int)
     images = []
     for index, example in enumerate(raw.splits[split]()):
         if index in chosen:
-            seen = _transformed(raw, example, Place(split, index, raw.seed))
+            seen = transformed(raw, example, Place(split, index, raw.seed))
             if seen is not None:
                 images.append(decode(seen, f"source {raw.source}, split {split}, row {index}").arrays["images"])
     if not images:
@@ -104,7 +104,8 @@ def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int)
     return torch.from_numpy(np.stack(images))
 
 
-def _transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
+def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
+    """Return an example after the source's transforms, or None where they leave it out."""
     seen: Example | None = example
     for transform in raw.transforms:
         seen = None if seen is None else transform.apply(seen, place)
