@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from mergeflow.checkpoints.config import folder_of
 from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.formats import open_checkpoint
@@ -17,9 +18,12 @@ from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.method import Model
+from mergeflow.merging.preflight.compare import compare
+from mergeflow.merging.preflight.findings import check_findings
 from mergeflow.merging.stacks import model_of
 from mergeflow.merging.vocabulary.companions import TokenizerFiles
 from mergeflow.merging.vocabulary.fitting import fit_vocabularies
+from mergeflow.merging.vocabulary.templates import chosen_templates
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Inputs:
         paths: Local paths of all inputs, by what they are.
         model: What a method may know of them: names, weights, shapes, ties.
         notes: What was done to make them fit each other.
+        warnings: What to know of: settings, tokens, templates, licences that differ.
         tokenizer: What the result's folder holds for a vocabulary of its own.
+        templates: Its chat templates, where the recipe chooses them.
     """
 
     call: MethodCall
@@ -44,38 +50,29 @@ class Inputs:
     paths: dict[str, str]
     model: Model
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     tokenizer: TokenizerFiles | None = None
+    templates: dict[str, str] | None = None
 
 
 @contextmanager
 def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inputs]:
-    """Open every input of a recipe and check that they fit each other, from headers alone.
+    """Open every input of a recipe and check that they fit each other, from headers and the files beside them alone.
 
     Raises:
-        MergeflowError: A path that cannot be opened, or tensors that do not fit, all at once.
+        MergeflowError: A path that cannot be opened, or inputs that do not fit, all at once.
     """
     with ExitStack() as opened:
-        found: dict[tuple[str, str], LazyStateDict] = {}
-
-        def enter(role: str, name: str, path: str) -> None:
-            read = open_base if role == "base" else open_checkpoint
-            state = found[role, name] = opened.enter_context(read(local_path(path, resolve)))
-            if role == "task_vectors" and not state.is_task_vector:
-                raise no_task_vector(path)
-
-        wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
-        listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
-        together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
+        found = _opened(recipe, resolve, opened)
         base = found["base", "base"]
         experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
         data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
-        tokenizer = None
-        if recipe.tokenizer is not None:
-            same = fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
-            fit = replace(fit, base=same.base, experts=same.experts, notes=(*fit.notes, *same.notes))
-            tokenizer = same.files
+        findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
+        aligned = None if recipe.tokenizer is None else fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
+        if aligned is not None:
+            fit = replace(fit, base=aligned.base, experts=aligned.experts, notes=(*fit.notes, *aligned.notes))
         if recipe.align is not None:
             fit.check()
             matched, told = match_experts(fit.base, fit.experts)
@@ -83,6 +80,7 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         base, experts = fit.base, fit.experts
         together(
             fit.check,
+            lambda: check_findings(findings, recipe.allow or ()),
             lambda: _check_types(base),
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),
@@ -90,8 +88,40 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
         paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
         for kind, states in data.items():
             paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
-        model = model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept, varied=recipe.varied_weights())
-        yield Inputs(call, base, experts, data, paths, model, fit.notes, tokenizer)
+        yield Inputs(
+            call,
+            base,
+            experts,
+            data,
+            paths,
+            model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept, varied=recipe.varied_weights()),
+            fit.notes,
+            tuple(one.text for one in findings),
+            aligned.files if aligned is not None else None,
+            _templates(recipe, base, experts),
+        )
+
+
+def _opened(recipe: Recipe, resolve: Resolve | None, opened: ExitStack) -> dict[tuple[str, str], LazyStateDict]:
+    """Open every input, by role and name; where the recipe has no base, the first expert is it."""
+    found: dict[tuple[str, str], LazyStateDict] = {}
+
+    def enter(role: str, name: str, path: str) -> None:
+        read = open_base if role == "base" else open_checkpoint
+        state = found[role, name] = opened.enter_context(read(local_path(path, resolve)))
+        if role == "task_vectors" and not state.is_task_vector:
+            raise no_task_vector(path)
+
+    wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
+    listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
+    together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
+    return found
+
+
+def _templates(recipe: Recipe, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> dict[str, str] | None:
+    if recipe.chat_template is None:
+        return None
+    return chosen_templates(recipe.chat_template, {n: folder_of(one) for n, one in {"base": base, **experts}.items()})
 
 
 def open_base(path: str | Path) -> LazyStateDict:

@@ -16,6 +16,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
+from mergeflow.merging.vocabulary.templates import MORE
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")
@@ -87,6 +88,8 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None) -> None:
             taken = file.name.endswith(".index.json") or file.name == RECORD or file.suffix in _WEIGHTS
             if file.is_file() and not taken:
                 shutil.copyfile(file, folder / file.name)
+    if (base / MORE).is_dir():
+        shutil.copytree(base / MORE, folder / MORE, dirs_exist_ok=True)
     config = _config(folder / "config.json")
     key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
     if dtype is not None and key is not None and config[key] != dtype:

@@ -41,6 +41,7 @@ class Plan:
         out: Where they go; None where the recipe does not say.
         notes: What was done to make the inputs fit each other.
         rank: Largest rank of a matrix, where the result is an adapter.
+        warnings: What to know of: settings, tokens, templates, licences that differ.
     """
 
     call: MethodCall
@@ -56,6 +57,7 @@ class Plan:
     out: str | None = None
     notes: tuple[str, ...] = ()
     rank: int | None = None
+    warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
@@ -75,6 +77,7 @@ class Plan:
             f"peak memory   about {_size(self.peak_memory)}",
             *(self.treatment.lines() if spectral else ()),
             *(f"note          {note}" for note in self.notes),
+            *(f"warning       {warning}" for warning in self.warnings),
         ]
 
 
@@ -113,13 +116,14 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     Raises:
         MergeflowError: As `check_place`, or a tokenizer of its own without a folder that could hold it.
     """
+    keys = [key for key in ("tokenizer", "chat_template") if getattr(recipe, key) is not None]
     if recipe.adapter is not None:
-        if recipe.tokenizer is not None:
-            raise MergeflowError("`tokenizer` changes the vocabulary, which no adapter can: remove it, or `adapter`.")
+        if keys:
+            raise MergeflowError(f"`{keys[0]}` is of a whole model, not of an adapter: remove it, or `adapter`.")
         return check_adapter_place(recipe.out, recipe.shard_size, inputs.paths)
-    if recipe.tokenizer is not None and recipe.out is not None and recipe.out.endswith(".safetensors"):
+    if keys and recipe.out is not None and recipe.out.endswith(".safetensors"):
         raise MergeflowError(
-            f"`tokenizer` makes a model folder with its tokenizer, but out is the file '{recipe.out}': name a folder."
+            f"`{keys[0]}` makes a model folder with its tokenizer, but out is the file '{recipe.out}': name a folder."
         )
     return check_place(recipe.out, recipe.shard_size, inputs.paths, force)
 
@@ -147,6 +151,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         out=recipe.out,
         notes=inputs.notes,
         rank=recipe.adapter.rank if recipe.adapter is not None else None,
+        warnings=inputs.warnings,
     )
 
 

@@ -50,6 +50,10 @@ class Recipe(Frozen):
             can (to the first expert's where there is no base), before the method sees them.
         tokenizer: Whose tokens the result has, by which embeddings and heads are aligned: `base`, `union`, an expert's
             name, or a mapping with `source`, `tokens`, `pad_to_multiple_of`. `tokenizer_source: X` is its `source`.
+        chat_template: Whose chat template the result has: `base` (the default, or that of the `tokenizer`'s expert), an
+            expert's name, `auto` (what most have), a Jinja file, or the template itself.
+        allow: Patterns of differences between models that are accepted although they change what weights mean, such as
+            `rope_theta` or `tokenizer`; the result has the base's.
         dtype: Type of the result; the base's by default.
         device: Where arithmetic happens: cpu, cuda, cuda:1 …
         out: A `.safetensors` file or a folder to make.
@@ -71,6 +75,8 @@ class Recipe(Frozen):
     missing: Literal["refuse", "base"] | None = None
     align: Literal["weight_matching"] | None = None
     tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None
+    chat_template: str | None = None
+    allow: tuple[str, ...] | None = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
@@ -158,6 +164,11 @@ class Recipe(Frozen):
     def expert_weights(self) -> Mapping[str, float]:
         """Return the weight of every expert."""
         return self._weights
+
+    @property
+    def tokenizer_source(self) -> str | None:
+        """Whose tokens the result has; None where nothing is aligned."""
+        return self.tokenizer.source if self.tokenizer is not None else None
 
     def varied_weights(self) -> Mapping[str, Any]:
         """Return the weights that vary over the model, by expert."""

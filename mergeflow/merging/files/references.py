@@ -5,6 +5,7 @@ from collections.abc import Callable
 from mergeflow.checkpoints.hub import fixed_id
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import Recipe
+from mergeflow.merging.vocabulary.templates import read_template
 
 Resolve = Callable[[str], str]
 """Turns a reference into a local path; the project half supplies it.
@@ -48,5 +49,14 @@ def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
             "experts": fixed(recipe.experts),
             "task_vectors": fixed(recipe.task_vectors),
             "data": tuple((kind, fixed(paths)) for kind, paths in recipe.data),
+            "chat_template": _text(recipe),
         }
     )
+
+
+def _text(recipe: Recipe) -> str | None:
+    """Return the chat template's choice with the text in place of a file, which may change."""
+    choice = recipe.chat_template
+    if choice is None or choice in ("base", "auto", *dict(recipe.experts), *dict(recipe.task_vectors)):
+        return choice
+    return read_template(choice) or choice

@@ -30,6 +30,7 @@ from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, fix_references
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit
+from mergeflow.merging.vocabulary.templates import write_templates
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of inputs done and in all, from any thread, one call at a time."""
@@ -46,6 +47,7 @@ class Merged:
         recipe: The complete recipe.
         seconds: Wall time.
         notes: What an adapter holds and loses, a line each.
+        warnings: What to know of: settings, tokens, templates, licences of the inputs that differ.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class Merged:
     recipe: Recipe
     seconds: float
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def merge(
@@ -110,7 +113,7 @@ def merge(
             result, digests = job.into_file() if single else job.into_folder(resume)
         if progress is not None:
             progress(plan.bytes_read, plan.bytes_read)
-    return Merged(target, result, digests, recipe, time.monotonic() - began, notes)
+    return Merged(target, result, digests, recipe, time.monotonic() - began, notes, inputs.warnings)
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
@@ -245,6 +248,8 @@ class _Job:
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype)
         if self.inputs.tokenizer is not None:
             self.inputs.tokenizer.write(partial)
+        if self.inputs.templates is not None:
+            write_templates(self.inputs.templates, partial)
         record = {
             "version": _version(),
             "recipe": json.loads(self.recipe.record()),

@@ -10,6 +10,7 @@ from typing import Any
 
 from mergeflow.checkpoints.formats import read_json
 from mergeflow.checkpoints.writer import write_text
+from mergeflow.merging.vocabulary.templates import MORE
 from mergeflow.merging.vocabulary.tokens import SETTINGS, TOKENIZER, Vocabulary, added_tokens, as_text
 
 # What a tokenizer is stored in beside tokenizer.json: for its slow form, or by older versions of transformers.
@@ -65,6 +66,9 @@ def _replace(source: Path, folder: Path) -> None:
                     file.unlink()
                 elif file.is_file():
                     shutil.copyfile(file, folder / file.name)
+    shutil.rmtree(folder / MORE, ignore_errors=True)
+    if (source / MORE).is_dir():
+        shutil.copytree(source / MORE, folder / MORE)
 
 
 def _extend(result: Vocabulary, folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""What model folders say of themselves, compared before a merge: settings, tokens, templates, licences."""

@@ -1,0 +1,46 @@
+"""The comparison of a merge's model folders, before any weight is read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mergeflow.checkpoints.config import config_of, folder_of
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.merging.preflight.configs import config_findings
+from mergeflow.merging.preflight.findings import Finding
+from mergeflow.merging.preflight.licences import licence_of, merged_licence
+from mergeflow.merging.preflight.words import special_findings, template_findings, tokenizer_findings
+from mergeflow.merging.vocabulary.tables import vocab_sizes
+
+
+def compare(
+    base: LazyStateDict, experts: Mapping[str, LazyStateDict], tokenizer: str | None = None, *, templated: bool = False
+) -> list[Finding]:
+    """Return what the experts' folders say otherwise than the base's; a file outside a model folder says nothing.
+
+    Args:
+        base: The base.
+        experts: The experts by name.
+        tokenizer: Whose tokens the result has, where the recipe says it and they are aligned.
+        templated: Whether the recipe says which chat template.
+    """
+    own, config = folder_of(base), config_of(base)
+    folders = {name: folder_of(state) for name, state in experts.items()}
+    configs = {name: config_of(state) for name, state in experts.items()}
+    found = config_findings(config, configs, base.infos)
+    if tokenizer is None:
+        found += tokenizer_findings(own, folders, _resized(config, configs))
+    if tokenizer not in experts:
+        found += special_findings(own, folders)
+        found += [] if templated else template_findings(own, folders)
+    _, said = merged_licence({"base": licence_of(own), **{name: licence_of(one) for name, one in folders.items()}})
+    return found + ([Finding("licence", said)] if said else [])
+
+
+def _resized(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Say which experts have another number of rows for tokens."""
+    own = vocab_sizes(base)
+    return {
+        name: f"has {sizes[0]} rows for tokens, the base {own[0]}"
+        for name, config in experts.items()
+        if own and (sizes := vocab_sizes(config)) and sizes != own
+    }

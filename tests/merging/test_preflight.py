@@ -1,0 +1,212 @@
+"""What model folders say of themselves is compared before a merge: refused where weights mean something else."""
+
+import json
+import re
+
+import pytest
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import check_recipe, merge
+from mergeflow.merging.preflight.licences import merged_licence
+from tests.merging.model_folders import OTHER, TEXT, llama, permuted, save, tokenizer
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A base and an expert `a` of it."""
+    words = tokenizer("BPE", TEXT, "<|end|>")
+    for seed, name in enumerate(("base", "a")):
+        save(tmp_path / name, llama(304, seed), words, eos_token="<|end|>")
+    return tmp_path
+
+
+def plan(folder, experts="a", **changes):
+    paths = {name: str(folder / name) for name in experts}
+    return {"method": "average", "base": str(folder / "base"), "experts": paths, "out": str(folder / "out"), **changes}
+
+
+def edit(path, **changes):
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value != "remove"}))
+
+
+def said(folder, *args, **changes):
+    return [line for line in check_recipe(plan(folder, *args, **changes)).lines() if line.startswith("warning")]
+
+
+def refused(folder, *args, **changes):
+    with pytest.raises(MergeflowError) as error:
+        check_recipe(plan(folder, *args, **changes))
+    with pytest.raises(MergeflowError) as again:
+        merge(plan(folder, *args, **changes))
+    assert str(again.value) == str(error.value)
+    return str(error.value)
+
+
+def test_equal_folders_have_nothing_to_be_said_of(pair):
+    assert said(pair) == []
+    merge(plan(pair))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta: base 10000.0; 'a' 500000.0"),
+        ({"rope_parameters": "remove", "rope_theta": 5e5}, "rope_theta: base 10000.0; 'a' 500000.0"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling: base 'default'; 'a' {",
+        ),
+        ({"num_attention_heads": 4, "head_dim": 4}, "num_attention_heads: base 2; 'a' 4"),
+        ({"hidden_act": "gelu"}, "hidden_act: base 'silu'; 'a' 'gelu'"),
+        ({"model_type": "mistral"}, "model_type: base 'llama'; 'a' 'mistral'"),
+    ],
+)
+def test_a_setting_that_changes_what_weights_compute_is_refused(pair, changes, line):
+    edit(pair / "a/config.json", **changes)
+    message = refused(pair)
+    subject = line.split(":")[0]
+    assert f"  - {line}" in message
+    assert subject in message.split("allow: [")[1]
+    assert any(line in one for one in said(pair, allow=["head_dim", f"{subject[:-1]}*"]))
+
+
+def test_the_same_setting_of_another_version_is_the_same(pair):
+    edit(pair / "a/config.json", rope_parameters="remove", rope_theta=10000, rope_scaling=None, torch_dtype="float32")
+    edit(pair / "a/config.json", transformers_version="4.38.0", use_cache=False, attention_dropout=0.1)
+    assert said(pair) == []
+
+
+def test_other_settings_are_warned_of_experts_together(pair):
+    save(pair / "b", llama(304, 2), tokenizer("BPE", TEXT, "<|end|>"), eos_token="<|end|>")
+    for name in "ab":
+        edit(pair / name / "config.json", rms_norm_eps=1e-5, max_position_embeddings=4096)
+    assert said(pair, "ab") == [
+        "warning       max_position_embeddings: base 2048; 'a', 'b' 4096",
+        "warning       rms_norm_eps: base 1e-06; 'a', 'b' 1e-05",
+    ]
+    assert merge(plan(pair, "ab")).warnings[0] == "max_position_embeddings: base 2048; 'a', 'b' 4096"
+
+
+def test_rows_of_other_tokens_are_refused_with_the_way_out(pair):
+    words = tokenizer("BPE", TEXT)
+    order = [*range(10), *reversed(range(10, words.get_vocab_size()))]
+    save(pair / "a", llama(304, 1), permuted(words, order))
+    save(pair / "b", llama(304, 2), tokenizer("BPE", OTHER))
+    message = refused(pair, "ab")
+    assert re.search(r"  - tokenizer: 'a' has 290 tokens in other rows; `tokenizer_source: union`", message)
+    assert re.search(r"tokenizer: 'b' has (\d+ tokens? in other rows and )?\d+ rows of other tokens \('", message)
+    assert len(message) < 700
+    check_recipe(plan(pair, "ab", allow=["tokenizer"]))
+    check_recipe(plan(pair, "ab", tokenizer_source="union"))
+
+
+def test_new_tokens_are_warned_of_and_other_sizes_refused(pair):
+    save(pair / "a", llama(304, 1), tokenizer("BPE", TEXT, "<|end|>", "<|im_start|>"), eos_token="<|im_start|>")
+    assert said(pair) == [
+        "warning       tokenizer: 'a' has 1 token more ('<|im_start|>'); `tokenizer_source: union` (or a) keeps them",
+        "warning       eos_token: base '<|end|>'; 'a' '<|im_start|>'; `tokenizer_source: a` takes an expert's",
+    ]
+    assert said(pair, tokenizer_source="a") == []
+    save(pair / "a", llama(320, 1), tokenizer("BPE", TEXT, "<|end|>"), eos_token="<|end|>")
+    message = refused(pair)
+    assert "tokenizer: 'a' has 320 rows for tokens, the base 304; `tokenizer_source: union`" in message
+    assert "has tensor 'lm_head.weight' of shape [320, 16]" in message
+    check_recipe(plan(pair, tokenizer_source="base"))
+
+
+def test_tokenizers_that_cut_otherwise_are_warned_of(pair):
+    content = json.loads((pair / "a/tokenizer.json").read_text())
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    content["model"]["merges"].reverse()
+    content["added_tokens"][0]["special"] = False
+    (pair / "a/tokenizer.json").write_text(json.dumps(content))
+    lines = said(pair)
+    assert "'a' cuts text with another pre_tokenizer, merges" in lines[0]
+    assert "added tokens: 'a' marks 1 otherwise ('<|end|>')" in lines[1]
+
+
+def test_labels_of_a_head_in_another_order_are_refused(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for name, labels in {"base": ("no", "yes"), "a": ("yes", "no")}.items():
+        config = BertConfig(vocab_size=30, id2label=dict(enumerate(labels)), label2id={}, **sizes)
+        BertForSequenceClassification(config).save_pretrained(tmp_path / name)
+    assert "id2label: base {'0': 'no', '1': 'yes'}; 'a' {'0': 'yes', '1': 'no'}" in refused(tmp_path)
+
+
+def card(folder, text):
+    (folder / "README.md").write_text(f"---\n{text}\n---\n# Model\n")
+
+
+def test_licences(pair):
+    card(pair / "base", "license: apache-2.0")
+    assert said(pair) == ["warning       licence: 'a' names none"]
+    card(pair / "a", "license: mit")
+    assert said(pair) == [
+        "warning       licences differ: 'base' apache-2.0; 'a' mit; the result's card says apache-2.0"
+    ]
+    card(pair / "base", "license: other\nlicense_name: my-terms")
+    card(pair / "a", "license: cc-by-nc-4.0")
+    assert "licences conflict: 'base' my-terms; 'a' cc-by-nc-4.0: read their terms" in said(pair)[0]
+    card(pair / "a", "license: [\n- x")  # a front matter that nobody can read says nothing
+    assert "'a' names none" in said(pair)[0]
+    free = {"license": "mit"}
+    assert merged_licence({"base": free, "a": free}) == (free, None)
+
+
+TEMPLATES = {"base": None, "a": "A {{ messages }}", "b": "B {{ messages }}", "c": "B {{ messages }}"}
+
+
+@pytest.fixture
+def templates(tmp_path):
+    words = tokenizer("BPE", TEXT)
+    for seed, (name, template) in enumerate(TEMPLATES.items()):
+        save(tmp_path / name, llama(300, seed), words, chat_template=template)
+    (tmp_path / "mine.jinja").write_text("mine {{ messages }}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, None),
+        ("a", "A {{ messages }}"),
+        ("auto", "B {{ messages }}"),
+        ("mine.jinja", "mine {{ messages }}"),
+        ("{{ x }}", "{{ x }}"),
+    ],
+)
+def test_whose_chat_template_the_result_has(templates, choice, expected, monkeypatch):
+    monkeypatch.chdir(templates)
+    made = merge(plan(templates, "abc", chat_template=choice))
+    assert AutoTokenizer.from_pretrained(made.path).chat_template == expected
+    if choice == "mine.jinja":  # the record makes the same again, whatever became of the file
+        (templates / choice).unlink()
+        again = merge(json.loads(made.recipe.record()), out=templates / "again")
+        assert AutoTokenizer.from_pretrained(again.path).chat_template == expected
+    if choice is None:
+        words = "'a', 'b', 'c' have one, the base has none; `chat_template: a` (or auto) chooses one"
+        assert made.warnings == (f"chat_template: {words}",)
+
+
+def test_templates_of_older_files_and_several_of_one_model(templates):
+    named = [{"name": "default", "template": "D"}, {"name": "tools", "template": "T"}]
+    (templates / "b/chat_template.jinja").unlink()
+    edit(templates / "b/tokenizer_config.json", chat_template=named)
+    edit(templates / "base/tokenizer_config.json", chat_template="old")
+    made = merge(plan(templates, "ab", chat_template="b"))
+    assert AutoTokenizer.from_pretrained(made.path).chat_template == {"default": "D", "tools": "T"}
+    kept = merge({**plan(templates, "ab"), "base": str(made.path)}, out=templates / "kept")
+    assert AutoTokenizer.from_pretrained(kept.path).chat_template == {"default": "D", "tools": "T"}
+
+
+def test_templates_that_are_not_there(templates):
+    assert "'base' has no chat template; 'a', 'b' has one" in refused(templates, "ab", chat_template="base")
+    wrong = refused(templates, "ab", chat_template="chatml")
+    assert "neither a model of the merge (auto, base, a, b), nor a file, nor a Jinja template" in wrong
+    file = str(templates / "out.safetensors")
+    assert "`chat_template` makes a model folder" in refused(templates, "ab", chat_template="a", out=file)
+    for name in "ab":
+        (templates / name / "chat_template.jinja").unlink()
+    assert "no model has a chat template" in refused(templates, "ab", chat_template="auto")
