@@ -166,17 +166,25 @@ def diff(
 
 def convert(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="A checkpoint: a file, a model folder, or a reference.")],
-    out: Annotated[Path, typer.Option(help="A .safetensors file, or a folder to make.")],
+    source: Annotated[str, typer.Argument(help="A checkpoint, or a configuration of mergekit (.yml, .yaml).")],
+    out: Annotated[Path, typer.Option(help="A .safetensors file or a folder to make; of a configuration a recipe.")],
     dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16, for all weights.")] = None,
     shard_size: Annotated[str | None, typer.Option(help="Largest file of a folder, e.g. 5GB.")] = None,
     force: Force = False,
 ) -> None:
-    """Make plain weights of a checkpoint: dequantise int8, float8, LLM.int8, nf4 and fp4, or change the type."""
-    from mergeflow.errors import MergeflowError
+    """Make plain weights of a checkpoint: dequantise int8, float8, LLM.int8, nf4 and fp4, or change the type.
+
+    Of a configuration of mergekit, write the recipe that merges as it says, or name what cannot be carried over.
+    """
     from mergeflow.merging.files.convert import convert as run
+    from mergeflow.merging.files.mergekit import write_recipe
     from mergeflow.merging.files.recipe import parse_size
 
+    if Path(source).suffix in (".yml", ".yaml"):
+        for note in write_recipe(source, out, dtype=dtype, shard_size=shard_size, force=force):
+            typer.echo(f"note: {note}")
+        typer.echo(f"{out}  a recipe: mergeflow merge {out} --out …")
+        return
     try:
         size = parse_size(shard_size)
     except ValueError as error:

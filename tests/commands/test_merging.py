@@ -184,3 +184,32 @@ def test_a_task_vector_is_no_base_of_a_suite(run: Run, folder: Path) -> None:
     run("vector", "extract", "base.safetensors", "a.safetensors", "--out", "va.safetensors")
     with pytest.raises(MergeflowError, match="is a task vector or an adapter, not a model"):
         run("compress", "emr", "--base", "va.safetensors", "--expert", "b=b.safetensors", "--out", "x.safetensors")
+
+
+def test_a_configuration_of_mergekit_becomes_a_recipe_that_merges(run: Run, folder: Path) -> None:
+    (folder / "kit.yml").write_text(
+        "merge_method: dare_ties\nbase_model: base.safetensors\nparameters: {density: 1.0, weight: 0.5}\n"
+        "models: [{model: a.safetensors}, {model: b.safetensors, parameters: {density: 0.9}}]\n"
+    )
+    result = run("convert", "kit.yml", "--out", "kit.yaml")
+    assert result.exit_code == 0, result.output
+    assert "note: masks are drawn by another generator" in result.output
+    assert (folder / "kit.yaml").read_text().startswith("# From kit.yml, a configuration of mergekit.\n# masks")
+    assert run("merge", "kit.yaml", "--out", "kit.safetensors").exit_code == 0
+    with pytest.raises(MergeflowError, match=r"'kit.yaml' exists: choose another name, or give --force"):
+        run("convert", "kit.yml", "--out", "kit.yaml")
+    assert run("convert", "kit.yml", "--out", "kit.yaml", "--force", "--dtype", "float64").exit_code == 0
+    assert "dtype: float64" in (folder / "kit.yaml").read_text()
+    with pytest.raises(MergeflowError, match=r"end its name in .yaml"):
+        run("convert", "kit.yml", "--out", "kit.txt")
+    with pytest.raises(MergeflowError, match=r"'recipe.yaml' is not a configuration of mergekit: it has no merge_me"):
+        run("convert", "recipe.yaml", "--out", "other.yaml")
+    with pytest.raises(MergeflowError, match=r"dtype: .*int8"):
+        run("convert", "kit.yml", "--out", "other.yaml", "--dtype", "int8")
+    assert not (folder / "other.yaml").exists()
+
+
+def test_a_configuration_given_as_recipe_is_told_the_command(run: Run, folder: Path) -> None:
+    (folder / "kit.yml").write_text("merge_method: slerp\nbase_model: a\nmodels: []\n")
+    with pytest.raises(MergeflowError, match=r"kit.yml: this is a configuration of mergekit.*`mergeflow convert"):
+        run("merge", "kit.yml")

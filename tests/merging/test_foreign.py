@@ -39,7 +39,7 @@ def test_names_of_arguments(method, argument, message):
 def test_a_configuration_given_as_recipe(tmp_path):
     path = tmp_path / "config.yml"
     path.write_text("merge_method: slerp\nbase_model: a\nslices: []\nparameters: {t: 0.5}\n")
-    with pytest.raises(MergeflowError, match=r"is a configuration of mergekit, not a recipe; docs/from-mergekit.md"):
+    with pytest.raises(MergeflowError, match=r"is a configuration of mergekit, not a recipe. `mergeflow convert"):
         load_recipe(path)
 
 

@@ -243,8 +243,8 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         )
     if is_configuration(values):
         raise MergeflowError(
-            f"{origin}: this is a configuration of mergekit, not a recipe; docs/from-mergekit.md says what each of its "
-            "keys is here."
+            f"{origin}: this is a configuration of mergekit, not a recipe. `mergeflow convert CONFIGURATION --out "
+            "recipe.yaml` writes the recipe; docs/from-mergekit.md says what each key is here."
         )
     known = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE)
     faults = [

@@ -1,0 +1,280 @@
+"""A configuration of mergekit as a recipe: what means the same is carried over, all else is named."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mergeflow.checkpoints.writer import write_text
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.recipe import make_recipe
+from mergeflow.merging.values import varies
+from mergeflow.yaml_text import read_yaml
+
+# Keys that change neither the result's weights nor its files here.
+_WITHOUT_MEANING = {"int8_mask", "allow_negative_weights"}
+_TASK_VECTORS = ("task_arithmetic", "ties", "dare_linear", "dare_ties", "della_linear", "della", "breadcrumbs")
+_NAMES = {
+    "linear": "average",
+    "dare_linear": "dare",
+    "della_linear": "della",
+    "della": "della_ties",
+    "ramplus_tl": "ram_plus",
+}
+_SPARSE = {"ties": "keep", "dare": "drop", "dare_ties": "drop", "della": "drop", "della_ties": "drop"}
+_ARGUMENTS: dict[str, dict[str, str]] = {
+    "slerp": {"t": "t"},
+    "nearswap": {"t": "t"},
+    "sce": {"select_topk": "keep"},
+    "karcher": {"max_iter": "iterations", "tol": "tolerance"},
+    "multislerp": {"normalize_weights": "normalize"},
+    "average": {"normalize": "normalize"},
+    "ram": {"epsilon": "epsilon"},
+    "ram_plus": {"epsilon": "epsilon", "r": "r", "alpha": "alpha"},
+    "arcee_fusion": {},
+    "model_stock": {},
+    "nuslerp": {},
+}
+
+
+class _Reader:
+    """A configuration on its way to a recipe: what was used of it, and what cannot be carried over."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.faults: list[str] = []
+        self.notes: list[str] = []
+        self.config = config
+        self.sources = self._sources()
+        self.base = config.get("base_model")
+        self.paths = list(dict.fromkeys(str(source.get("model")) for source in self.sources))
+        self.faults += [f"model '{one}': name the adapter as an expert of its own" for one in self.paths if "+" in one]
+        self.scopes: list[Mapping[str, Any]] = [*self._slice_scopes(), config.get("parameters") or {}]
+        self.used: set[str] = set()
+
+    def _sources(self) -> list[Mapping[str, Any]]:
+        slices = self.config.get("slices")
+        if slices is None:
+            return list(self.config.get("models") or [])
+        if len(slices) != 1 or any("residual_weight" in one for one in slices):
+            self.faults.append("slices that put layers of models one behind the other (passthrough)")
+            return [source for one in slices for source in one.get("sources") or []]
+        sources = list(slices[0].get("sources") or [])
+        ranges = {tuple(source.get("layer_range") or ()) for source in sources}
+        if len(ranges) > 1 or any(found and found[0] != 0 for found in ranges):
+            self.faults.append("layer_range that is not the whole model, from 0 and the same for all")
+        elif ranges != {()}:
+            self.notes.append(f"layer_range {list(ranges.pop())} is taken for the whole model")
+        return sources
+
+    def _slice_scopes(self) -> list[Mapping[str, Any]]:
+        slices = self.config.get("slices") or []
+        return [one.get("parameters") or {} for one in slices[:1]]
+
+    def shared(self, key: str, default: Any = None) -> Any:
+        """Return a parameter of the whole merge."""
+        self.used.add(key)
+        return next((scope[key] for scope in self.scopes if key in scope), default)
+
+    def own(self, path: str, key: str, default: Any) -> Any:
+        """Return a parameter of one model."""
+        self.used.add(key)
+        parameters = next(
+            (source.get("parameters") or {} for source in self.sources if source.get("model") == path), {}
+        )
+        return parameters[key] if key in parameters else self.shared(key, default)
+
+    def unused(self) -> list[str]:
+        """Return the parameters that nothing asked for."""
+        scopes = [*self.scopes, *(source.get("parameters") or {} for source in self.sources)]
+        return sorted({key for scope in scopes for key in scope} - self.used - _WITHOUT_MEANING)
+
+
+def recipe_of(config: Mapping[str, Any], origin: str = "configuration") -> tuple[dict[str, Any], list[str]]:
+    """Return the recipe that merges as a configuration of mergekit says, and notes on what means something else here.
+
+    Args:
+        config: The configuration.
+        origin: Its name, for messages.
+
+    Raises:
+        MergeflowError: What cannot be carried over, all of it.
+    """
+    reader = _Reader(config)
+    theirs = str(config.get("merge_method"))
+    method = _NAMES.get(theirs, theirs)
+    delta = theirs in _TASK_VECTORS or theirs == "breadcrumbs_ties"
+    if not delta and method not in _ARGUMENTS:
+        reader.faults.append(f"merge_method '{theirs}'")
+    experts = _experts(reader, method)
+    recipe: dict[str, Any] = {"method": method}
+    args = _delta_arguments(reader, theirs, method, experts) if delta else _plain_arguments(reader, method)
+    if reader.base and method not in ("average", "slerp", "karcher"):
+        recipe["base"] = str(reader.base)
+    recipe |= {"experts": experts}
+    weights = {name: reader.own(path, "weight", 1.0) for name, path in experts.items()}
+    weights = _normalised(reader, theirs, weights)
+    if any(weight != 1.0 for weight in weights.values()):
+        recipe["weights"] = weights
+    if args:
+        recipe["args"] = args
+    if dtype := config.get("out_dtype") or config.get("dtype"):
+        recipe["dtype"] = str(dtype)
+    _rest(reader)
+    if reader.faults:
+        listed = "\n".join(f"  - {fault}" for fault in reader.faults)
+        raise MergeflowError(f"{origin} cannot be carried over whole; a recipe has nothing for:\n{listed}")
+    return recipe, reader.notes
+
+
+def write_recipe(
+    source: str | Path, out: str | Path, *, dtype: str | None = None, shard_size: str | None = None, force: bool = False
+) -> list[str]:
+    """Write the recipe of a configuration in a file; notes stand in it as comments.
+
+    Args:
+        source: The configuration.
+        out: The `.yaml`, `.yml` or `.json` file to make.
+        dtype: Type of the result, instead of the configuration's.
+        shard_size: Largest shard of the result, such as 5GB.
+        force: Replace `out` if it exists.
+
+    Returns:
+        The notes: what means something else here.
+
+    Raises:
+        MergeflowError: As `recipe_of`; the file cannot be read or is not a configuration, or `out` exists.
+    """
+    values, target = read_yaml(Path(source), "configuration"), Path(out)
+    if not isinstance(values, dict) or "merge_method" not in values:
+        raise MergeflowError(f"'{source}' is not a configuration of mergekit: it has no merge_method.")
+    if target.suffix not in (".yaml", ".yml", ".json"):
+        raise MergeflowError(f"out '{out}': a recipe is a text file, end its name in .yaml.")
+    if target.exists() and not force:
+        raise MergeflowError(f"out '{out}' exists: choose another name, or give --force to replace it.")
+    recipe, notes = recipe_of(values, f"configuration '{source}'")
+    recipe |= {key: value for key, value in (("dtype", dtype), ("shard_size", shard_size)) if value is not None}
+    make_recipe(recipe, f"the recipe of configuration '{source}'")
+    if target.suffix == ".json":
+        text = json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
+    else:
+        comments = [f"# {line}\n" for line in (f"From {Path(source).name}, a configuration of mergekit.", *notes)]
+        text = "".join(comments) + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    write_text(target, text)
+    return notes
+
+
+def _experts(reader: _Reader, method: str) -> dict[str, str]:
+    """Return the experts by name: all models for methods between models, else all but the base."""
+    paths = list(reader.paths)
+    if method == "slerp" and reader.base:
+        paths = [str(reader.base), *(path for path in paths if path != reader.base)]
+    elif method not in ("average", "karcher") and reader.base:
+        paths = [path for path in paths if path != reader.base]
+    names = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in paths]
+    names = ["base_model" if name == "base" else name for name in names]  # a recipe keeps `base` for the base
+    unique = len(set(names)) == len(names)
+    return {name if unique else path.replace("/", "_"): path for name, path in zip(names, paths, strict=True)}
+
+
+def _delta_arguments(reader: _Reader, theirs: str, method: str, experts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of methods that sum task vectors."""
+    args: dict[str, Any] = {"scale": reader.shared("lambda", 1.0)}
+    normalize = reader.shared("normalize", theirs in ("ties", "della"))
+    if method.endswith("ties"):
+        args["reduce"] = "weighted_mean" if normalize else "sum"
+    if method == "ties":
+        args["trim"] = "tensor"
+    if key := _SPARSE.get(method):
+        density = {name: reader.own(path, "density", 1.0) for name, path in experts.items()}
+        args[key] = _by_expert(density if key == "keep" else {n: _mapped(d, _less) for n, d in density.items()})
+    if key == "drop":
+        if not reader.shared("rescale", True):
+            reader.faults.append("rescale: false (what DARE and DELLA leave is always rescaled)")
+        if any(value not in (0, 0.0) for value in _numbers(args[key])):
+            reader.notes.append(
+                "masks are drawn by another generator, and rescaled by 1/(1 - drop) instead of the L1 norm"
+            )
+    if method.startswith("della"):
+        args["window"] = _mapped(reader.shared("epsilon", 0.15), lambda epsilon: round(2 * epsilon, 12))
+        if any(value == 0 for value in _numbers(args["drop"])):
+            args["window"] = 0.0  # at density 1 nothing is dropped, whatever epsilon says
+    if method.startswith("breadcrumbs"):
+        cuts = {name: _breadcrumbs(reader, path) for name, path in experts.items()}
+        args["beta"] = _by_expert({name: beta for name, (beta, _) in cuts.items()})
+        args["gamma"] = _by_expert({name: gamma for name, (_, gamma) in cuts.items()})
+    return args
+
+
+def _breadcrumbs(reader: _Reader, path: str) -> tuple[float, float]:
+    """Return the shares of smallest and largest entries that an expert loses; the density is kept in any case."""
+    density, gamma = reader.own(path, "density", 1.0), reader.own(path, "gamma", 0.01)
+    if varies(density) or varies(gamma):
+        reader.faults.append("breadcrumbs with a density or gamma that varies over the model")
+        return 0.0, 0.0
+    gamma = 0.0 if density >= 1 else min(gamma, 1 - density)
+    return round(max(0.0, 1 - density - gamma), 12), round(gamma, 12)
+
+
+def _plain_arguments(reader: _Reader, method: str) -> dict[str, Any]:
+    """Return the arguments of all other methods."""
+    found = {here: reader.shared(there) for there, here in _ARGUMENTS.get(method, {}).items()}
+    args = {key: value for key, value in found.items() if value is not None}
+    if method in ("nuslerp", "multislerp"):
+        args["on"] = "task_vectors" if reader.base else "weights"
+    if method == "nuslerp":
+        rows, flat = reader.shared("nuslerp_row_wise", False), reader.shared("nuslerp_flatten", True)
+        args["vectors"] = "tensor" if flat else "columns" if rows else "rows"
+    if method == "ram_plus":
+        args["over"] = "tensor"
+    return args
+
+
+def _normalised(reader: _Reader, theirs: str, weights: dict[str, Any]) -> dict[str, Any]:
+    """Divide weights by their sum where a method without TIES is told to."""
+    ties = theirs.endswith("ties") or theirs == "della"
+    if theirs not in _TASK_VECTORS or ties or not reader.shared("normalize", False):
+        return weights
+    if any(varies(weight) for weight in weights.values()):
+        reader.faults.append("normalize: true with weights that vary over the model")
+        return weights
+    total = sum(weights.values())
+    return {name: weight / total if abs(total) > 1e-8 else weight for name, weight in weights.items()}
+
+
+def _rest(reader: _Reader) -> None:
+    """Name what is left of a configuration."""
+    config = reader.config
+    reader.faults += [f"parameter '{key}'" for key in reader.unused()]
+    reader.faults += [f"`{key}`" for key in ("modules", "tokenizer", "chat_template") if config.get(key)]
+    if config.get("tokenizer_source") not in (None, "base"):
+        reader.faults.append(
+            f"tokenizer_source: {config['tokenizer_source']} (files beside the weights are the base's)"
+        )
+    known = {"merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype", "tokenizer_source"}
+    known |= {"modules", "tokenizer", "chat_template", "name"}
+    reader.faults += [f"`{key}`" for key in config if key not in known]
+
+
+def _less(share: float) -> float:
+    return round(1 - share, 12)
+
+
+def _mapped(setting: Any, function: Callable[[float], float]) -> Any:
+    """Return a value with every number of it changed."""
+    if isinstance(setting, Mapping):
+        return {**setting, "value": _mapped(setting["value"], function)}
+    return [_mapped(one, function) for one in setting] if isinstance(setting, list | tuple) else function(setting)
+
+
+def _numbers(setting: Any) -> Sequence[Any]:
+    if isinstance(setting, Mapping):
+        return _numbers([value for key, value in setting.items() if key != "filter"])
+    return [n for one in setting for n in _numbers(one)] if isinstance(setting, list | tuple) else [setting]
+
+
+def _by_expert(values: dict[str, Any]) -> Any:
+    """Return one value where all experts have the same."""
+    found = list(values.values())
+    return found[0] if all(value == found[0] for value in found) else values

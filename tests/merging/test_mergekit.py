@@ -1,0 +1,267 @@
+"""Configurations in mergekit's documented style: our recipe gives what their arithmetic, written plainly, gives."""
+
+import math
+
+import pytest
+import torch
+import yaml
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import make_recipe, merge
+from mergeflow.merging.files.mergekit import recipe_of
+
+LAYERS = 5
+NAMES = ["embed_tokens.weight", *(f"layers.{i}.{p}.weight" for i in range(LAYERS) for p in ("self_attn.q", "mlp.up"))]
+NAMES.append("norm.weight")
+SHAPE = (20, 20)
+
+CONFIGURATIONS = {
+    "linear": """
+        {models: [{model: a, parameters: {weight: 1.0}}, {model: b, parameters: {weight: 0.3}}],
+         merge_method: linear}""",
+    "linear-unnormalised": """
+        {models: [{model: a, parameters: {weight: 1.0}}, {model: b, parameters: {weight: 0.3}}],
+         merge_method: linear, parameters: {normalize: false}, dtype: float64}""",
+    "linear-gradient": """
+        {models: [{model: a, parameters: {weight: [1, 0.5, 0.2]}}, {model: b, parameters: {weight: 0.3}}],
+         merge_method: linear}""",
+    "slerp-documented": """
+        slices: [{sources: [{model: base, layer_range: [0, 5]}, {model: a, layer_range: [0, 5]}]}]
+        merge_method: slerp
+        base_model: base
+        parameters:
+          t:
+            - {filter: self_attn, value: [0, 0.5, 0.3, 0.7, 1]}
+            - {filter: mlp, value: [1, 0.5, 0.7, 0.3, 0]}
+            - value: 0.5""",
+    "slerp-models": """
+        {models: [{model: base}, {model: b}], merge_method: slerp, base_model: base, parameters: {t: 0.4}}""",
+    "task-arithmetic": """
+        {models: [{model: a, parameters: {weight: 0.7}}, {model: b, parameters: {weight: -0.2}}],
+         merge_method: task_arithmetic, base_model: base, parameters: {lambda: 0.8}}""",
+    "task-arithmetic-normalised": """
+        {models: [{model: base}, {model: a, parameters: {weight: 0.7}}, {model: b, parameters: {weight: 0.5}}],
+         merge_method: task_arithmetic, base_model: base, parameters: {normalize: true}}""",
+    "ties-documented": """
+        models:
+          - model: base
+          - {model: a, parameters: {density: [1, 0.7, 0.1], weight: 1.0}}
+          - {model: b, parameters: {density: 0.5, weight: [0, 0.3, 0.7, 1]}}
+          - {model: c, parameters: {density: 0.33, weight: [{filter: mlp, value: 0.5}, {value: 0}]}}
+        merge_method: ties
+        base_model: base
+        parameters: {normalize: true, int8_mask: true}
+        dtype: float64""",
+    "ties-sum": """
+        {models: [{model: a, parameters: {density: 0.53, weight: 0.4}},
+                  {model: b, parameters: {density: 0.53, weight: 0.6}}],
+         merge_method: ties, base_model: base, parameters: {normalize: false, lambda: 1.3}}""",
+    "dare-ties-whole": """
+        {models: [{model: a, parameters: {density: 1.0, weight: 0.4}},
+                  {model: b, parameters: {density: 1.0, weight: 0.6}}],
+         merge_method: dare_ties, base_model: base, parameters: {int8_mask: true}}""",
+    "dare-linear-whole": """
+        {models: [{model: a, parameters: {weight: 0.4}}, {model: b, parameters: {weight: 0.6}}],
+         merge_method: dare_linear, base_model: base}""",
+    "della-whole": """
+        {models: [{model: a, parameters: {density: 1, weight: 0.4}}, {model: b, parameters: {density: 1, weight: 0.6}}],
+         merge_method: della, base_model: base, parameters: {epsilon: 0.05, lambda: 1}}""",
+    "breadcrumbs": """
+        {models: [{model: a, parameters: {density: 0.9, gamma: 0.01, weight: 0.5}},
+                  {model: b, parameters: {density: 0.6, gamma: 0.02, weight: 0.5}}],
+         merge_method: breadcrumbs, base_model: base}""",
+    "breadcrumbs-ties": """
+        {models: [{model: a, parameters: {weight: 0.5}}, {model: b, parameters: {weight: 0.8}}],
+         merge_method: breadcrumbs_ties, base_model: base, parameters: {density: 0.7, gamma: 0.05, normalize: true}}""",
+    "nuslerp": """
+        {models: [{model: a, parameters: {weight: [0.2, 0.8]}}, {model: b, parameters: {weight: 0.5}}],
+         merge_method: nuslerp, base_model: base}""",
+    "nuslerp-rows": """
+        {models: [{model: a, parameters: {weight: 0.2}}, {model: b, parameters: {weight: 0.5}}],
+         merge_method: nuslerp, parameters: {nuslerp_flatten: false}}""",
+    "multislerp": """
+        {models: [{model: a, parameters: {weight: 0.2}}, {model: b, parameters: {weight: 0.5}},
+                  {model: c, parameters: {weight: 0.5}}], merge_method: multislerp, base_model: base}""",
+    "nearswap": "{models: [{model: a}], merge_method: nearswap, base_model: base, parameters: {t: [0.01, 0.3]}}",
+    "sce": """
+        {models: [{model: a}, {model: b}, {model: c}], merge_method: sce, base_model: base,
+         parameters: {select_topk: 0.3}}""",
+    "ram": "{models: [{model: a}, {model: b}], merge_method: ram, base_model: base, parameters: {epsilon: 0.05}}",
+}
+
+
+def setting(value, name, t):
+    """A parameter of mergekit for a tensor at depth t: a number, numbers over depth, or filters."""
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        return value
+    if isinstance(value[0], dict):
+        return next(setting(one["value"], name, t) for one in value if one.get("filter", "") in name)
+    place = t * (len(value) - 1)
+    low = min(math.floor(place), len(value) - 1)
+    high = min(low + 1, len(value) - 1)
+    return value[low] * (1 - (place - low)) + value[high] * (place - low)
+
+
+def slerp(t, a, b):
+    angle = torch.acos((a * b).sum() / a.norm() / b.norm())
+    return (torch.sin((1 - t) * angle) * a + torch.sin(t * angle) * b) / torch.sin(angle)
+
+
+def trimmed(tau, density):
+    order = tau.abs().flatten().argsort(descending=True)[: int(density * tau.numel() + 1e-9)]
+    mask = torch.zeros(tau.numel(), dtype=tau.dtype)
+    mask[order] = 1
+    return tau * mask.reshape(tau.shape)
+
+
+def crumbs(tau, density, gamma):
+    n = tau.numel()
+    target, top = round(density * n), round(gamma * n)
+    low = n - target - top
+    mask = torch.zeros(n, dtype=tau.dtype)
+    mask[tau.abs().flatten().argsort()[low : low + target]] = 1
+    return tau * mask.reshape(tau.shape)
+
+
+def agreed(deltas, weights, normalize):
+    sign = torch.where(sum(deltas) >= 0, 1.0, -1.0)
+    kept = [torch.where(delta.sign() == sign, delta, 0) for delta in deltas]
+    divisor = sum(w * (delta.sign() == sign).double() for w, delta in zip(weights, deltas, strict=True))
+    return sum(kept) / torch.where(divisor == 0, 1, divisor) if normalize else sum(kept)
+
+
+def theirs(config, states, name):
+    """One tensor of mergekit's result, in float64, from its documented formulas."""
+    t = int(name.split(".")[1]) / (LAYERS - 1) if "layers" in name else float(name == "norm.weight")
+    method, shared = config["merge_method"], config.get("parameters", {})
+    listed = config.get("models") or config["slices"][0]["sources"]
+    names = [one["model"] for one in listed]
+    own = {one["model"]: {**shared, **one.get("parameters", {})} for one in listed}
+
+    def parameter(model, key, default):
+        return setting(own[model].get(key, default), name, t)
+
+    base = states["base"][name]
+    others = [model for model in names if model != "base"]
+    values = [states[model][name] for model in others]
+    weights = [parameter(model, "weight", 1.0) for model in others]
+    deltas = [value - base for value in values]
+    if method == "linear":
+        total = sum(w * v for w, v in zip(weights, values, strict=True))
+        return total / sum(weights) if shared.get("normalize", True) else total
+    if method == "slerp":
+        return slerp(setting(shared["t"], name, t), base, values[0])
+    if method == "nuslerp":
+        share = weights[1] / sum(weights)
+        if "base_model" in config:
+            return base + slerp(share, *deltas)
+        return torch.stack([slerp(share, x, y) for x, y in zip(*values, strict=True)])
+    if method == "multislerp":
+        shares = [w / sum(weights) for w in weights]
+        mean = sum(w * d / d.norm() for w, d in zip(shares, deltas, strict=True))
+        return base + mean / mean.norm() * sum(w * d.norm() for w, d in zip(shares, deltas, strict=True))
+    if method == "nearswap":
+        return base + deltas[0] * (setting(shared["t"], name, t) / deltas[0].abs()).clamp(0, 1)
+    if method == "ram":
+        moved = [torch.where(delta.abs() > shared["epsilon"], delta, 0) for delta in deltas]
+        return base + sum(moved) / sum(delta != 0 for delta in moved).clamp(min=1)
+    if method == "sce":
+        stack = torch.stack(deltas)
+        mask = trimmed(stack.var(0, unbiased=False), shared["select_topk"]) != 0
+        kept = stack * mask
+        energy = kept.square().mean((1, 2))
+        energy = (energy / energy.sum())[:, None, None] * (kept.sign() == torch.where(kept.sum(0) >= 0, 1.0, -1.0))
+        return base + (kept * energy).sum(0) / energy.sum(0).clamp(min=1e-6)
+    if method == "ties":
+        deltas = [trimmed(delta, parameter(m, "density", 1.0)) for m, delta in zip(others, deltas, strict=True)]
+    if method.startswith("breadcrumbs"):
+        deltas = [
+            crumbs(delta, parameter(m, "density", 1.0), parameter(m, "gamma", 0.01))
+            for m, delta in zip(others, deltas, strict=True)
+        ]
+    weighted = [w * delta for w, delta in zip(weights, deltas, strict=True)]
+    normalize = shared.get("normalize", method in ("ties", "della"))
+    if method.endswith("ties") or method == "della":
+        found = agreed(weighted, weights, normalize)
+    else:
+        found = sum(weighted) / sum(weights) if normalize else sum(weighted)
+    return base + shared.get("lambda", 1.0) * found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    generator = torch.Generator().manual_seed(0)
+    base = {name: torch.randn(SHAPE, generator=generator, dtype=torch.float64) for name in NAMES}
+    states = {"base": base}
+    for model in "abc":
+        # Different signs and sizes, so that no sum of signs is 0 and no two magnitudes are equal.
+        states[model] = {n: base[n] + 0.1 * torch.randn(SHAPE, generator=generator, dtype=torch.float64) for n in NAMES}
+    for model, state in states.items():
+        write_checkpoint(folder / f"{model}.safetensors", state)
+    return folder, states
+
+
+@pytest.mark.parametrize("which", CONFIGURATIONS)
+def test_a_converted_configuration_gives_what_theirs_means(models, which, monkeypatch, tmp_path):
+    folder, states = models
+    config = yaml.safe_load(CONFIGURATIONS[which])
+    recipe, _ = recipe_of(config)
+    place = {key: f"{folder}/{path}.safetensors" for key, path in recipe["experts"].items()}
+    recipe |= {"experts": place, "out": str(tmp_path / "out.safetensors")}
+    recipe |= {"base": f"{folder}/{recipe['base']}.safetensors"} if "base" in recipe else {}
+    made = merge(make_recipe(yaml.safe_load(yaml.safe_dump(recipe, sort_keys=False))))
+    with open_checkpoint(made.path) as found:
+        for name in NAMES:
+            torch.testing.assert_close(found[name], theirs(config, states, name), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {
+                "merge_method": "passthrough",
+                "slices": [{"sources": [{"model": "a", "layer_range": [0, 3]}]}, {"sources": [{"model": "b"}]}],
+            },
+            "slices that put layers .*\n.*merge_method 'passthrough'",
+        ),
+        ({"merge_method": "linear", "models": [{"model": "a+lora"}]}, "name the adapter as an expert"),
+        (
+            {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}], "tokenizer_source": "union"},
+            "union",
+        ),
+        ({"merge_method": "sce", "base_model": "a", "models": [{"model": "b", "parameters": {"odd": 1}}]}, "'odd'"),
+        (
+            {
+                "merge_method": "dare_ties",
+                "base_model": "a",
+                "models": [{"model": "b"}],
+                "parameters": {"rescale": False},
+            },
+            "rescale: false",
+        ),
+        ({"merge_method": "linear", "models": [{"model": "a"}], "chat_template": "auto"}, "`chat_template`"),
+        (
+            {
+                "merge_method": "slerp",
+                "base_model": "a",
+                "slices": [{"sources": [{"model": "a", "layer_range": [2, 4]}, {"model": "b", "layer_range": [2, 4]}]}],
+            },
+            "layer_range that is not the whole model",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_over_is_named(config, message):
+    with pytest.raises(MergeflowError, match=message):
+        recipe_of(config)
+
+
+def test_random_masks_are_said_to_differ():
+    plan = {"merge_method": "dare_ties", "base_model": "x", "models": [{"model": "a", "parameters": {"density": 0.53}}]}
+    recipe, notes = recipe_of(plan)
+    assert recipe["args"]["drop"] == 0.47
+    assert "another generator" in notes[0]
