@@ -5,10 +5,13 @@ computes with one thread, so the number of workers does not change a bit either.
 """
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 from threading import local
 from typing import Any
 
@@ -24,6 +27,9 @@ from mergeflow.merging.stacks import Stacks, Unit, unit_bytes
 from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20
+RUN = 512  # elements of one run of a sample
+_SAMPLE = 64 * 2**20  # bytes of a sample at most
+_GOLDEN = 0.6180339887498949
 
 Sink = Callable[[Unit, Stack | None, Any], None]
 """Takes a unit, its stack and the method's result for it; or no stack and a piece of the base that is not merged."""
@@ -56,7 +62,8 @@ class Engine:
     def first_passes(self) -> None:
         """Find the facts about the whole model that the method needs."""
         for one in self.call.method.passes(self.call.arguments, self.model.dtype):
-            self.first_pass(one)
+            if one.unless not in self.model.known:
+                self.first_pass(one)
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
@@ -71,7 +78,7 @@ class Engine:
                 result = (result[0], result[1] * args.scale)
             return sink(unit, stack, result)
 
-        self._map(work, stacks.infos if names is None else names)
+        self._map(work, units_of(self.call, self.model, stacks.infos, stacks.infos if names is None else names))
 
     def first_pass(self, one: Pass) -> None:
         """Run one pass; each worker folds into an accumulator of its own."""
@@ -85,7 +92,8 @@ class Engine:
                 totals.append(mine.box)
             mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), self._arguments(unit.name))
 
-        self._map(work, self.model.shapes)
+        infos, model = self.stacks.infos, self.model
+        self._map(work, sampled_units(model) if one.sampled else units_of(self.call, model, infos, model.shapes))
         total = one.start(self.model, args)
         for (part,) in totals:
             total = one.merge(total, part)
@@ -107,10 +115,10 @@ class Engine:
         varied = args.scale if "scale" in getattr(args, "varied", ()) else 1.0
         return [float(one) * varied for one in direction]
 
-    def _map(self, work: Callable[[Unit], None], names: Iterable[str]) -> None:
-        """Run the work on all units with worker threads, never more in flight than memory allows."""
+    def _map(self, work: Callable[[Unit], None], pieces: Iterable[Unit]) -> None:
+        """Run the work on all pieces with worker threads, never more in flight than memory allows."""
         workers = self.workers or default_workers()
-        units = list(units_of(self.call, self.model, self.stacks.infos, names))
+        units = list(pieces)
         budget = max((unit_bytes(self.model, unit) for unit in units), default=0) + self.buffer
         # Element by element nothing calls SciPy's BLAS, so that it need not be loaded.
         whole = not all(treats_elements_alone(self.call, self.model, name) for name in self.model.shapes)
@@ -141,6 +149,27 @@ def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], nam
         for start in range(0, max(info.numel, 1), BLOCK):
             stop = min(start + BLOCK, info.numel)
             yield Unit(name, start, stop, (stop - start,))
+
+
+def sampled_units(model: Model) -> Iterator[Unit]:
+    """Yield short runs of elements, spread evenly over the tensors that are merged; all of a small model."""
+    ends = list(accumulate(prod(shape) for shape in model.shapes.values()))
+    names, total = list(model.shapes), ends[-1] if ends else 0
+    most = _SAMPLE // (4 * RUN * max(len(model.experts), 1))
+    count = max(min(max(total >> 16, 1024), most), 1)
+    if count * RUN >= total:
+        for name in names:
+            numel = prod(model.shapes[name])
+            for start in range(0, numel, RUN):
+                yield Unit(name, start, min(start + RUN, numel), (min(RUN, numel - start),))
+        return
+    for index in range(count):
+        # Each run lies somewhere in its share of the model, so that no period of the rows can meet that of the runs.
+        at = int((index + index * _GOLDEN % 1) * total / count)
+        which = bisect_right(ends, at)
+        numel = prod(model.shapes[names[which]])
+        start = min(at - (ends[which] - numel), max(numel - RUN, 0))
+        yield Unit(names[which], start, min(start + RUN, numel), (min(RUN, numel - start),))
 
 
 def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
@@ -154,6 +154,9 @@ class Pass:
         observe: Folds one stack into the accumulator and returns it.
         merge: Joins two accumulators.
         finish: Turns the whole into the result.
+        sampled: Whether runs of elements spread over the model are enough; their stacks are flat.
+        finds: Names of further results that `finish` puts among what is known, where it can.
+        unless: Name of a result that makes the pass needless where it is known already.
     """
 
     name: str
@@ -161,15 +164,17 @@ class Pass:
     observe: Callable[[Any, Stack, Any], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any, Model, Any], Any]
+    sampled: bool = False
+    finds: tuple[str, ...] = ()
+    unless: str = ""
 
     def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:
         """Return the same pass for a method that wraps another: it sees `inner(args)` in place of args."""
-        return Pass(
-            self.name,
-            lambda model, args: self.start(model, inner(args)),
-            lambda total, stack, args: self.observe(total, stack, inner(args)),
-            self.merge,
-            lambda total, model, args: self.finish(total, model, inner(args)),
+        return replace(
+            self,
+            start=lambda model, args: self.start(model, inner(args)),
+            observe=lambda total, stack, args: self.observe(total, stack, inner(args)),
+            finish=lambda total, model, args: self.finish(total, model, inner(args)),
         )
 
 

@@ -133,7 +133,9 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
     call, model, infos = inputs.call, inputs.model, inputs.base.infos
     args = call.arguments
     out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
-    passes = 1 + len(call.method.passes(call.arguments, model.dtype))
+    first = call.method.passes(call.arguments, model.dtype)
+    found = {name for one in first for name in one.finds}
+    passes = 1 + sum(not one.sampled and one.unless not in found for one in first)
     read = sum(info.nbytes for state in (inputs.base, *inputs.experts.values()) for info in state.infos.values())
     costs = [unit_bytes(model, unit) for unit in units_of(call, model, infos, infos)]
     held = min(buffer + max(costs, default=0), sum(costs))

@@ -152,6 +152,7 @@ def kth_largest_passes(
             partial(search.observe, digit),
             lambda a, b: a + b,
             partial(search.settle, digit),
+            unless=name,
         )
         for digit in range(search.digits)
     )
@@ -161,4 +162,9 @@ def threshold_passes(
     values: Values, keep: Callable[[Any], float], dtype: torch.dtype, name: str = "threshold"
 ) -> tuple[Pass, ...]:
     """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model."""
-    return kth_largest_passes(values, lambda args, n: floor(keep(args) * n + 1e-9), dtype, name, magnitudes=True)
+    return kth_largest_passes(values, lambda args, n: kept_of(keep(args), n), dtype, name, magnitudes=True)
+
+
+def kept_of(keep: float, n: int) -> int:
+    """Return ⌊keep · n⌋, with a share such as .3 of 10 meant exactly."""
+    return floor(keep * n + 1e-9)

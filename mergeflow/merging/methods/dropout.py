@@ -14,8 +14,9 @@ from pydantic import Field, model_validator
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import np, torch
 from mergeflow.merging.linalg.select import threshold_passes
+from mergeflow.merging.linalg.trimming import trim_to
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
-from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, trim_to
+from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
 
 if TYPE_CHECKING:
     from torch import Tensor

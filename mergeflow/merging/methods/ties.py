@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from mergeflow.late import torch
-from mergeflow.merging.linalg.select import threshold_passes
+from mergeflow.merging.linalg.select import kept_of, threshold_passes
+from mergeflow.merging.linalg.trimming import majority_of, trim_to, trimming_passes
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
 
 if TYPE_CHECKING:
@@ -28,18 +29,6 @@ class TiesArgs(Args):
     )
     reduce: Reduce = Field("mean", description=REDUCE)
     per_expert: ClassVar[tuple[str, ...]] = ("keep",)
-
-
-def trim_to(values: Tensor, thresholds: Tensor) -> Tensor:
-    """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together."""
-    kept = torch.empty_like(values)
-    for row, target, threshold in zip(values, kept, thresholds.to(values.dtype).cpu(), strict=True):
-        if threshold > 0:
-            # hardshrink keeps what is above its bound in one fused pass: the bound is the number below the threshold.
-            torch.hardshrink(row, float(torch.nextafter(threshold, torch.zeros_like(threshold))), out=target)
-        else:
-            target.copy_(row)
-    return kept
 
 
 def tensor_thresholds(values: Tensor, keep: float | Sequence[float]) -> Tensor:
@@ -89,7 +78,8 @@ def majority_pass(trimmed: Any) -> Pass:
         lambda model, args: 0,
         observe,
         lambda a, b: a + b,
-        lambda total, model, args: -1.0 if total < 0 else 1.0,
+        lambda total, model, args: majority_of(total),
+        unless="majority",
     )
 
 
@@ -107,7 +97,8 @@ def _passes(args: TiesArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
     majority = majority_pass(_trimmed)
     if args.trim == "tensor":
         return (majority,)
-    return (*threshold_passes(lambda stack, args: stack.taus, lambda args: args.keep, dtype), majority)
+    full = threshold_passes(lambda stack, args: stack.taus, lambda args: args.keep, dtype)
+    return (*trimming_passes(lambda args, n: kept_of(args.keep, n)), *full, majority)
 
 
 @method("ties", TiesArgs, elementwise=lambda args, _name, _model: args.trim == "global", passes=_passes)
