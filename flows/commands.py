@@ -11,7 +11,7 @@ from rich.console import Console
 from flows import finetune_command, linearity_command, registry_commands, study_commands
 from mergeflow import layout
 from mergeflow.commands import sweep
-from tasks.project.new import modalities, new_project
+from tasks.project.new import new_project
 
 if TYPE_CHECKING:
     from mergeflow.search.sweep import SweepResult
@@ -40,7 +40,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     @app.command("new")
     def new(
         folder: Annotated[Path, typer.Argument(help="The project folder to make; its name is the project's.")],
-        modality: Annotated[str, typer.Option(help=f"What the models are: {', '.join(modalities())}.")] = "vision",
+        modality: Annotated[str, typer.Option(help="What the models are: vision, toy or another modality.")] = "vision",
     ) -> None:
         """Make a new project: a folder of choices that runs as it is. No code is copied."""
         made = new_project(Path.cwd() / folder, modality)

@@ -186,13 +186,13 @@ class _Asked:
                 "--architecture is missing: name open_clip's architecture, pocket-clip, torchvision:NAME, or a model "
                 "folder with config.json. A base that is such a folder needs none."
             )
-        from mergeflow.modalities.catalog import find_modality
+        from mergeflow.modalities.catalog import MODALITIES
         from tasks.project.parameters import load_params
 
         section: Any = load_params(self.project / "params.yaml").model
         if section.modality == "vision":
             return open_network(section.architecture, state)
-        return Opened(find_modality(section.modality).build(section), _only_prepared)
+        return Opened(MODALITIES.get(section.modality).build(section), _only_prepared)
 
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:
@@ -202,12 +202,12 @@ class _Asked:
             raise MergeflowError("--data is missing: name a source of samples; they need no labels.")
         import torch
 
-        from mergeflow.modalities.catalog import find_modality
+        from mergeflow.modalities.catalog import MODALITIES
         from mergeflow.modalities.subset import Subset
         from tasks.project.parameters import load_params
 
         section: Any = load_params(self.project / "params.yaml").model
-        modality = find_modality(section.modality)
+        modality = MODALITIES.get(section.modality)
         split, cpu = "validation", torch.device("cpu")
         folders = {task: self.project / layout.split(split, task) for task in paths}
         return {

@@ -76,7 +76,38 @@ def load_file(path: Path) -> ModuleType:
     try:
         return import_module(f"{private}.{path.stem}")
     except (Exception, SystemExit) as error:  # whatever the code of a user raises
-        raise _broken(str(path), home, error) from error
+        raise _broken(f"'{path}'", home, error) from error
+
+
+def load_part(package: str, part: str, what: str) -> ModuleType:
+    """Load one module of a package.
+
+    Args:
+        package: The package's name, private where it lies in the project.
+        part: The module's name in it.
+        what: What an error message calls the package.
+
+    Raises:
+        MergeflowError: It is not there, or raises an exception; the message names the file and the line.
+    """
+    name = f"{package}.{part}"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise MergeflowError(f"{what} has no module '{part}': add {part}.py to its package.") from None
+        raise _broken(f"{part}.py of {what}", _home(package), error) from error
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises
+        raise _broken(f"{part}.py of {what}", _home(package), error) from error
+
+
+def loaded_from(module: ModuleType) -> str:
+    """Return what a message calls a loaded module: its file."""
+    return str(module.__file__ or module.__name__)
+
+
+def _home(package: str) -> Path:
+    return Path(sys.modules[package].__path__[0]).resolve() if package in sys.modules else Path()
 
 
 def load_entry_point(point: EntryPoint) -> Any:
@@ -94,7 +125,7 @@ def load_entry_point(point: EntryPoint) -> Any:
         ) from error
 
 
-def _broken(path: str, home: Path, error: BaseException) -> MergeflowError:
+def _broken(what: str, home: Path, error: BaseException) -> MergeflowError:
     """Return the error for a file that cannot be loaded, with the last of its lines that was reached."""
     places = [
         (Path(frame.filename), frame.lineno)
@@ -106,7 +137,7 @@ def _broken(path: str, home: Path, error: BaseException) -> MergeflowError:
     where = f", line {places[-1][1]} of {places[-1][0].name}" if places else ""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return MergeflowError(
-        f"'{path}' cannot be loaded{where}: {type(error).__name__}: {text}. "
+        f"{what} cannot be loaded{where}: {type(error).__name__}: {text}. "
         "Correct it, or begin its name with an underscore to leave it out."
     )
 

@@ -50,11 +50,9 @@ class Shelf(Generic[T]):
     Attributes:
         kind: What people call such a thing: "method".
         declared: The type of the things.
-        package: The package of ours that declares some.
+        package: The package of ours that declares some; None where only others do.
         folder: Name of the project's folder and, after "mergeflow.", of the group of entry points.
         how: How one is declared, for messages: "`@method(…)` of mergeflow.merging.method".
-        by_module: Whether each module of `package` declares one thing of the module's name, so that finding it imports
-            none of the others.
 
     Example:
         >>> from mergeflow.merging.catalog import METHODS
@@ -64,10 +62,9 @@ class Shelf(Generic[T]):
 
     kind: str
     declared: type[T]
-    package: str
+    package: str | None
     folder: str
     how: str
-    by_module: bool = False
     _files: tuple[Path, ...] = ()
     _own_things: dict[str, T] = field(default_factory=dict)
     _outside_things: dict[tuple[Path | None, tuple[Path, ...]], Found[T]] = field(default_factory=dict)
@@ -101,7 +98,7 @@ class Shelf(Generic[T]):
             return outside[name][0]
         if not isinstance(name, str) or name not in self._own_names():
             raise unknown_name(self.kind, str(name), self.names())
-        return self._own(name)
+        return self._own_things[name]
 
     def origin(self, name: str) -> Origin:
         """Return where a thing comes from.
@@ -130,25 +127,17 @@ class Shelf(Generic[T]):
                 raise
             return sorted(self._things_of(load_file(place)))
 
-    def _modules(self) -> list[str]:
-        return [module.name for module in pkgutil.iter_modules(import_module(self.package).__path__)]
-
     def _own_names(self) -> Iterable[str]:
-        if self.by_module:
-            return self._modules()
+        if self.package is None:
+            return ()
         with self._lock:
             if not self._own_things:
                 found: dict[str, T] = {}
-                for module in self._modules():
-                    for name, thing in self._things_of(import_module(f"{self.package}.{module}")).items():
+                for module in pkgutil.iter_modules(import_module(self.package).__path__):
+                    for name, thing in self._things_of(import_module(f"{self.package}.{module.name}")).items():
                         assert found.setdefault(name, thing) is thing, f"two of our {self.kind}s are named {name}"
                 self._own_things = found
         return self._own_things
-
-    def _own(self, name: str) -> T:
-        if not self.by_module:
-            return self._own_things[name]
-        return self._things_of(import_module(f"{self.package}.{name}"))[name]
 
     def _outside(self) -> Found[T]:
         """Return the things that are not ours, by name; they are loaded once per project and list of files."""

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import WEIGHTS_FILES, Kind, Served, find_served
+from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Kind, Served
 from registry.quiet import mlflow
 
 CODE = Path(__file__).with_name("served_model.py")
@@ -52,7 +52,7 @@ class ModelFiles:
     @property
     def served(self) -> Served:
         """What the model takes and answers."""
-        return find_served(self.model["modality"])
+        return SERVED.get(self.model["modality"])
 
 
 def signature(files: ModelFiles) -> Any:

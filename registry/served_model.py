@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import find_served
+from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import Loaded, read_model
 
 
@@ -44,7 +44,7 @@ class MergedModel(PythonModel):
         """
         columns = {str(name): model_input[name].tolist() for name in model_input}
         try:
-            answer = find_served(self.loaded.modality.name).answer(self.loaded, columns)
+            answer = SERVED.get(self.loaded.modality.name).answer(self.loaded, columns)
         except MergeflowError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
         return pd.DataFrame(answer, index=model_input.index)

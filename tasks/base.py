@@ -2,7 +2,7 @@
 
 from mergeflow import layout
 from mergeflow.data import load_manifest
-from mergeflow.modalities.catalog import find_modality
+from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import save_head
 from mergeflow.modality import Base
 from tasks.project.stage import StageIO
@@ -18,7 +18,7 @@ def run(io: StageIO) -> None:
     (folder / "heads").mkdir(parents=True)
     manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in io.section("tasks")}
     base = Base(io.root, folder / layout.MODEL_FILE, folder / "heads", io.report)
-    find_modality(section.modality).make_base(section, io.section("data"), manifests, base)
+    MODALITIES.get(section.modality).make_base(section, io.section("data"), manifests, base)
     for task in manifests:
         if not base.head(task).exists():
             save_head(None, base.head(task))

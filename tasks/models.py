@@ -8,7 +8,7 @@ import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, read_state
-from mergeflow.modalities.catalog import find_modality
+from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
 from tasks.project.devices import device_names, device_slot
@@ -37,7 +37,7 @@ def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:
 
 def modality_of(io: StageIO) -> Modality:
     """Return the project's modality."""
-    return find_modality(io.section("model").modality)
+    return MODALITIES.get(io.section("model").modality)
 
 
 def load_base_head(io: StageIO, task: str, device: torch.device) -> Head | None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 # package: what of this project it may import, besides itself
 FILES = {
     *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.shelf"),
-    *("mergeflow.application", "mergeflow.late", "mergeflow.checkpoints"),
+    *("mergeflow.parts", "mergeflow.application", "mergeflow.late", "mergeflow.checkpoints"),
 }
 DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data", "mergeflow.suites"}
 LEARNING = {*FILES, *DATA, "mergeflow.merging"}
@@ -25,6 +25,7 @@ ALLOWED = {
     "mergeflow.application": set(),
     "mergeflow.plugins": {"mergeflow.application", "mergeflow.errors"},
     "mergeflow.shelf": {"mergeflow.errors", "mergeflow.plugins"},
+    "mergeflow.parts": {"mergeflow.errors", "mergeflow.plugins"},
     "mergeflow.checkpoints": {"mergeflow.errors", "mergeflow.late"},
     "mergeflow.merging": FILES,
     "mergeflow.modality": {"mergeflow.errors"},

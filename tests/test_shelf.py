@@ -170,24 +170,6 @@ def test_a_broken_entry_point_is_named(project, monkeypatch):
         methods()
 
 
-def test_a_shelf_by_module_imports_only_what_is_asked_for(project, monkeypatch):
-    for name in ("heavy", "light"):
-        write(
-            project / f"site/acme_kinds/{name}.py",
-            f"from types import SimpleNamespace\nKIND = SimpleNamespace(name={name!r})\n",
-        )
-    write(project / "site/acme_kinds/__init__.py", "")
-    monkeypatch.syspath_prepend(project / "site")
-    from types import SimpleNamespace
-
-    shelf = Shelf("kind", SimpleNamespace, "acme_kinds", "kinds", "", by_module=True)
-    assert shelf.names() == ["heavy", "light"]
-    assert shelf.get("light").name == "light"
-    assert "acme_kinds.heavy" not in sys.modules
-    with pytest.raises(MergeflowError, match="unknown kind 'lihgt': did you mean 'light'"):
-        shelf.get("lihgt")
-
-
 @pytest.mark.parametrize("words", ["methods", "methods ties", "methods emr"])
 def test_methods_are_listed_and_explained_without_torch(words):
     code = (

@@ -60,3 +60,18 @@ class Preparation:
     sources: Mapping[str, Opener]
     transforms: Mapping[str, Maker]
     decoding: Callable[[Any], Decoding]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of source that an installed package or a project adds to a modality.
+
+    Args:
+        name: the kind, as the tasks of params.yaml name it: `csv` for `csv:inputs/birds.csv`.
+        modality: the modality whose examples it gives.
+        open: task name, place, seed and project folder to the task; nothing is decoded yet.
+    """
+
+    name: str
+    modality: str
+    open: Opener

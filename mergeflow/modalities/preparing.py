@@ -1,25 +1,29 @@
-"""How each modality's data are prepared, by the modality's name."""
+"""How each modality's data are prepared; with the kinds of source that installed packages and the project add."""
 
-from importlib import import_module
+from dataclasses import replace
 
-from mergeflow.data.decoding import Preparation
-from mergeflow.errors import unknown_name
+from mergeflow.data.decoding import Preparation, Source
+from mergeflow.errors import MergeflowError
+from mergeflow.parts import Parts
+from mergeflow.shelf import Shelf
 
-# Full names of modules, because the digests of the stages' code follow these and no other strings.
-_MODULES = {"vision": "mergeflow.modalities.vision.sources.kinds", "toy": "mergeflow.modalities.toy.sources"}
+PREPARATIONS = Parts("modality", Preparation, "mergeflow.modalities", "modalities", "preparation")
+SOURCES = Shelf("kind of data source", Source, None, "sources", "`Source(…)` of mergeflow.data.decoding")
 
 
 def find_preparation(modality: str) -> Preparation:
-    """Return a modality's sources, transforms and decoding.
+    """Return a modality's sources, transforms and decoding; among the sources those that others add for it.
 
     Raises:
-        MergeflowError: there is none of this name.
+        MergeflowError: there is no such modality, or a source that is added has the name of one of the modality's.
 
     Example:
         >>> sorted(find_preparation("vision").sources)
         ['folder', 'hf', 'parquet', 'suite', 'torchvision']
     """
-    if modality not in _MODULES:
-        raise unknown_name("modality", modality, _MODULES)
-    preparation: Preparation = import_module(_MODULES[modality]).PREPARATION
-    return preparation
+    own = PREPARATIONS.get(modality)
+    added = {name: source.open for name, source in SOURCES.all().items() if source.modality == modality}
+    if taken := sorted(own.sources.keys() & added.keys()):
+        names = ", ".join(f"'{name}'" for name in taken)
+        raise MergeflowError(f"the modality '{modality}' has kinds of data source named {names} itself: rename yours.")
+    return replace(own, sources={**own.sources, **added})

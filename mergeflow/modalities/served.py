@@ -2,19 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from mergeflow.errors import unknown_name
+from mergeflow.parts import Parts
 
 if TYPE_CHECKING:
     from mergeflow.modalities.serving import Loaded
 
-# Full names of modules, because the digests of the stages' code follow these and no other strings.
-_MODULES = {
-    "vision": "mergeflow.modalities.vision.serving",
-    "toy": "mergeflow.modalities.toy.serving",
-}
 # The weights of a registered model: as they are written, and as they were before there were other modalities.
 WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
 
@@ -33,6 +27,10 @@ class Served:
         answer: Model and columns to the answer's columns, all of the rows' number. It raises one MergeflowError that
             names all rows that cannot be answered.
         packages: Distributions that a model needs besides mergeflow's own few.
+
+    Example:
+        >>> SERVED.get("toy").inputs({"inputs": 2})
+        {'x0': 'number', 'x1': 'number'}
     """
 
     inputs: Callable[[Mapping[str, Any]], dict[str, Kind]]
@@ -42,17 +40,4 @@ class Served:
     packages: tuple[str, ...] = ()
 
 
-def find_served(modality: str) -> Served:
-    """Return what a modality serves.
-
-    Raises:
-        MergeflowError: there is none of this name.
-
-    Example:
-        >>> find_served("toy").inputs({"inputs": 2})
-        {'x0': 'number', 'x1': 'number'}
-    """
-    if modality not in _MODULES:
-        raise unknown_name("modality", modality, _MODULES)
-    served: Served = import_module(_MODULES[modality]).SERVED
-    return served
+SERVED = Parts("modality", Served, "mergeflow.modalities", "modalities", "serving")

@@ -11,9 +11,9 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.catalog import find_modality
+from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
-from mergeflow.modalities.sections import sections_of
+from mergeflow.modalities.sections import SECTIONS
 from mergeflow.modalities.served import WEIGHTS_FILES, Columns
 from mergeflow.modality import Modality, Model
 from mergeflow.schema import validated
@@ -54,8 +54,8 @@ def read_model(folder: Path, device: torch.device) -> Loaded:
         section = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
         config |= {"model": section, "decoding": {"image_size": config["image_size"]}}
     name = config["model"]["modality"]
-    modality = find_modality(name)
-    model = modality.build(validated(sections_of(name).model, config["model"], f"{folder / 'model.json'}, model"))
+    modality = MODALITIES.get(name)
+    model = modality.build(validated(SECTIONS.get(name).model, config["model"], f"{folder / 'model.json'}, model"))
     with open_checkpoint(weights_file(folder)) as state:
         model.load(state)
     model.module.eval().to(device)

@@ -93,6 +93,7 @@ class Code:
             found = {module for target in source.names for module in self._behind(target)}
             found |= {module for target in source.whole for module in self._below(target)}
             found |= {module for folder in source.shelves for module in self._outside(folder)}
+            found |= {module for parts in source.parts for module in self._parts(*parts)}
             beside = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
             found |= {one for stem in beside if self._path(one := f"{name.rpartition('.')[0]}.{stem}")}
             self._next[name] = sorted(found)
@@ -135,6 +136,23 @@ class Code:
         for point in entry_points(group=f"mergeflow.{folder}"):
             self._ours.add(point.module.partition(".")[0])
             yield from self._behind(point.module)
+
+    def _parts(self, package: str, folder: str, part: str) -> Iterator[str]:
+        """Yield the module `part` of each package found by name: of ours, installed, in the project's folder."""
+        home, own = self._path(package), self._root / folder
+        assert home, f"there is no package {package}"
+        homes = [f"{package}.{path.parent.name}" for path in home.parent.glob("*/__init__.py")]
+        for point in entry_points(group=f"mergeflow.{folder}"):
+            self._ours.add(point.value.partition(".")[0])
+            homes.append(point.value)
+        for path in sorted(own.glob("[!_.]*/__init__.py")):
+            homes.append(f"{folder}.{path.parent.name}")
+            self._ours.add(folder)
+            # Names as if the project's folder were a package: so relative imports inside it are followed.
+            for file in path.parent.rglob("*.py"):
+                parts = file.relative_to(self._root).with_suffix("").parts
+                self._paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+        yield from (module for one in homes for module in self._behind(f"{one}.{part}"))
 
     def _files(self, folder: str) -> Iterator[str]:
         """Yield every Python file in a folder of the project and below it."""

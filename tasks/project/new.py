@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import mergeflow
 from mergeflow.application import TEMPLATE
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.sections import SECTIONS
 
 AS_THEY_ARE = (
     "dvc.yaml",
@@ -24,9 +24,9 @@ _CHOICES = "params.yaml"  # a modality's own, of a project that runs as it is
 
 
 def modalities() -> dict[str, Path]:
-    """Return the file of first choices of every modality that a project can have, by the modality's name."""
-    folder = Path(mergeflow.__file__).parent / "modalities"
-    return {path.parent.name: path for path in sorted(folder.glob(f"*/{_CHOICES}"))}
+    """Return the file of first choices of every modality that has one, by the modality's name."""
+    folders = SECTIONS.folders()
+    return {name: folder / _CHOICES for name, folder in folders.items() if (folder / _CHOICES).exists()}
 
 
 def new_project(folder: Path, modality: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, create_model, field_validator
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.sections import DEFAULT, sections_of
+from mergeflow.modalities.sections import DEFAULT, SECTIONS
 from mergeflow.schema import Frozen, refusal, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.files import read_yaml
@@ -129,7 +129,7 @@ def params_of(model: Any) -> type[Params]:
     """Return the parameters with the sections of the modality that the section `model` names."""
     name = model.get("modality", DEFAULT) if isinstance(model, dict) else DEFAULT
     try:
-        sections = sections_of(str(name))
+        sections = SECTIONS.get(str(name))
     except MergeflowError as error:
         raise MergeflowError(f"params.yaml: model.modality: {error}") from None
     return create_model("Params", __base__=Params, model=(sections.model, ...), data=(sections.data, ...))

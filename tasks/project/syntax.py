@@ -21,6 +21,7 @@ class Source:
             a package are found by name.
         strings: its strings that may be names of files and folders beside it.
         shelves: folders of the project, and groups of entry points, where a `Shelf` that it makes looks for more.
+        parts: package, folder and part of every `Parts` that it makes: modules PART of packages found by name.
         exports: what is behind each name, if the file only passes names on (a package's front door); else None.
     """
 
@@ -29,6 +30,7 @@ class Source:
     whole: list[str]
     strings: list[str]
     shelves: list[str]
+    parts: list[list[str]]
     exports: dict[str, str] | None
 
 
@@ -48,13 +50,16 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
     bound = dict(_bindings(tree, package))
     reached = {name for node in ast.walk(tree) if isinstance(node, ast.Attribute) and (name := _dotted(node, bound))}
     whole = {name[: match.start()] for name in reached if (match := re.search(r"[.:]__(path|name)__$", name))}
-    whole |= set(_shelves(tree, "package", 2))
+    shelves = [*_made(tree, "Shelf", {"package": 2, "folder": 3})]
+    whole |= {package for package, _ in shelves if package}
     strings = set(_strings(tree))
     modules = {text for text in strings if "." in text and all(part.isidentifier() for part in text.split("."))}
     names = {*bound.values(), *_plain_imports(tree), *modules, *reached}
     meaning = hashlib.sha256("".join(_words(tree)).encode("utf-8", "surrogatepass")).hexdigest()
     exports = _exports(tree, bound) if is_package else None
-    return Source(meaning, sorted(names), sorted(whole), sorted(strings), sorted(_shelves(tree, "folder", 3)), exports)
+    folders = sorted(folder for _, folder in shelves)
+    parts = sorted(_made(tree, "Parts", {"package": 2, "folder": 3, "part": 4}))
+    return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, exports)
 
 
 def _leave_out_what_means_nothing(tree: ast.Module) -> None:
@@ -125,14 +130,13 @@ def _strings(tree: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-def _shelves(tree: ast.Module, argument: str, position: int) -> Iterator[str]:
-    """Yield one argument, where it is a string, of every `Shelf` that is made."""
+def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[str]]:
+    """Yield the wanted arguments, by name or position, of every call that makes a `name`; "" where one is no string."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _last_name(node.func) == "Shelf":
-            named = [keyword.value for keyword in node.keywords if keyword.arg == argument]
-            for value in named or node.args[position : position + 1]:
-                if isinstance(value, ast.Constant):
-                    yield str(value.value)
+        if isinstance(node, ast.Call) and _last_name(node.func) == name:
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            values = [given.get(argument) or node.args[place] for argument, place in wanted.items()]
+            yield [str(value.value or "") if isinstance(value, ast.Constant) else "" for value in values]
 
 
 def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:

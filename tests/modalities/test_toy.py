@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import Head, load_head, save_head
-from mergeflow.modalities.toy.sources import open_toy
+from mergeflow.modalities.toy.preparation import open_toy
 from tasks.project.graph import load_graph
 from tasks.project.new import new_project
 from tasks.project.parameters import load_params

@@ -68,9 +68,14 @@ def reached(root: Path, name: str) -> tuple[str, ...]:
     found += [siblings[text] for text in texts(code) if text in siblings]
     if "Shelf" in code.co_names and name != "mergeflow.shelf":
         for value in vars(import_module(name)).values():
-            if type(value).__name__ == "Shelf":
+            if type(value).__name__ == "Shelf" and value.package:
                 package = import_module(value.package)
                 found += [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    if "Parts" in code.co_names and name != "mergeflow.parts":
+        for value in vars(import_module(name)).values():
+            if type(value).__name__ == "Parts":
+                packages = pkgutil.iter_modules(import_module(value.package).__path__)
+                found += [f"{value.package}.{one.name}.{value.part}" for one in packages if one.ispkg]
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mergeflow.modalities.sections import Sections
 from mergeflow.schema import Frozen
 
 
@@ -27,3 +28,6 @@ class DataSection(Frozen, strict=True):
     """How examples are stored. `inputs`: numbers of an example, the first of the model's widths."""
 
     inputs: int = Field(ge=1)
+
+
+SECTIONS = Sections(ModelSection, DataSection)

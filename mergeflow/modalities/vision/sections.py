@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mergeflow.modalities.sections import Sections
 from mergeflow.schema import Frozen
 
 
@@ -19,3 +20,6 @@ class DataSection(Frozen, strict=True):
     """How images are prepared. `image_size`: side of the decoded square images in pixels; the model's input size."""
 
     image_size: int = Field(32, ge=8, le=1024)
+
+
+SECTIONS = Sections(ModelSection, DataSection)

@@ -4,12 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mergeflow.data.address import Opener, open_source, rooted
-from mergeflow.data.decoding import Decoding, Preparation
 from mergeflow.data.task import RawTask
-from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
 from mergeflow.modalities.vision.sources.folder import open_folder
 from mergeflow.modalities.vision.sources.hub import open_hub
@@ -66,10 +63,6 @@ def _open_files(
     return replace(raw, class_names=clip_class_names(task, raw.strata), keeps_conflicts=True) if task else raw
 
 
-def _decoding(section: Any) -> Decoding:
-    return image_decoding(section.image_size)
-
-
 SOURCES: Mapping[str, Opener] = {
     "suite": open_suite,
     "parquet": partial(_open_files, open_parquet),
@@ -77,4 +70,3 @@ SOURCES: Mapping[str, Opener] = {
     "torchvision": open_torchvision,
     "hf": open_hub,
 }
-PREPARATION = Preparation(SOURCES, TRANSFORMS, _decoding)
