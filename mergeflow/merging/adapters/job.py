@@ -120,7 +120,7 @@ class AdapterJob:
         others: list[str] = []
         slots: dict[str, Slot] = {}
         for name, shape in self._concerned().items():
-            summed = linear and only_factors(states, self.stored[name])
+            summed = linear and only_factors(self.inputs.base, states, self.stored[name])
             # PEFT merges two adapters of one tied weight into it twice, so a tied embedding is stored whole.
             tables = "whole" if name in self.copies.values() else found.options.embeddings
             roles = () if summed else whole_roles(tables)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.adapted import LoraEntry
+from mergeflow.checkpoints.adapted import AddedEntry, LoraEntry
 from mergeflow.checkpoints.checks import all_finite
+from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
@@ -22,6 +23,9 @@ from mergeflow.merging.engine import Engine, default_workers, single_threaded
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Unit
+
+# Adapters that cancel leave a sum of this share of them by rounding alone.
+_NOTHING = 1e-12
 
 
 @dataclass
@@ -64,10 +68,13 @@ class Reduction:
         if not terms:
             return
         exact, rank = summed(terms), self.options.rank_of(name)
+        norm = exact.norm()
+        if norm <= _NOTHING * sum(abs(c) * one.norm() for c, one in terms):
+            return
         if exact.rank > rank or self.options.error:
-            self._keep(name, compressed(exact, min(rank, exact.rank), self.options.error), exact.norm(), exact)
+            self._keep(name, compressed(exact, min(rank, exact.rank), self.options.error), norm, exact)
         else:
-            self._keep(name, exact, exact.norm(), exact, own=exact is terms[0][1])
+            self._keep(name, exact, norm, exact, own=exact is terms[0][1])
 
     def approximate(self, names: Mapping[str, str], slots: Mapping[str, Slot]) -> None:
         """Merge each tensor, and approximate its change by a truncated SVD; arguments as of `sum_adapters`."""
@@ -88,8 +95,6 @@ class Reduction:
 
     def _keep(self, name: str, found: Factors, norm: float, exact: Factors | Tensor, own: bool = False) -> None:
         """Store factors in their type, with what they lose of the exact change."""
-        if not norm:
-            return
         stored = found if own and self.dtype is None else found.to(self.dtype or torch.float32)
         if not (all_finite(stored.up.reshape(-1)) and all_finite(stored.down.reshape(-1))):
             raise MergeflowError(f"the factors of '{name}' overflow {self.dtype}: choose a wider dtype.")
@@ -141,14 +146,25 @@ def change_of(stack: Stack, result: tuple[Tensor, Tensor], scale: float) -> Tens
     return change.reshape(-1).cpu()
 
 
-def only_factors(states: Iterable[LazyStateDict], name: str) -> bool:
-    """Whether all that is stored for a tensor is factors of its change."""
-    return all(isinstance(state.entries[name], LoraEntry) for state in states if name in state)
+def only_factors(base: LazyStateDict, states: Iterable[LazyStateDict], name: str) -> bool:
+    """Whether all that is stored for a tensor is factors of its change, beside copies of the base's weight at most.
+
+    PEFT stores such a copy with the factors of an embedding or a head.
+    """
+    entries = [state.entries[name] for state in states if name in state]
+    copies = [entry.weight for entry in entries if isinstance(entry, AddedEntry)]
+    count = base.infos[name].numel
+    return all(isinstance(entry, LoraEntry | AddedEntry) for entry in entries) and all(
+        torch.equal(copy.read(start, stop).float(), base.read(name, start, stop).float())
+        for copy in copies
+        for start, stop in ((at, min(at + BLOCK, count)) for at in range(0, count, BLOCK))
+    )
 
 
 def stored_factors(state: Any, name: str) -> Factors:
     """Return an adapter's factors of one tensor, in their stored type."""
     entry = state.entries[name]
+    entry = entry.lora if isinstance(entry, AddedEntry) else entry
     assert isinstance(entry, LoraEntry), name
     rows, columns = entry.shape
     down = entry.down.read(0, entry.rank * columns).reshape(entry.rank, columns)
