@@ -27,10 +27,14 @@ class LoraEntry:
 
     def delta(self) -> Tensor:
         """Return the difference as a matrix [out, in], float32, not transposed."""
+        down, up = self.factors()
+        return (up.float() @ down.float()) * self.factor
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return A [r, in] and B [out, r] as they are stored, without the factor."""
         rows, columns = self.shape
-        down = self.down.read(0, self.rank * columns).reshape(self.rank, columns).float()
-        up = self.up.read(0, rows * self.rank).reshape(rows, self.rank).float()
-        return (up @ down) * self.factor
+        down = self.down.read(0, self.rank * columns).reshape(self.rank, columns)
+        return down, self.up.read(0, rows * self.rank).reshape(rows, self.rank)
 
     def formed(self) -> Tensor:
         """Return the flattened difference as the weight is stored."""

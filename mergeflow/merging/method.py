@@ -71,6 +71,8 @@ class Stack:
         taus: τ_t = θ_t − θ0 of all experts, [T, *base.shape].
         start: Index of the first element in the flattened tensor (0 for a whole tensor).
         model: Facts about the whole model.
+        factors: Gives A and B of each task vector as a matrix [out, in] (None for one that is zero), where all experts
+            are LoRA adapters; else None.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Stack:
     taus: Tensor
     start: int
     model: Model
+    factors: Callable[[], list[tuple[Tensor, Tensor] | None] | None] = lambda: None
 
     @property
     def weighted(self) -> Tensor:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import local
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mergeflow.checkpoints.adapted import LoraEntry
 from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
@@ -114,7 +116,27 @@ class Stacks:
             taus.reshape(len(taus), *unit.shape).to(self.device),
             unit.start,
             self.model_at(unit.name),
+            partial(self.factors, unit.name),
         )
+
+    def factors(self, name: str) -> list[tuple[Tensor, Tensor] | None] | None:
+        """Return A and B, scaled, of each adapter's change [out, in]; None where some expert has no factors."""
+        found: list[tuple[Tensor, Tensor] | None] = []
+        for expert in self.model.experts:
+            state = self.experts[expert]
+            if getattr(state, "is_task_vector", False) and name not in state:
+                found.append(None)
+                continue
+            entry = state.entries[name] if isinstance(state, LazyStateDict) else None
+            if not isinstance(entry, LoraEntry):
+                return None
+            down, up = entry.factors()
+            pair = (down.double(), up.double() * entry.factor)
+            # Conv1D is stored as [in, out] and told so by its architecture; an embedding by its adapter alone.
+            turned = entry.transposed != self.model.architecture.form(name, self.infos[name].shape, False).transposed
+            pair = (pair[1].T, pair[0].T) if turned else pair
+            found.append((pair[0].to(self.device), pair[1].to(self.device)))
+        return found
 
     def depth(self, name: str) -> float:
         """Return where a tensor's block stands, from 0 (and before the blocks) to 1 (and behind them)."""

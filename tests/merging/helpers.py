@@ -29,6 +29,7 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "iso_cts": [{"common": 0.0}, {"common": 1.0}],
     "karcher": [{"iterations": 1}, {"tolerance": 10.0}],
     "knots": [{"then": "task_arithmetic"}, {"keep": 1.0}],
+    "core_space": [{"then": "task_arithmetic"}, {"then": "tsv"}, {"then": "iso_c"}, {"keep": 1.0}],
     "lines": [{"of": "ties", "of_args": {"keep": 0.5}}, {"alpha": 0.0, "beta": 0.0}],
     "low_rank": [{"rank_ratio": 1.0}, {"rank_ratio": 0.5, "matrices": ["*.attn.*"]}],
     "magmax": [{"scale": 2.0}],

@@ -166,7 +166,4 @@ def stored_factors(state: Any, name: str) -> Factors:
     entry = state.entries[name]
     entry = entry.lora if isinstance(entry, AddedEntry) else entry
     assert isinstance(entry, LoraEntry), name
-    rows, columns = entry.shape
-    down = entry.down.read(0, entry.rank * columns).reshape(entry.rank, columns)
-    up = entry.up.read(0, rows * entry.rank).reshape(rows, entry.rank)
-    return Factors(down, up, entry.factor)
+    return Factors(*entry.factors(), entry.factor)

@@ -109,7 +109,8 @@ def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     return (polar(left) @ polar(right).T).mul_(sigma.mean())
 
 
-def _ties(blocks: Tensor, keep: float) -> Tensor:
+def ties_of_blocks(blocks: Tensor, keep: float) -> Tensor:
+    """TIES of the experts' blocks [T, …], each trimmed on its own."""
     trimmed = trim_to(blocks, tensor_thresholds(blocks, keep))
     majority = -1.0 if float(trimmed.sum(0).sign().sum()) < 0 else 1.0
     return disjoint_merge(trimmed, majority, "mean")
@@ -121,7 +122,7 @@ def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
     joined = taus.transpose(0, 1).reshape(rows, count * columns)
     left, sigma, right = svd(joined)
     blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1)
-    merged = blocks.sum(0) if args.then == "task_arithmetic" else _ties(blocks, args.keep)
+    merged = blocks.sum(0) if args.then == "task_arithmetic" else ties_of_blocks(blocks, args.keep)
     return (left * sigma) @ merged
 
 
@@ -199,4 +200,4 @@ def knots(stack: Stack, args: KnotsArgs) -> Parts:
         return stack.base, _merged(stack, args, merge_knots)
     if args.then == "task_arithmetic":
         return stack.base, stack.weighted.sum(0)
-    return stack.base, _ties(stack.weighted, args.keep)
+    return stack.base, ties_of_blocks(stack.weighted, args.keep)
