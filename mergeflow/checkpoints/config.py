@@ -31,6 +31,8 @@ def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
     Raises:
         MergeflowError: It is not a readable JSON object.
     """
+    if isinstance(state, LazyStateDict) and state.config is not None:
+        return dict(state.config)
     folder = folder_of(state)
     if folder is None or not (folder / "config.json").is_file():
         return {}

@@ -147,6 +147,7 @@ def _view(
         tied={rename.get(n, n): rename.get(m, m) for n, m in ties.items() if n in chosen and m in chosen},
         absolute=frozenset(rename.get(name, name) for name in state.absolute if name in chosen),
         shards=state.shards,
+        config=state.config,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mergeflow.checkpoints.header import TensorInfo, read_header
 from mergeflow.errors import MergeflowError
@@ -99,6 +99,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         tied: Names that shared storage, each with the first name of its group.
         absolute: Names of a task vector that hold whole weights all the same (an adapter's retrained modules).
         shards: The names in each file, in order, where an index lists several.
+        config: config.json of tensors that were put together from several models; None where the files' own counts.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         tied: Mapping[str, str] | None = None,
         absolute: frozenset[str] = frozenset(),
         shards: tuple[tuple[str, ...], ...] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = path
         self.infos = dict(infos)
@@ -120,6 +122,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         self.tied = dict(tied or {})
         self.absolute = absolute
         self.shards = shards
+        self.config = config
         self.entries = dict(entries)
         self._files = files
 

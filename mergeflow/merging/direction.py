@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.checks import all_finite, check_compatible, infos_of
 from mergeflow.checkpoints.fitted import bound
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
@@ -61,6 +61,21 @@ def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.
     if direction is None or scale == 0:
         return anchor.to(dtype, copy=True)
     return (direction * scale).add_(anchor.to(direction.dtype)).to(dtype)
+
+
+def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.dtype) -> Tensor:
+    """Return a flat piece of a result on the CPU, checked.
+
+    Raises:
+        MergeflowError: It overflows its type.
+    """
+    anchor, direction = parts
+    piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtype).cpu()
+    if not all_finite(piece):
+        raise MergeflowError(
+            f"tensor '{name}' of the result overflows {dtype}: choose a wider dtype or a smaller scale."
+        )
+    return piece
 
 
 def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: float) -> None:

@@ -67,18 +67,22 @@ class Engine:
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
-        method, stacks = self.call.method, self.stacks
+        infos = self.stacks.infos
+        units = units_of(self.call, self.model, infos, infos if names is None else names)
+        self._map(lambda unit: sink(unit, *self.result(unit)), units)
 
-        def work(unit: Unit) -> None:
-            if unit.name not in self.model.shapes:
-                return sink(unit, None, stacks.copied(unit))
-            stack, args = stacks.stack(unit, stacks.on_piece), self._arguments(unit.name)
-            result = method(stack, args)
-            if "scale" in getattr(args, "varied", ()):
-                result = (result[0], result[1] * args.scale)
-            return sink(unit, stack, result)
+    def result(self, unit: Unit) -> tuple[Stack | None, Any]:
+        """Return a unit's stack and the method's result for it; no stack and a piece of the base if it is not merged.
 
-        self._map(work, units_of(self.call, self.model, stacks.infos, stacks.infos if names is None else names))
+        The stack, and a result that is part of it, are valid until the thread's next unit.
+        """
+        if unit.name not in self.model.shapes:
+            return None, self.stacks.copied(unit)
+        stack, args = self.stacks.stack(unit, self.stacks.on_piece), self._arguments(unit.name)
+        result = self.call.method(stack, args)
+        if "scale" in getattr(args, "varied", ()):
+            result = (result[0], result[1] * args.scale)
+        return stack, result
 
     def first_pass(self, one: Pass) -> None:
         """Run one pass; each worker folds into an accumulator of its own."""

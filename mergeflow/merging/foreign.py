@@ -24,7 +24,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
     "nuslerp_row_wise": {"vectors": "vectors: columns"},
 }
 
-CONFIGURATION = ("merge_method", "models", "slices", "base_model", "tokenizer_source", "modules", "output_model")
+CONFIGURATION = ("merge_method", "models", "base_model", "tokenizer_source", "modules", "output_model")
 
 
 def argument_hint(argument: str, known: Mapping[str, Any]) -> str:
@@ -40,4 +40,6 @@ def argument_hint(argument: str, known: Mapping[str, Any]) -> str:
 
 def is_configuration(values: Mapping[str, Any]) -> bool:
     """Whether a mapping is one of mergekit's configurations rather than a recipe."""
-    return any(key in values for key in CONFIGURATION) and "method" not in values
+    slices = values.get("slices")
+    sources = isinstance(slices, list) and any(isinstance(one, Mapping) and "sources" in one for one in slices)
+    return (sources or any(key in values for key in CONFIGURATION)) and "method" not in values

@@ -41,6 +41,7 @@ class Model:
         cache: Kept factorisations.
         varied: Weights that vary over the model, by expert, as they were given.
         architecture: What its tensors are.
+        beside: Tensors of a unit's size that are held at most while it is read: of steps computed as they are read.
     """
 
     experts: tuple[str, ...]
@@ -54,6 +55,7 @@ class Model:
     cache: FactorCache | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     architecture: Architecture = field(default_factory=Architecture)
+    beside: int = 0
 
     @property
     def numel(self) -> int:

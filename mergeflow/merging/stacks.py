@@ -45,6 +45,7 @@ def model_of(
     config: Mapping[str, Any] | None = None,
     kept: Collection[str] = (),
     varied: Mapping[str, Any] | None = None,
+    beside: int = 0,
 ) -> Model:
     """Return what methods may know about the whole model, from shapes and types alone.
 
@@ -57,6 +58,7 @@ def model_of(
         config: The base's config.json, for a base in memory.
         kept: Names of tensors that stay the base's.
         varied: Weights that vary over the model, by expert.
+        beside: As of `Model`.
     """
     infos, given = infos_of(base), weights or {}
     found = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
@@ -75,6 +77,7 @@ def model_of(
         cache=cache,
         varied=varied or {},
         architecture=architecture_of(base, config),
+        beside=beside,
     )
 
 
@@ -89,6 +92,7 @@ class Stacks:
         device: Where arithmetic happens.
         on_piece: Sees every piece that is read for a result (not those read for first passes).
         on_read: Told the number of bytes after each read, first passes included.
+        same: The expert that is the base itself: its task vector is 0 and it is not read again.
     """
 
     base: State
@@ -97,6 +101,7 @@ class Stacks:
     device: str = "cpu"
     on_piece: OnPiece | None = None
     on_read: Callable[[int], None] | None = None
+    same: str | None = None
     infos: dict[str, TensorInfo] = field(init=False)
     _scratch: local = field(default_factory=local)
     _depths: dict[str, float] = field(default_factory=dict)
@@ -180,7 +185,7 @@ class Stacks:
         if self.on_piece is not None:
             self.on_piece("base", unit.name, unit.start, piece)
         for name, state in self.experts.items():
-            if unit.name not in state:
+            if unit.name not in state or name == self.same:
                 continue
             own = read(state, unit.name, unit.start, unit.stop)
             if codes and not torch.equal(own, piece):
@@ -197,7 +202,7 @@ class Stacks:
         """Fill `out` with a unit of one expert's task vector."""
         state = self.experts[name]
         difference = getattr(state, "is_task_vector", False) and unit.name not in getattr(state, "absolute", ())
-        if difference and unit.name not in state:
+        if name == self.same or (difference and unit.name not in state):
             out.zero_()
             return
         self._load(name, state, unit, out, on_piece)
@@ -236,7 +241,7 @@ class Stacks:
 
 def unit_bytes(model: Model, unit: Unit) -> int:
     """Return the bytes that work on a unit holds at most: base, task vectors, and two tensors of its size beside."""
-    return (len(model.experts) + 3) * (unit.stop - unit.start) * model.dtype.itemsize
+    return (len(model.experts) + 3 + model.beside) * (unit.stop - unit.start) * model.dtype.itemsize
 
 
 def read(state: State, name: str, start: int, stop: int) -> Tensor:

@@ -37,6 +37,7 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "multislerp": [{"on": "weights"}, {"normalize": False}],
     "nearswap": [{"t": 0.0}, {"t": 10.0}],
     "nuslerp": [{"on": "weights"}, {"vectors": "rows"}, {"vectors": "columns"}],
+    "passthrough": [{"scale": -1.0}, {"scale": 0.0}],
     "pcb": [{"keep": 1.0}, {"keep": 1e-9}],
     "ram": [{"epsilon": 0.0}, {"epsilon": 0.1}],
     "ram_plus": [{"over": "tensor"}, {"epsilon": 0.1, "r": 2.0}],

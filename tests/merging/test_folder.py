@@ -16,9 +16,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files import folder as module
 from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.job import StreamWriter
 from mergeflow.merging.files.lock import lock_file
 from mergeflow.merging.files.place import RECORD
-from mergeflow.merging.files.streaming import StreamWriter
 from tests.merging.helpers import recipe
 
 

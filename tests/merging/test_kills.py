@@ -16,7 +16,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from mergeflow.merging import make_recipe, merge
-import mergeflow.merging.files.streaming as module
+import mergeflow.merging.files.job as module
 folder = Path(sys.argv[1])
 real = module.StreamWriter.commit
 def slow(self, *a):

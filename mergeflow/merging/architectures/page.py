@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from mergeflow.merging.architectures.blocks import STACKED
 from mergeflow.merging.architectures.families import BARE, FAMILIES, Family
 from mergeflow.merging.architectures.roles import ROLES, TREATED, vocabulary
 
@@ -36,6 +37,12 @@ The first pattern (a regular expression on the lower-case name) that fits decide
 |---|---|
 {roles}
 
+## Whose layers can be taken
+
+Slices of layers (`slices:` of a recipe) may be taken from models of the families {stacked},
+whose blocks are alike. Where config.json says that a block depends on its index (leading dense blocks, periods of
+attention), they are refused. Lists with an entry per block, such as `layer_types`, follow their blocks.
+
 ## Families and their fused weights
 
 `split_qkv: true` cuts fused weights (query/key/value, gate/up) into the matrices they hold before a method sees them;
@@ -67,6 +74,7 @@ def architectures_page() -> str:
         role: [f"{_code(p)} ({f.name})" for f in FAMILIES for p, other in f.roles if other == role] for role in ROLES
     }
     return _HEAD.format(
+        stacked=", ".join(STACKED),
         taken="\n".join(f"- `{name}`: {', '.join(roles)};" for name, roles in TREATED.items()),
         roles="\n".join(f"| {role} | {' '.join((*own[role], *shared[role]))} |" for role in ROLES),
         families="\n".join(map(_row, FAMILIES)),

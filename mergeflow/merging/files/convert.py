@@ -18,9 +18,8 @@ from mergeflow.checkpoints.reader import TIED, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.folder import OutputFolder
-from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, write_index
+from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, shard_names, write_index
 from mergeflow.merging.files.place import CONVERTED, RECORD, check_out
-from mergeflow.merging.files.plan import shard_names
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -48,7 +48,8 @@ def shown(value: Any) -> str:
 
 
 def _stem(path: Path) -> str:
-    return path.stem if path.suffix in (*PICKLES, ".safetensors") else path.name
+    name = path.name.removeprefix("step:")
+    return Path(name).stem if path.suffix in (*PICKLES, ".safetensors") else name
 
 
 def _named_paths(value: Any) -> Any:

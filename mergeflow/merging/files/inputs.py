@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mergeflow.checkpoints.config import folder_of
 from mergeflow.checkpoints.fingerprint import scheme_of
@@ -14,9 +15,13 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.alignment.files import match_experts
 from mergeflow.merging.catalog import MethodCall
+from mergeflow.merging.files.computed import Computed
 from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
+from mergeflow.merging.files.output import output_infos
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import Resolve, local_path
+from mergeflow.merging.files.slices import stacked
+from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
 from mergeflow.merging.method import Model
 from mergeflow.merging.preflight.compare import compare
 from mergeflow.merging.preflight.findings import check_findings
@@ -41,6 +46,8 @@ class Inputs:
         warnings: What to know of: settings, tokens, templates, licences that differ.
         tokenizer: What the result's folder holds for a vocabulary of its own.
         templates: Its chat templates, where the recipe chooses them.
+        steps: Steps that are computed when they are read, by name; each comes after those that it reads.
+        same: The expert that stands for the base, where the recipe has none.
     """
 
     call: MethodCall
@@ -53,17 +60,61 @@ class Inputs:
     warnings: tuple[str, ...] = ()
     tokenizer: TokenizerFiles | None = None
     templates: dict[str, str] | None = None
+    steps: Mapping[str, Computed] = field(default_factory=dict)
+    same: str | None = None
 
 
 @contextmanager
-def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inputs]:
+def open_inputs(
+    recipe: Recipe, resolve: Resolve | None = None, made: Mapping[str, Path] | None = None
+) -> Iterator[Inputs]:
     """Open every input of a recipe and check that they fit each other, from headers and the files beside them alone.
+
+    Args:
+        recipe: The recipe.
+        resolve: Turns references into local paths.
+        made: Where results of steps lie that were written; the others are computed when they are read.
 
     Raises:
         MergeflowError: A path that cannot be opened, or inputs that do not fit, all at once.
     """
-    with ExitStack() as opened:
-        found = _opened(recipe, resolve, opened)
+    with ExitStack() as files:
+        yield _Opened(recipe, resolve, made or {}, files).inputs(recipe)
+
+
+class _Opened:
+    """What a recipe and its steps read, each opened once."""
+
+    def __init__(self, recipe: Recipe, resolve: Resolve | None, made: Mapping[str, Path], files: ExitStack) -> None:
+        self.recipe, self.resolve, self.made, self.files = recipe, resolve, made, files
+        self.states: dict[str, LazyStateDict] = {}
+        self.steps: dict[str, Computed] = {}
+
+    def state(self, path: str) -> LazyStateDict:
+        """Open what a path of the recipe or of a step names."""
+        if path not in self.states:
+            step = step_named(path)
+            if step is not None and step not in self.made:
+                self.states[path] = self._step(step)
+            else:
+                place = local_path(path, self.resolve) if step is None else self.made[step]
+                self.states[path] = self.files.enter_context(open_checkpoint(place))
+        return self.states[path]
+
+    def _step(self, name: str) -> LazyStateDict:
+        step = dict(self.recipe.steps or ())[name]
+        try:
+            if isinstance(step, Slices):
+                return stacked(step, [self.state(one.model) for one in step])
+            inputs = self.inputs(step)
+        except MergeflowError as error:
+            raise MergeflowError(f"step '{name}': {error}") from None
+        self.steps[name] = Computed(inputs, self.recipe.device, output_infos(inputs.base.infos, step.dtype))
+        return self.steps[name].state()
+
+    def inputs(self, recipe: Recipe) -> Inputs:
+        """Open the inputs of the recipe, or of a step that is a merge."""
+        found = self._by_role(recipe)
         base = found["base", "base"]
         experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
         data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
@@ -85,37 +136,60 @@ def open_inputs(recipe: Recipe, resolve: Resolve | None = None) -> Iterator[Inpu
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),
         )
-        paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
-        for kind, states in data.items():
-            paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
-        yield Inputs(
+        weights, varied, beside = recipe.expert_weights(), recipe.varied_weights(), self._beside(recipe)
+        return Inputs(
             call,
             base,
             experts,
             data,
-            paths,
-            model_of(base, experts, recipe.expert_weights(), data, kept=fit.kept, varied=recipe.varied_weights()),
+            self._paths(base, experts, data),
+            model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=beside),
             fit.notes,
             tuple(one.text for one in findings),
             aligned.files if aligned is not None else None,
             _templates(recipe, base, experts),
+            self.steps,
+            recipe.experts[0][0] if recipe.base is None and recipe.experts and aligned is None else None,
         )
 
+    def _by_role(self, recipe: Recipe) -> dict[tuple[str, str], LazyStateDict]:
+        """Open every input, by role and name; where the recipe has no base, the first expert is it."""
+        found: dict[tuple[str, str], LazyStateDict] = {}
 
-def _opened(recipe: Recipe, resolve: Resolve | None, opened: ExitStack) -> dict[tuple[str, str], LazyStateDict]:
-    """Open every input, by role and name; where the recipe has no base, the first expert is it."""
-    found: dict[tuple[str, str], LazyStateDict] = {}
+        def enter(role: str, name: str, path: str) -> None:
+            state = found[role, name] = self.state(path)
+            if role == "base":
+                check_whole(path, state)
+            if role == "task_vectors" and not state.is_task_vector:
+                raise no_task_vector(path)
 
-    def enter(role: str, name: str, path: str) -> None:
-        read = open_base if role == "base" else open_checkpoint
-        state = found[role, name] = opened.enter_context(read(local_path(path, resolve)))
-        if role == "task_vectors" and not state.is_task_vector:
-            raise no_task_vector(path)
+        wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
+        listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
+        together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
+        return found
 
-    wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
-    listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
-    together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
-    return found
+    def _beside(self, recipe: Any) -> int:
+        """Return how many tensors computing what a recipe or a step reads holds at most."""
+        steps, most = dict(self.recipe.steps or ()), 0
+        for name in filter(None, map(step_named, paths_of(recipe))):
+            if name in self.steps:
+                model = self.steps[name].inputs.model
+                most = max(most, len(model.experts) + 3 + model.beside)
+            elif name not in self.made:
+                most = max(most, self._beside(steps[name]))
+        return most
+
+    def _paths(
+        self,
+        base: LazyStateDict,
+        experts: Mapping[str, LazyStateDict],
+        data: Mapping[str, Mapping[str, LazyStateDict]],
+    ) -> dict[str, str]:
+        """Return the local paths of all that is read, by what it is."""
+        paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
+        for kind, states in data.items():
+            paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
+        return paths | ({path: state.path for path, state in self.states.items()} if self.recipe.steps else {})
 
 
 def _templates(recipe: Recipe, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> dict[str, str] | None:
@@ -131,12 +205,24 @@ def open_base(path: str | Path) -> LazyStateDict:
         MergeflowError: It is a difference from one.
     """
     state = open_checkpoint(path)
-    if state.is_task_vector:
+    try:
+        check_whole(path, state)
+    except MergeflowError:
         state.close()
+        raise
+    return state
+
+
+def check_whole(path: str | Path, state: LazyStateDict) -> None:
+    """Check that a base is a whole model.
+
+    Raises:
+        MergeflowError: It is a difference from one.
+    """
+    if state.is_task_vector:
         raise MergeflowError(
             f"the base '{path}' is a task vector or an adapter, not a model: it can only be an expert."
         )
-    return state
 
 
 def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, Mapping[str, LazyStateDict]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, tensor_digest
@@ -68,6 +69,30 @@ def shard_file(index: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
+def output_infos(infos: Mapping[str, TensorInfo], dtype: str | None) -> dict[str, TensorInfo]:
+    """Return shape and type of every tensor of the result."""
+    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
+    return {
+        name: TensorInfo(info.shape, wanted if wanted and info.dtype.is_floating_point else info.dtype)
+        for name, info in infos.items()
+    }
+
+
+def shard_names(infos: Mapping[str, TensorInfo], size: int | None) -> list[tuple[str, ...]]:
+    """Split the tensors, in order of name, into files of at most `size` bytes (one tensor at least)."""
+    if size is None:
+        return [tuple(sorted(infos))]
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name in sorted(infos):
+        if shards[-1] and held + infos[name].nbytes > size:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += infos[name].nbytes
+    return [tuple(shard) for shard in shards]
+
+
 def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) -> None:
     """Write which shard holds which tensor, where there is more than one."""
     if len(shards) > 1:
@@ -76,10 +101,16 @@ def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) ->
         write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
 
 
-def copy_companions(base: Path, folder: Path, dtype: str | None = None) -> None:
+def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Mapping[str, Any] | None = None) -> None:
     """Copy configuration, tokenizer and licence of a model folder, and the code that its configuration names.
 
     Never weights, their index, or an adapter's notes. Where the result has a type of its own, config.json says so.
+
+    Args:
+        base: The model folder; of a single file nothing is copied.
+        folder: Where to.
+        dtype: The result's type, where it has one of its own.
+        own: The result's config.json, where it is not the base's.
     """
     if not base.is_dir():
         return
@@ -90,6 +121,8 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None) -> None:
                 shutil.copyfile(file, folder / file.name)
     if (base / MORE).is_dir():
         shutil.copytree(base / MORE, folder / MORE, dirs_exist_ok=True)
+    if own is not None:
+        write_text(folder / "config.json", json.dumps(dict(own), indent=2, ensure_ascii=False) + "\n")
     config = _config(folder / "config.json")
     key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
     if dtype is not None and key is not None and config[key] != dtype:

@@ -1,10 +1,9 @@
 """What a recipe will do, found from headers alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -12,10 +11,13 @@ from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, units_of
+from mergeflow.merging.files.computed import Computed
 from mergeflow.merging.files.inputs import Inputs, open_inputs
+from mergeflow.merging.files.output import output_infos, shard_names
 from mergeflow.merging.files.place import check_adapter_place, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
+from mergeflow.merging.files.steps import steps_to_write
 from mergeflow.merging.stacks import unit_bytes
 from mergeflow.merging.treatment import Treatment, survey
 
@@ -42,6 +44,8 @@ class Plan:
         notes: What was done to make the inputs fit each other.
         rank: Largest rank of a matrix, where the result is an adapter.
         warnings: What to know of: settings, tokens, templates, licences that differ.
+        steps: Each step that is a merge, in words.
+        written: Those of them that are written before the merge, in order.
     """
 
     call: MethodCall
@@ -58,6 +62,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     rank: int | None = None
     warnings: tuple[str, ...] = ()
+    steps: Mapping[str, str] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
@@ -76,6 +82,7 @@ class Plan:
             else f"writes        a PEFT adapter of rank {self.rank} at most, {where}",
             f"peak memory   about {_size(self.peak_memory)}",
             *(self.treatment.lines() if spectral else ()),
+            *(f"step          {name}: {words}" for name, words in self.steps.items()),
             *(f"note          {note}" for note in self.notes),
             *(f"warning       {warning}" for warning in self.warnings),
         ]
@@ -120,6 +127,8 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     if recipe.adapter is not None:
         if keys:
             raise MergeflowError(f"`{keys[0]}` is of a whole model, not of an adapter: remove it, or `adapter`.")
+        if recipe.steps:
+            raise MergeflowError("`adapter` of a recipe with `steps` is not made: merge the steps into folders first.")
         return check_adapter_place(recipe.out, recipe.shard_size, inputs.paths)
     if keys and recipe.out is not None and recipe.out.endswith(".safetensors"):
         raise MergeflowError(
@@ -128,15 +137,27 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     return check_place(recipe.out, recipe.shard_size, inputs.paths, force)
 
 
-def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
-    """Return what a merge of opened inputs will do."""
+def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER, written: tuple[str, ...] | None = None) -> Plan:
+    """Return what a merge of opened inputs will do.
+
+    Args:
+        recipe: The recipe.
+        inputs: Its inputs.
+        buffer: Bytes the merge may hold beyond its largest stack.
+        written: The steps that are written first; by default those of `steps_to_write`.
+
+    Raises:
+        MergeflowError: Matrices of the recipe or of a step that cannot be treated as the arguments say.
+    """
     call, model, infos = inputs.call, inputs.model, inputs.base.infos
-    args = call.arguments
+    args, written = call.arguments, steps_to_write(recipe, inputs) if written is None else written
+    together(*(partial(_check_step, name, step) for name, step in inputs.steps.items()))
     out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
     first = call.method.passes(call.arguments, model.dtype)
     found = {name for one in first for name in one.finds}
     passes = 1 + sum(not one.sampled and one.unless not in found for one in first)
-    read = sum(info.nbytes for state in (inputs.base, *inputs.experts.values()) for info in state.infos.values())
+    states = [inputs.base, *(state for name, state in inputs.experts.items() if name != inputs.same)]
+    read = sum(info.nbytes for state in states for info in state.infos.values())
     costs = [unit_bytes(model, unit) for unit in units_of(call, model, infos, infos)]
     held = min(buffer + max(costs, default=0), sum(costs))
     return Plan(
@@ -154,16 +175,22 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER) -> Plan:
         notes=inputs.notes,
         rank=recipe.adapter.rank if recipe.adapter is not None else None,
         warnings=inputs.warnings,
+        steps={name: _in_words(step, name in written) for name, step in inputs.steps.items()},
+        written=written,
     )
 
 
-def output_infos(infos: Mapping[str, TensorInfo], dtype: str | None) -> dict[str, TensorInfo]:
-    """Return shape and type of every tensor of the result."""
-    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
-    return {
-        name: TensorInfo(info.shape, wanted if wanted and info.dtype.is_floating_point else info.dtype)
-        for name, info in infos.items()
-    }
+def _check_step(name: str, step: Computed) -> None:
+    call, model, args = step.inputs.call, step.inputs.model, step.inputs.call.arguments
+    infos = {key: step.inputs.base.infos[key] for key in model.shapes}
+    owner = f"step '{name}', method '{call.name}'"
+    survey(owner, args.selection, args.splits, infos, model.tied, model.architecture)
+
+
+def _in_words(step: Computed, written: bool) -> str:
+    count, size = len(step.inputs.experts), sum(info.nbytes for info in step.infos.values())
+    how = f"written first, {_size(size)} that are removed at the end" if written else "computed as it is read"
+    return f"{step.inputs.call.name} of {count} expert{'s' * (count > 1)}, {how}"
 
 
 def _shards(recipe: Recipe, base: LazyStateDict, infos: Mapping[str, TensorInfo]) -> tuple[tuple[str, ...], ...]:
@@ -172,18 +199,3 @@ def _shards(recipe: Recipe, base: LazyStateDict, infos: Mapping[str, TensorInfo]
     if recipe.shard_size is None and folder and base.shards:
         return tuple(tuple(sorted(names)) for names in base.shards)
     return tuple(shard_names(infos, recipe.shard_size))
-
-
-def shard_names(infos: Mapping[str, TensorInfo], size: int | None) -> list[tuple[str, ...]]:
-    """Split the tensors, in order of name, into files of at most `size` bytes (one tensor at least)."""
-    if size is None:
-        return [tuple(sorted(infos))]
-    shards: list[list[str]] = [[]]
-    held = 0
-    for name in sorted(infos):
-        if shards[-1] and held + infos[name].nbytes > size:
-            shards.append([])
-            held = 0
-        shards[-1].append(name)
-        held += infos[name].nbytes
-    return [tuple(shard) for shard in shards]

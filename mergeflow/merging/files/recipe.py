@@ -5,19 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.adapters.options import Adapter
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of
 from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
+from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
@@ -59,6 +54,7 @@ class Recipe(Frozen):
         out: A `.safetensors` file or a folder to make.
         shard_size: Largest shard of a folder, in bytes or as 5GB.
         adapter: Makes the result a PEFT adapter of this rank: a number, or a mapping (see docs/adapters.md).
+        steps: Merges and stacks of layers that come first, by name; any path may name one as `step:NAME`.
         code: Of methods from outside the package, where they were declared and the digest of their source, by name; a
             recipe that records it is refused where the code is another.
     """
@@ -82,6 +78,7 @@ class Recipe(Frozen):
     out: Location | None = None
     shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
     adapter: Adapter | None = None
+    steps: Steps = None
     code: Codes = None
     _call: MethodCall = PrivateAttr()
     _weights: dict[str, float] = PrivateAttr()
@@ -90,10 +87,10 @@ class Recipe(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _lift(cls, values: Any) -> Any:
-        """Move `matrices` and `split_qkv` into the arguments, where the method has them."""
+        """Move `matrices` and `split_qkv` into the arguments, where the method has them, and `slices` into a step."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)
+        values = lifted(values)
         source = values.pop(TOKENIZER_SOURCE, None)
         if source is not None and values.get("tokenizer") is not None:
             raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' both stand in the recipe; keep one")
@@ -142,7 +139,8 @@ class Recipe(Frozen):
             raise MergeflowError("base: is missing, which task vectors are differences from")
 
     def _needs_base(self) -> bool:
-        return self._call.arguments.needs_base or "scale" in self._call.arguments.varied
+        scaled = "scale" in self._call.arguments.varied and self._call.with_scale(0.0).arguments.needs_base
+        return self._call.arguments.needs_base or scaled
 
     def _weigh(self, names: Sequence[str]) -> None:
         given = self._weights_given()
@@ -180,8 +178,8 @@ class Recipe(Frozen):
         return found
 
     def record(self) -> str:
-        """Return the recipe as JSON, complete with every default, to be stored with its result."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), ensure_ascii=False, sort_keys=True)
+        """Return the recipe as JSON, with every default and its order of experts, to be stored with its result."""
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), ensure_ascii=False)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -230,8 +228,13 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return make_recipe(values, str(place))
 
 
-def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool = False) -> Recipe:
     """Validate a mapping as a recipe.
+
+    Args:
+        values: The mapping.
+        origin: Its name, for messages.
+        step: Whether it is a step of another recipe, which has the steps that it reads.
 
     Raises:
         MergeflowError: As `load_recipe`.
@@ -246,18 +249,22 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
             f"{origin}: this is a configuration of mergekit, not a recipe. `mergeflow convert CONFIGURATION --out "
             "recipe.yaml` writes the recipe; docs/from-mergekit.md says what each key is here."
         )
-    known = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE)
+    known = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE, *ASSEMBLED)
     faults = [
         str(unknown_name("key of a recipe", str(key), known)).removesuffix(".") for key in values if key not in known
     ]
     try:
         found = Recipe(**{key: value for key, value in values.items() if key in known})
         if not faults:
+            if not step:
+                check_steps(found)
             return found
     except ValidationError as error:
         faults += faults_of(error, Recipe)
         if all(fault["loc"] for fault in error.errors()):  # then the arguments were not looked at yet
             faults += _argument_faults(values)
+    except MergeflowError as error:
+        faults += str(error).splitlines()
     except RecursionError:
         raise MergeflowError(f"{origin}: a value holds itself, or lists are nested too deeply.") from None
     raise refusal(origin, faults)

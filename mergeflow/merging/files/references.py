@@ -5,6 +5,7 @@ from collections.abc import Callable
 from mergeflow.checkpoints.hub import fixed_id
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import Recipe
+from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.vocabulary.templates import read_template
 
 Resolve = Callable[[str], str]
@@ -16,6 +17,8 @@ One that may come to mean another file, such as models:/name@alias, is turned in
 
 def local_path(path: str, resolve: Resolve | None) -> str:
     """Return the local path a recipe's path stands for."""
+    if step_named(path):
+        raise MergeflowError(f"'{path}' is a step, whose result is no file: name it where a recipe names its inputs.")
     fixed = fixed_path(path, resolve)
     found = resolve(fixed) if resolve is not None else path
     if "://" in found or found.startswith("models:/"):
@@ -29,6 +32,8 @@ def local_path(path: str, resolve: Resolve | None) -> str:
 def fixed_path(path: str, resolve: Resolve | None) -> str:
     """Return a path that means the same for ever: a version of a registered model in place of its alias, a commit of a
     Hugging Face model in place of its newest state."""
+    if step_named(path):
+        return path
     if not path.startswith("models:/"):
         return fixed_id(path)
     if resolve is None or "@" not in path:
@@ -43,8 +48,14 @@ def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
     def fixed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple((name, fixed_path(path, resolve)) for name, path in paths)
 
+    def fixed_step(step: Recipe | Slices) -> Recipe | Slices:
+        if isinstance(step, Slices):
+            return Slices(one.model_copy(update={"model": fixed_path(one.model, resolve)}) for one in step)
+        return fix_references(step, resolve)
+
     return recipe.model_copy(
         update={
+            "steps": recipe.steps and tuple((name, fixed_step(step)) for name, step in recipe.steps),
             "base": recipe.base and fixed_path(recipe.base, resolve),
             "experts": fixed(recipe.experts),
             "task_vectors": fixed(recipe.task_vectors),

@@ -11,11 +11,11 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.blocks import BLOCK
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
 from mergeflow.merging.method import Args, Method, Model, Parts, Pass, Stack, method
 
-_BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
 # Outside the blocks a transformer has what makes tokens of its input, and behind them norms, projections and heads.
 _FIRST = re.compile(
     r"embed|token|stem|\b(?:conv1|conv_proj|patch|pos|wte|wpe|shared|ln_pre|pre_?la?ye?rnorm|norm_pre)(?:\b|_)"
@@ -88,13 +88,13 @@ def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | Non
         >>> depth("visual.resblocks.1.w", shapes), depth("visual.ln_post.bias", shapes), depth("visual.conv1.w", shapes)
         (0.25, 1.0, 0.0)
     """
-    found = _BLOCK.match(name)
+    found = BLOCK.match(name)
     if not found:
         role = (architecture or Architecture()).role(name, shapes.get(name, ()))
         first = role != "head" and (role in ("embedding", "position") or _FIRST.search(name.lower()))
         return 0.0 if first else 1.0
     tower = found.group(1)
-    blocks = [int(match.group(2)) for other in shapes if (match := _BLOCK.match(other)) and match.group(1) == tower]
+    blocks = [int(match.group(2)) for other in shapes if (match := BLOCK.match(other)) and match.group(1) == tower]
     return int(found.group(2)) / max(max(blocks), 1)
 
 

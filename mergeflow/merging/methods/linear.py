@@ -25,6 +25,34 @@ class TaskArithmeticArgs(Args):
     scale: float = Field(0.3, description="factor of the summed task vectors; any real number, 1/T is the average")
 
 
+class PassthroughArgs(Args):
+    """Arguments of `passthrough`."""
+
+    scale: float = Field(1.0, description="factor of the weights; by filters of names, 0 switches parts of a model off")
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: never."""
+        return False
+
+
+@method("passthrough", PassthroughArgs, elementwise=True, anchor="0", weights="none", experts=(1, 1))
+def passthrough(stack: Stack, args: PassthroughArgs) -> Parts:
+    """One model as it is: the last step behind slices of layers, or of other steps.
+
+    θ = scale · θ_1
+
+    Property:
+        With scale 1 and without a base the result is the model, bit for bit.
+
+    Source:
+        Kim et al., SOLAR 10.7B (NAACL 2024), section 2: depth up-scaling, layers of a model put one behind the other.
+    """
+    tau = stack.taus[0]
+    # −0 + x is x for every x, −0 among them; 0 + x is not.
+    return torch.full_like(stack.base, -0.0), torch.where(tau == 0, stack.base, stack.base + tau)
+
+
 @method("average", AverageArgs, elementwise=True, weights="shares", linear=lambda args: args.normalize)
 def average(stack: Stack, args: AverageArgs) -> Parts:
     """Mean of the experts; with weights, their soup.

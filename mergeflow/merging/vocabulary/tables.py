@@ -113,4 +113,5 @@ def _with(state: LazyStateDict, entries: Mapping[str, Entry], infos: Mapping[str
         tied=state.tied,
         absolute=state.absolute,
         shards=state.shards,
+        config=state.config,
     )

@@ -1,0 +1,123 @@
+"""Which models may be put together from blocks of others, and what their config.json then says."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.cuts import Config
+
+BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
+# Families of decoders in which a block does not depend on its index, but for what the tables below say.
+STACKED = (
+    *("llama", "mixture", "deepseek", "gpt_oss", "dbrx", "phi", "phi3", "glm", "gpt2", "gpt_bigcode", "gpt_neo"),
+    *("codegen", "gpt_neox", "falcon", "mpt", "opt", "starcoder2", "mamba"),
+)
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# What a block is depends on its index by these keys; they are harmless with these values.
+_BY_INDEX: dict[str, tuple[Any, ...]] = {
+    "first_k_dense_replace": (0,),
+    "attn_layer_period": (),
+    "attention_types": (),
+    "interleave_moe_layer_step": (1,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "rescale_every": (0,),
+}
+# Without a list per block these have a rule by index of their own.
+_LISTED = {
+    "gemma2": "layer_types",
+    "gemma3_text": "layer_types",
+    "cohere2": "layer_types",
+    "gpt_oss": "layer_types",
+    "smollm3": "no_rope_layers",
+}
+# What may differ between models whose blocks run in one: the first one's counts.
+_FREE = re.compile(
+    r"^_|dropout|_pdrop$|token_id|initializer|^(?:architectures|transformers_version|torch_dtype|dtype|use_cache|"
+    r"max_position_embeddings|n_positions|n_ctx|vocab_size|pretraining_tp|auto_map|router_aux_loss_coef|"
+    r"output_router_logits|max_window_layers|id2label|label2id|quantization_config|problem_type|task_specific_params)$"
+)
+
+
+def count_key(architecture: Architecture, blocks: int, path: str) -> str:
+    """Return the key of config.json that holds the number of blocks, where they may be put one behind the other.
+
+    Args:
+        architecture: The model's.
+        blocks: How many its tensors have.
+        path: The model, for messages.
+
+    Raises:
+        MergeflowError: Nothing says that blocks of this architecture are alike, or config.json is of another model.
+    """
+    config = architecture.config
+    model_type = config.get("model_type")
+    if architecture.family.name not in STACKED or model_type is None:
+        kind = f"model_type {model_type}" if model_type else "no config.json with a model_type"
+        raise MergeflowError(
+            f"'{path}' ({kind}): layers can be taken only from models whose blocks are known to be alike, decoders "
+            "such as llama, mistral, qwen2 or gpt2 in a folder with config.json; docs/architectures.md lists them."
+        )
+    key = next((key for key in _COUNTS if key in config), None)
+    if key is None or config[key] != blocks:
+        raise MergeflowError(
+            f"'{path}' has {blocks} blocks, but config.json says {config.get(key or '', 'nothing of it')}: "
+            "it is of another model."
+        )
+    odd = [name for name, harmless in _BY_INDEX.items() if name in config and config[name] not in (None, *harmless)]
+    needed = _LISTED.get(str(model_type)) or ("layer_types" if config.get("use_sliding_window") else None)
+    if needed and not isinstance(config.get(needed), list):
+        raise MergeflowError(
+            f"'{path}': what a block of a {model_type} attends to depends on its index, and config.json has no list "
+            f"`{needed}`. Load and save the model with a newer transformers, which writes it."
+        )
+    if odd:
+        raise MergeflowError(
+            f"'{path}': what a block is depends on its index ({', '.join(f'{one}: {config[one]}' for one in odd)} in "
+            "config.json), so its layers cannot be moved."
+        )
+    return key
+
+
+def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the config.json of a model made of chosen blocks.
+
+    Args:
+        configs: Those of all models; the first one's counts where they may differ.
+        key: The key of the number of blocks.
+        chosen: Of each block the model's index and the block's in it.
+
+    Returns:
+        The first config with the new number of blocks, and of every list that has one entry per block the chosen ones.
+    """
+    found = {**configs[0], key: len(chosen)}
+    for name, value in configs[0].items():
+        if (
+            isinstance(value, list)
+            and len(value) == configs[0][key]
+            and name not in ("architectures", "mlp_only_layers")
+        ):
+            found[name] = [configs[model][name][block] for model, block in chosen]
+    return found
+
+
+def check_alike(configs: Mapping[str, Config], key: str) -> None:
+    """Check that blocks of several models can run in one: nothing that a block computes differs in config.json.
+
+    Raises:
+        MergeflowError: All keys that differ, with their values.
+    """
+    (first, own), *others = configs.items()
+    faults = []
+    for path, config in others:
+        for name in sorted({*own, *config}):
+            a, b = own.get(name), config.get(name)
+            per_block = isinstance(a, list) and isinstance(b, list) and (len(a), len(b)) == (own[key], config.get(key))
+            if a != b and name != key and not per_block and not _FREE.search(name):
+                faults.append(f"{name} is {b!r:.60} in '{path}' and {a!r:.60} in '{first}'")
+    if faults:
+        listed = "\n  - ".join(faults)
+        raise MergeflowError(f"layers of these models cannot run in one model; config.json differs:\n  - {listed}")

@@ -1,0 +1,211 @@
+"""One merge on its way from opened inputs to files: streaming, atomic, resumable."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.checkpoints.fingerprint import combine, matches
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import TIED
+from mergeflow.checkpoints.writer import StreamWriter, write_text
+from mergeflow.merging.direction import settled
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.files.card import model_card
+from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.inputs import Inputs
+from mergeflow.merging.files.origin import BASE, another_base
+from mergeflow.merging.files.output import (
+    Digests,
+    copy_companions,
+    identity_of,
+    output_infos,
+    shard_file,
+    write_index,
+)
+from mergeflow.merging.files.place import RECORD
+from mergeflow.merging.files.plan import Plan
+from mergeflow.merging.files.recipe import Recipe
+from mergeflow.merging.files.step_fields import PREFIX
+from mergeflow.merging.method import Stack
+from mergeflow.merging.stacks import Stacks, Unit
+from mergeflow.merging.vocabulary.templates import write_templates
+
+
+class Job:
+    """One merge on its way from opened inputs to files."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        inputs: Inputs,
+        plan: Plan,
+        target: Path,
+        on_read: Callable[[int], None],
+        workers: int | None,
+        buffer: int,
+        scheme: str,
+        known: Mapping[str, str] | None = None,
+    ) -> None:
+        self.recipe, self.inputs, self.plan, self.target, self.known = recipe, inputs, plan, target, dict(known or {})
+        self.infos = output_infos(inputs.base.infos, recipe.dtype)
+        self.digests = Digests(scheme)
+        stacks = Stacks(
+            inputs.base,
+            inputs.experts,
+            inputs.model,
+            recipe.device,
+            on_piece=self.digests.add,
+            on_read=on_read,
+            same=inputs.same,
+        )
+        self.engine = Engine(plan.call, stacks, workers, buffer)
+        self._on_read = on_read
+        for name, step in inputs.steps.items():
+            step.watch(partial(self._add_of_step, name))
+
+    def _add_of_step(self, name: str, owner: str, tensor: str, start: int, values: Tensor) -> None:
+        self.digests.add(f"{PREFIX}{name}/{owner}", tensor, start, values)
+
+    def like(
+        self, recipe: Recipe, inputs: Inputs, plan: Plan, target: Path, known: Mapping[str, str] | None = None
+    ) -> "Job":
+        """Return another job with the same workers, buffer and progress."""
+        engine, scheme = self.engine, self.digests.scheme
+        return Job(recipe, inputs, plan, target, self._on_read, engine.workers, engine.buffer, scheme, known)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the result depends on, as JSON values."""
+        return {"recipe": self.recipe.record(), "version": library_version(), "inputs": identity_of(self.inputs.paths)}
+
+    def run(self, resume: bool) -> tuple[str, dict[str, str]]:
+        """Write the result; returns its fingerprint and those of the inputs."""
+        return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume)
+
+    def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
+        scale, dtypes = self.plan.call.scale, {name: info.dtype for name, info in self.infos.items()}
+
+        def store(unit: Unit, stack: Stack | None, result: Any) -> None:
+            if stack is None:
+                return writer.write(unit.name, unit.start, result.to(dtypes[unit.name]))
+            return writer.write(unit.name, unit.start, settled(unit.name, result, scale, dtypes[unit.name]))
+
+        self.engine.run(store, names)
+        self.digests.settle()
+
+    def _input_fingerprints(self) -> dict[str, str]:
+        owners = {owner: "base" if owner == self.inputs.same else owner for owner in ("base", *self.inputs.experts)}
+        states = {"base": self.inputs.base, **self.inputs.experts}
+        found = {owner: self.digests.fingerprint(seen, states[seen].infos) for owner, seen in owners.items()}
+        for name, step in self.inputs.steps.items():
+            for owner, state in {"base": step.inputs.base, **step.inputs.experts}.items():
+                key = f"{PREFIX}{name}/{'base' if owner == step.inputs.same else owner}"
+                took_part = {one: state.infos[one] for one in self.digests.tensors.get(key, {})}
+                found[f"{PREFIX}{name}/{owner}"] = self.digests.fingerprint(key, took_part)
+        found |= self.known
+        for name, state in self.inputs.experts.items():
+            taken = state.metadata.get(BASE)
+            # A base with the rows of another vocabulary is not the file that task vectors were taken from.
+            if not state.is_task_vector or not taken or self.inputs.tokenizer is not None:
+                continue
+            if not matches(self.inputs.base, taken, found["base"]):
+                raise another_base(name, taken, found["base"])
+        return found
+
+    def _metadata(self, names: Iterable[str], result: str, inputs: Mapping[str, str]) -> dict[str, str]:
+        chosen = set(names)
+        notes = {name: first for name, first in self.inputs.model.tied.items() if name in chosen and first in chosen}
+        found = {
+            "format": "pt",
+            "mergeflow.version": library_version(),
+            "mergeflow.recipe": self.recipe.record(),
+            "mergeflow.fingerprint": result,
+            "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
+        }
+        return {**found, TIED: json.dumps(notes)} if notes else found
+
+    def into_file(self) -> tuple[str, dict[str, str]]:
+        """Write one file and its card."""
+        owners = [f"{PREFIX}{name}/{owner}" for name, step in self.inputs.steps.items()
+                  for owner in ("base", *step.inputs.experts)]  # fmt: skip
+        scheme = self.digests.scheme
+        unknown = combine((), scheme)  # has the length of the fingerprints that take its place
+        later = dict.fromkeys(("base", *self.inputs.experts, *owners), unknown) | self.known
+        with StreamWriter(self.target, self.infos, self._metadata(self.infos, unknown, later), scheme) as writer:
+            self.engine.first_passes()
+            self._run(writer, self.infos)
+            inputs = self._input_fingerprints()
+            result = writer.fingerprint()
+            writer.commit(self._metadata(self.infos, result, inputs))
+        write_text(
+            self.target.with_suffix(".md"), model_card(self.recipe, self.plan, result, inputs, library_version())
+        )
+        return result, inputs
+
+    def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
+        """Write a folder beside its final name, shard by shard, and rename it when it is whole."""
+        count = len(self.plan.shards)
+        shards = {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
+        own: dict[str, str] = {}
+        with OutputFolder(self.target) as folder:
+            folder.begin(self.identity, shards, resume, self.digests.scheme)
+            self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
+            pending = shards.keys() - folder.shards
+            if pending:
+                self.engine.first_passes()
+            for file, infos in shards.items():
+                if file in pending:
+                    notes = self._shard_metadata(infos)
+                    with StreamWriter(folder.partial / file, infos, notes, folder.scheme) as writer:
+                        self._run(writer, infos)
+                        writer.commit()
+                        folder.finish(file, writer.digests(), self.digests.tensors)
+                own.update(folder.shards[file])
+            tensors = ((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
+            result = combine(tensors, folder.scheme)
+            inputs = self._input_fingerprints()
+            self._complete(folder.partial, shards, result, inputs)
+            folder.publish()
+        return result, inputs
+
+    def _shard_metadata(self, names: Iterable[str]) -> dict[str, str]:
+        """A shard's own notes: fingerprints of the whole stand in the folder's record."""
+        whole = self._metadata(names, "", {})
+        return {key: value for key, value in whole.items() if key not in ("mergeflow.fingerprint", "mergeflow.inputs")}
+
+    def _complete(
+        self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]
+    ) -> None:
+        """Write all that a finished folder holds beside its shards."""
+        write_index(partial, shards, self.plan.bytes_written)
+        copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype, self.inputs.base.config)
+        if self.inputs.tokenizer is not None:
+            self.inputs.tokenizer.write(partial)
+        if self.inputs.templates is not None:
+            write_templates(self.inputs.templates, partial)
+        record = {
+            "version": library_version(),
+            "recipe": json.loads(self.recipe.record()),
+            "fingerprint": result,
+            "inputs": inputs,
+            "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
+        }
+        write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+        write_text(partial / "README.md", model_card(self.recipe, self.plan, result, inputs, library_version()))
+
+
+def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
+    return {name: infos[name] for name in names}
+
+
+def library_version() -> str:
+    """Return the installed version of this library."""
+    try:
+        return version("mergeflow")
+    except PackageNotFoundError:
+        return "unknown"

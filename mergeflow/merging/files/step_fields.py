@@ -1,0 +1,127 @@
+"""Steps of a recipe: merges, and models put together from others, whose results other steps and the recipe read."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator
+
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging.files.fields import shown
+from mergeflow.merging.files.slices import Slice
+from mergeflow.schema import refusal, validated
+
+if TYPE_CHECKING:
+    from mergeflow.merging.files.recipe import Recipe
+
+PREFIX = "step:"
+# Keys of a recipe whose value is the one step that it passes through.
+ASSEMBLED = ("slices",)
+_ONLY_WHOLE = ("out", "steps", "device", "shard_size", "adapter", "chat_template")
+
+
+class Slices(tuple[Slice, ...]):
+    """A step that puts blocks of models one behind the other."""
+
+
+def step_named(path: str) -> str | None:
+    """Return the step that a path names, or None.
+
+    Example:
+        >>> step_named("step:first"), step_named("models/first")
+        ('first', None)
+    """
+    return path.removeprefix(PREFIX) if path.startswith(PREFIX) else None
+
+
+def paths_of(step: Any) -> Iterator[str]:
+    """Yield the paths that a step, or a recipe, reads."""
+    if isinstance(step, Slices):
+        yield from (one.model for one in step)
+        return
+    yield from (path for path in (step.base,) if path)
+    for paths in (step.experts, step.task_vectors, *(paths for _, paths in step.data)):
+        yield from (path for _, path in paths)
+
+
+def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values with `slices` as its one step and expert, which `passthrough` takes as it is."""
+    found = dict(values)
+    for key in ASSEMBLED:
+        if key in found:
+            if "experts" in found or "steps" in found:
+                raise ValueError(
+                    f"`{key}` is the whole model: in a recipe with experts or steps it is a step of its own"
+                )
+            found |= {"steps": {key: found.pop(key)}, "experts": {key: PREFIX + key}}
+            found.setdefault("method", "passthrough")
+    return found
+
+
+def check_steps(recipe: "Recipe") -> None:
+    """Check that steps and what is read of them fit: every name is a step, every step is read, none reads itself.
+
+    Raises:
+        MergeflowError: All faults.
+    """
+    steps = dict(recipe.steps or ())
+    reads = {name: [n for path in paths_of(step) if (n := step_named(path))] for name, step in steps.items()}
+    top = [name for path in paths_of(recipe) if (name := step_named(path))]
+    asked = {name for names in (*reads.values(), top) for name in names}
+    faults = [str(unknown_name("step", name, steps)).removesuffix(".") for name in sorted(asked - steps.keys())]
+    faults += [f"the step '{name}' is read by nothing: remove it, or name it as {PREFIX}{name}"
+               for name in steps if name not in asked]  # fmt: skip
+    try:
+        tuple(TopologicalSorter(reads).static_order())
+    except CycleError as error:
+        faults.append(f"steps read each other in a circle: {' ← '.join(error.args[1])}")
+    if faults:
+        raise MergeflowError("\n".join(faults))
+
+
+def _steps(value: Any) -> Any:
+    """Return steps as pairs of a name and a checked record."""
+    if value is None or isinstance(value, tuple):
+        return value or None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping of names to steps, found {shown(value)}")
+    return tuple((_name(name), _step(str(name), step)) for name, step in value.items()) or None
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+        raise ValueError(f"the name {name!r:.60} of a step: use letters, digits, dots, dashes and underscores")
+    return name
+
+
+def _step(name: str, value: Any) -> Any:
+    from mergeflow.merging.files.recipe import Recipe, make_recipe
+
+    origin = f"step '{name}'"
+    if isinstance(value, Recipe | Slices):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"slices"}:
+        value = value["slices"]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not value:
+            raise MergeflowError(f"{origin}: no slices")
+        return Slices(validated(Slice, one, f"{origin}, slice {index + 1}") for index, one in enumerate(value))
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{origin}: expected a merge (method, experts …) or a list of slices, found {shown(value)}")
+    strange = [f"`{key}` belongs to the whole recipe, not to a step" for key in _ONLY_WHOLE if key in value]
+    if strange:
+        raise refusal(origin, strange)
+    return make_recipe(value, origin, step=True)
+
+
+def _plain_steps(value: Any) -> Any:
+    return value and {
+        name: [one.model_dump(mode="json", exclude_none=True) for one in step]
+        if isinstance(step, Slices)
+        else step.model_dump(mode="json", exclude_none=True, exclude=set(_ONLY_WHOLE))
+        for name, step in value
+    }
+
+
+Steps = Annotated[tuple[tuple[str, Any], ...] | None, PlainValidator(_steps), PlainSerializer(_plain_steps)]

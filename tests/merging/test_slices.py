@@ -1,0 +1,183 @@
+"""Slices of layers: what comes out is a model of transformers' own class that runs the chosen blocks in their order."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import check_recipe, merge
+from mergeflow.merging.architectures.blocks import STACKED
+from mergeflow.merging.architectures.families import family_of
+from tests.merging.tiny_models import CAUSAL, tiny
+
+transformers = pytest.importorskip("transformers")
+AUTO = transformers.AutoModelForCausalLM
+TOKENS = torch.tensor([[1, 5, 9, 2, 7]])
+ROWS = {"llama": "model.layers", "mistral": "model.layers", "qwen2": "model.layers", "gpt2": "transformer.h"}
+ROWS |= {"gemma2": "model.layers", "gpt_neox": "gpt_neox.layers"}
+
+
+def saved(folder, name, seed=0, **changes):
+    model = tiny(name, seed, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def load(path):
+    model, told = AUTO.from_pretrained(path, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_frankenmerge_runs_the_chosen_blocks(name, tmp_path):
+    """Blocks 0, 1 of a, then 1, 0 … of b: as a ModuleList put together by hand gives it."""
+    a, b = (saved(tmp_path / place, name, seed) for seed, place in enumerate("ab"))
+    slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": [1, 2]}, {"model": f"{tmp_path}/b"}]
+    merge({"slices": slices}, tmp_path / "tall")
+    tall = load(tmp_path / "tall")
+    row, own, other = (model.get_submodule(ROWS[name]) for model in (tall, a, b))
+    assert len(row) == 5
+    blocks = [own[0], own[1], other[1], other[0], other[1]]
+    for index, block in enumerate(blocks):
+        for key, value in block.state_dict().items():
+            assert torch.equal(row[index].state_dict()[key], value), key
+    parent, _, last = ROWS[name].rpartition(".")
+    setattr(a.get_submodule(parent), last, nn.ModuleList(blocks))
+    a.config.update({key: getattr(tall.config, key) for key in ("num_hidden_layers", "layer_types") if key in a.config})
+    behind = ["lm_head", "embed_out", "model.norm", "gpt_neox.final_layer_norm", "transformer.ln_f"]
+    for place in behind[a.config.tie_word_embeddings :]:
+        if place in dict(a.named_modules()):
+            a.get_submodule(place).load_state_dict(b.get_submodule(place).state_dict())
+    with torch.no_grad():
+        expected = a(TOKENS, use_cache=False).logits
+        torch.testing.assert_close(tall(TOKENS, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+        assert tall.generate(TOKENS, max_new_tokens=3, do_sample=False).shape == (1, 8)
+
+
+STACKS = [name for name in CAUSAL if family_of(name, ()).name in STACKED]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in STACKS if name not in ("jamba", "gpt_neo", "deepseek_v2", "deepseek_v3")]
+)
+def test_every_architecture_that_is_said_to_stack_does(name, tmp_path):
+    saved(tmp_path / "a", name)
+    merge({"slices": [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/a", "layers": [0, 1]}]}, tmp_path / "tall")
+    with torch.no_grad():
+        assert bool(load(tmp_path / "tall")(TOKENS).logits.isfinite().all())
+
+
+def test_lists_with_an_entry_per_block_follow_their_blocks(tmp_path):
+    saved(tmp_path / "a", "gemma2", num_hidden_layers=4)
+    merge({"slices": [{"model": f"{tmp_path}/a", "layers": [1, 4]}]}, tmp_path / "short")
+    config = json.loads((tmp_path / "short/config.json").read_text())
+    assert config["num_hidden_layers"] == 3
+    assert config["layer_types"] == ["full_attention", "sliding_attention", "full_attention"]
+
+
+def test_slices_of_merges_and_merges_of_slices(tmp_path):
+    """A slerp of two ranges of layers, on a stack with another model's; dtype and shards as any merge has them."""
+    for seed, place in enumerate("ab"):
+        saved(tmp_path / place, "llama", seed, num_hidden_layers=3)
+    recipe = {
+        "steps": {
+            "low": [{"model": f"{tmp_path}/a", "layers": [0, 2]}],
+            "high": [{"model": f"{tmp_path}/b", "layers": [1, 3]}],
+            "mixed": {"method": "slerp", "args": {"t": [0.2, 0.8]}, "experts": ["step:low", "step:high"]},
+            "tall": [{"model": "step:mixed"}, {"model": f"{tmp_path}/b", "layers": [2, 3]}],
+        },
+        "method": "passthrough",
+        "experts": ["step:tall"],
+        "dtype": "bfloat16",
+        "shard_size": "40KB",
+    }
+    made = merge(recipe, tmp_path / "out")
+    assert load(tmp_path / "out").config.num_hidden_layers == 3
+    whole = {"method": "slerp", "args": {"t": [0.2, 0.8]}, "experts": [f"{tmp_path}/low", f"{tmp_path}/high"]}
+    for name in ("low", "high"):
+        merge({"slices": recipe["steps"][name]}, tmp_path / name)
+    merge(whole, tmp_path / "mixed")
+    found, mixed, b = (open_checkpoint(tmp_path / place) for place in ("out", "mixed", "b"))
+    for name in found:
+        last = name.startswith("model.layers.2.") or name in ("lm_head.weight", "model.norm.weight")
+        assert torch.equal(found[name], (b if last else mixed)[name].bfloat16()), name
+    assert "step:mixed/low" in made.inputs
+
+
+def test_the_bits_are_the_models(tmp_path):
+    """One slice of all layers is the model, −0 included, and its config."""
+    model = tiny("qwen2")
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = -0.0
+    model.save_pretrained(tmp_path / "a")
+    made = merge({"slices": [{"model": f"{tmp_path}/a"}]}, tmp_path / "same")
+    with open_checkpoint(tmp_path / "a") as a:
+        from mergeflow.checkpoints import fingerprint
+
+        assert made.fingerprint == fingerprint(a)
+    assert json.loads((tmp_path / "same/config.json").read_text()) == json.loads(
+        (tmp_path / "a/config.json").read_text()
+    )
+
+
+def test_scale_switches_parts_off(tmp_path):
+    """The trick of new blocks that begin as identities: o_proj and down_proj of the copies are 0."""
+    model = saved(tmp_path / "a", "llama")
+    off = [{"filter": "layers.2.self_attn.o_proj", "value": 0.0}, {"filter": "layers.2.mlp.down_proj", "value": 0.0}]
+    slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/a", "layers": [1, 2]}]
+    merge({"slices": slices, "args": {"scale": [*off, 1.0]}}, tmp_path / "tall")
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "tall")(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "message"),
+    [
+        (
+            {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}},
+            [0, 1],
+            "config.json differs:\n.*rope_parameters",
+        ),
+        ({"intermediate_size": 40}, [0, 1], "config.json differs:\n.*intermediate_size is 40 in '.*/b' and 48"),
+        ({}, [1, 3], r"layers \[1, 3\] of '.*/b': it has 2 blocks, 0 to 1, so that the end is 2 at most"),
+    ],
+)
+def test_what_cannot_run_in_one_model(changes, layers, message, tmp_path):
+    saved(tmp_path / "a", "llama")
+    saved(tmp_path / "b", "llama", **changes)
+    slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": layers}]
+    with pytest.raises(MergeflowError, match=message):
+        check_recipe({"slices": slices})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bert", "model_type bert.*only from models whose blocks are known to be alike"),
+        ("deepseek_v3", "depends on its index \\(first_k_dense_replace: 1"),
+        ("gpt_neo", "depends on its index \\(attention_types"),
+        ("jamba", "depends on its index \\(attn_layer_period: 8"),
+    ],
+)
+def test_architectures_that_do_not_stack(name, message, tmp_path):
+    saved(tmp_path / "a", name)
+    with pytest.raises(MergeflowError, match=message):
+        check_recipe({"slices": [{"model": f"{tmp_path}/a", "layers": [0, 1]}]})
+
+
+def test_a_config_without_what_it_needs(tmp_path):
+    saved(tmp_path / "a", "gemma2")
+    path = tmp_path / "a/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in config.items() if key != "layer_types"}))
+    with pytest.raises(MergeflowError, match=r"has no list `layer_types`. Load and save the model with a newer"):
+        check_recipe({"slices": [{"model": f"{tmp_path}/a"}]})
+    path.write_text(json.dumps(config | {"num_hidden_layers": 7}))
+    with pytest.raises(MergeflowError, match=r"has 2 blocks, but config.json says 7"):
+        check_recipe({"slices": [{"model": f"{tmp_path}/a"}]})
+    path.unlink()
+    with pytest.raises(MergeflowError, match=r"no config.json with a model_type"):
+        check_recipe({"slices": [{"model": f"{tmp_path}/a"}]})
