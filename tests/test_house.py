@@ -36,7 +36,7 @@ ALLOWED = {
     "mergeflow.evaluation": LEARNING,
     "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation"},
     "mergeflow.search": {*LEARNING, "mergeflow.evaluation"},
-    "mergeflow.analysis": LEARNING,
+    "mergeflow.analysis": {*LEARNING, "mergeflow.training"},
     "mergeflow.linearity": LEARNING,
     "tasks": {"mergeflow"},
     "registry": {"mergeflow"},

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mergeflow.analysis.equivalence import (
-    FeedForward,
     Loss,
+    Net,
     curvature_sum,
     descend,
-    fine_tune,
+    flat_loss,
     gradient,
     hessian,
     hessian_vector,
@@ -21,9 +21,9 @@ from mergeflow.analysis.equivalence import (
     measure_gap,
     merge,
     mismatches,
-    random_feed_forward,
     random_tasks,
     summed,
+    trained,
 )
 from mergeflow.errors import MergeflowError
 
@@ -31,16 +31,14 @@ STEPS = (1e-4, 3e-4, 1e-3)
 
 
 def problem(activation: str, seed: int = 0) -> tuple[Tensor, list[Loss]]:
-    net = FeedForward((5, 7, 6, 3), activation)
-    tasks = random_tasks(3, 5, 3, 20, seed)
-    return random_feed_forward(net, seed), [net.loss(*task) for task in tasks]
+    net = Net((5, 7, 6, 3), activation, seed)
+    return net.start, [flat_loss(net.module, task) for task in random_tasks(3, 5, 3, 20, seed)]
 
 
 def test_gradient_and_hessian_match_the_formulas_of_softmax_regression() -> None:
-    net = FeedForward((4, 3), "tanh")
-    inputs, labels = random_tasks(1, 4, 3, 6, 0)[0]
-    point = random_feed_forward(net, 0)
-    loss = net.loss(inputs, labels)
+    net, task = Net((4, 3), "tanh"), random_tasks(1, 4, 3, 6, 0)[0]
+    inputs, labels, point = task.inputs[:], task.labels, net.start
+    loss = flat_loss(net.module, task)
     chance = torch.softmax(inputs @ point.view(3, 4).T, dim=1)
     error = chance - torch.nn.functional.one_hot(labels, 3)
     torch.testing.assert_close(gradient(loss, point), (error.T @ inputs / 6).flatten(), rtol=1e-12, atol=1e-14)
@@ -63,26 +61,20 @@ def test_hessian_vector_products_are_the_explicit_hessian_times_the_vector() -> 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_after_one_epoch_the_task_vector_is_the_negative_gradient(activation: str) -> None:
-    net = FeedForward((5, 7, 6, 3), activation)
-    point = random_feed_forward(net, 0)
-    for inputs, labels in random_tasks(3, 5, 3, 20, 0):
-        pieces = [slice(start, start + 8) for start in range(0, 20, 8)]
-        batches = [
-            lambda theta, x=inputs[p], y=labels[p]: net.loss(x, y)(theta) * len(x) / 20  # type: ignore[misc]
-            for p in pieces
-        ]
-        vector = fine_tune(batches, point, 0.1, 1) - point
-        assert (vector + 0.1 * gradient(net.loss(inputs, labels), point)).abs().max() < 1e-12
+    net = Net((5, 7, 6, 3), activation)
+    for task in random_tasks(3, 5, 3, 20, 0):
+        vector = trained(net.module, [task], 0.1, 1) - net.start
+        assert (vector + 0.1 * gradient(flat_loss(net.module, task), net.start)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.7, 1.5])
 def test_task_arithmetic_of_one_epoch_is_one_joint_step_and_of_more_is_not(scale: float) -> None:
-    start, losses = problem("tanh")
+    net, tasks = Net((5, 7, 6, 3), "tanh"), random_tasks(3, 5, 3, 20, 0)
     merged, joint = {}, {}
     for epochs in (1, 3):
-        vectors = [fine_tune([loss], start, 0.1, epochs) - start for loss in losses]
-        merged[epochs] = start + merge(vectors, scale)
-        joint[epochs] = fine_tune([summed(losses)], start, scale * 0.1, epochs)
+        vectors = [trained(net.module, [task], 0.1, epochs) - net.start for task in tasks]
+        merged[epochs] = net.start + merge(vectors, scale)
+        joint[epochs] = trained(net.module, tasks, scale * 0.1, epochs)
     assert (merged[1] - joint[1]).abs().max() < 1e-12
     assert (merged[3] - joint[3]).abs().max() > 1e-6
 
@@ -90,7 +82,8 @@ def test_task_arithmetic_of_one_epoch_is_one_joint_step_and_of_more_is_not(scale
 def test_descent_is_what_a_training_run_does_and_deterministic() -> None:
     start, losses = problem("tanh")
     moves = descend(losses[0], start, 0.1, 5)
-    torch.testing.assert_close(start + moves[-1], fine_tune([losses[0]], start, 0.1, 5), rtol=0, atol=1e-14)
+    run = trained(Net((5, 7, 6, 3), "tanh").module, random_tasks(3, 5, 3, 20, 0)[:1], 0.1, 5)
+    torch.testing.assert_close(start + moves[-1], run, rtol=0, atol=1e-14)
     again = descend(losses[0], start, 0.1, 5)
     assert all(torch.equal(one, other) for one, other in zip(moves, again, strict=True))
     values = [float(losses[0](start + move)) for move in moves]
@@ -126,9 +119,9 @@ def test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away(activat
 @given(scale=st.floats(0.1, 2), count=st.integers(2, 4), seed=st.integers(0, 99))
 @settings(max_examples=10, deadline=None)
 def test_the_coefficient_along_c_is_minus_the_scale(scale: float, count: int, seed: int) -> None:
-    net = FeedForward((3, 4, 3), "tanh")
-    losses = [net.loss(*task) for task in random_tasks(count, 3, 3, 8, seed)]
-    found = measure_gap(losses, random_feed_forward(net, seed), scale, 1e-5, 3)
+    net = Net((3, 4, 3), "tanh", seed)
+    losses = [flat_loss(net.module, task) for task in random_tasks(count, 3, 3, 8, seed)]
+    found = measure_gap(losses, net.start, scale, 1e-5, 3)
     assert found.coefficient == pytest.approx(-scale, abs=2e-3 * max(scale, 1))
     assert found.aligned == pytest.approx(-1, abs=1e-3)
 
@@ -159,4 +152,4 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(MergeflowError, match=r"diverged in epoch .* smaller step"):
         descend(lambda theta: (theta**4).sum(), start, 1e3, 20)
     with pytest.raises(MergeflowError, match="did you mean 'tanh'"):
-        FeedForward((2, 2), "tahn")
+        Net((2, 2), "tahn")

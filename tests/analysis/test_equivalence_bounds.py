@@ -8,20 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.analysis.equivalence import (
-    FeedForward,
     Loss,
+    Net,
     curvature_sum,
     derived_network_bounds,
     descend,
+    flat_loss,
     gradient,
     hessian,
     pairs_factor,
     printed_network_bounds,
-    random_feed_forward,
     random_tasks,
     summed,
     task_factors,
 )
+from mergeflow.modalities.classification import Classification
 
 ROOT2 = 2**0.5
 
@@ -37,10 +38,9 @@ ROOT2 = 2**0.5
 def test_the_derived_bounds_hold_on_every_net(
     activation: str, gain: float, widths: tuple[int, ...], scale: float, seed: int
 ) -> None:
-    net, count, epochs = FeedForward(widths, activation), 3, 3
-    tasks = random_tasks(count, widths[0], widths[-1], 4, seed)
-    losses = [net.loss(*task) for task in tasks]
-    start = random_feed_forward(net, seed, gain)
+    net, count, epochs = Net(widths, activation, seed), 3, 3
+    losses = [flat_loss(net.module, task) for task in random_tasks(count, widths[0], widths[-1], 4, seed)]
+    start = gain * net.start
     points = [start + move for move in descend(summed(losses), start, 0.01 * scale, epochs - 1)]
     bound = derived_network_bounds(net.spectral_norms(points), 1.0, *net.slopes)
     steepest = max(float(gradient(loss, point).norm()) for loss in losses for point in points)
@@ -91,8 +91,8 @@ def test_both_printed_pair_counts_are_the_same_number() -> None:
 
 
 def test_softmax_regression_reaches_the_curvature_bound_that_the_paper_calls_zero() -> None:
-    net = FeedForward((2, 2), "relu")
-    loss = net.loss(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([0]))
+    net = Net((2, 2), "relu")
+    loss = flat_loss(net.module, Classification("one", torch.tensor([[1.0, 0.0]]).double(), torch.tensor([0])))
     origin = torch.zeros(4, dtype=torch.float64)
     curvature = float(torch.linalg.eigvalsh(hessian(loss, origin)).max())
     steepest = float(gradient(loss, origin).norm())
@@ -107,9 +107,9 @@ def test_softmax_regression_reaches_the_curvature_bound_that_the_paper_calls_zer
 
 def test_a_relu_net_has_curvature_across_layers_that_the_paper_drops() -> None:
     """A confident wrong answer of a two-layer net: softmax is flat there, the product of the layers is not."""
-    net = FeedForward((1, 1, 2), "relu")
+    net = Net((1, 1, 2), "relu")
     point = torch.tensor([1.0, -20.0, 20.0]).double()
-    loss = net.loss(torch.tensor([[1.0]]).double(), torch.tensor([0]))
+    loss = flat_loss(net.module, Classification("one", torch.tensor([[1.0]]).double(), torch.tensor([0])))
     curvature = float(torch.linalg.eigvalsh(hessian(loss, point)).abs().max())
     weak = torch.tensor([0.1, -0.1, 0.1]).double()
     shallow = float(torch.linalg.eigvalsh(hessian(loss, weak)).abs().max())
@@ -121,9 +121,9 @@ def test_a_relu_net_has_curvature_across_layers_that_the_paper_drops() -> None:
 
 def test_the_printed_theorem_fails_on_a_net_with_small_weights() -> None:
     for activation in ("tanh", "relu"):
-        net = FeedForward((8, 12, 12, 4), activation)
-        losses = [net.loss(*task) for task in random_tasks(3, 8, 4, 16, 0)]
-        start = random_feed_forward(net, 0, gain=0.1)
+        net = Net((8, 12, 12, 4), activation)
+        losses = [flat_loss(net.module, task) for task in random_tasks(3, 8, 4, 16, 0)]
+        start = 0.1 * net.start
         points = [start + move for move in descend(summed(losses), start, 0.007, 1)]
         total = float(curvature_sum(losses, points, 0.7, 0).norm())
         norms, factors = net.spectral_norms(points), task_factors(3, 0.7)

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from mergeflow.analysis.equivalence import (
-    Loss,
-    encoder_losses,
-    fine_tune,
+    Problem,
     gradient,
+    image_problem,
     measure_gap,
     merge,
-    summed,
 )
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
@@ -43,13 +41,13 @@ def encoder_and_tasks() -> tuple[ImageEncoder, list[Classification]]:
 
 
 @pytest.fixture(scope="module")
-def problem(encoder_and_tasks: tuple[ImageEncoder, list[Classification]]) -> tuple[Tensor, list[Loss]]:
-    return encoder_losses(*encoder_and_tasks)
+def problem(encoder_and_tasks: tuple[ImageEncoder, list[Classification]]) -> Problem:
+    return image_problem(*encoder_and_tasks)
 
 
 def test_the_losses_are_those_of_the_image_encoder(encoder_and_tasks, problem) -> None:
     encoder, tasks = encoder_and_tasks
-    start, losses = problem
+    start, losses = problem.start, problem.losses
     before = {name: tensor.clone() for name, tensor in Network(encoder).state().items()}
     for task, loss in zip(tasks, losses, strict=True):
         reference = task.loss(Network(encoder), torch.arange(len(task)))
@@ -62,16 +60,16 @@ def test_the_losses_are_those_of_the_image_encoder(encoder_and_tasks, problem) -
 
 
 def test_one_epoch_of_experts_merges_to_one_joint_step(problem) -> None:
-    start, losses = problem
-    experts = [fine_tune([loss], start, 1e-3, 1) for loss in losses]
+    start, losses = problem.start, problem.losses
+    experts = [problem.expert(number, 1e-3, 1) for number in range(2)]
     for expert, loss in zip(experts, losses, strict=True):
         assert (expert - start + 1e-3 * gradient(loss, start)).abs().max() < 1e-12
     merged = start + merge([expert - start for expert in experts], 0.7)
-    assert (merged - fine_tune([summed(losses)], start, 0.7e-3, 1)).abs().max() < 1e-12
+    assert (merged - problem.joint(0.7e-3, 1)).abs().max() < 1e-12
 
 
 def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
-    found = measure_gap(problem[1], problem[0], 0.7, 1e-7, 2)
+    found = measure_gap(problem.losses, problem.start, 0.7, 1e-7, 2)
     assert found.coefficient == pytest.approx(-0.7, abs=1e-4)
     assert found.after_derived < 1e-3 * found.gap < found.after_printed
 
@@ -79,7 +77,7 @@ def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
 def test_the_regime_full_batch_gd_makes_such_task_vectors(encoder_and_tasks, problem, tmp_path) -> None:
     """The project's own experts, in float32: −η∇L to float32's rounding, and their sum is one joint step."""
     encoder, tasks = encoder_and_tasks
-    start, losses = problem
+    start, losses = problem.start, problem.losses
     rate = 1e-2
     settings = FineTuneSettings(regime="full_batch_gd", epochs=1, batch_size=2, learning_rate=rate)
 

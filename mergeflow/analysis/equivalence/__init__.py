@@ -11,11 +11,10 @@ from mergeflow.analysis.equivalence.bounds import (
     printed_network_bounds,
     task_factors,
 )
-from mergeflow.analysis.equivalence.feed_forward import FeedForward, random_feed_forward, random_tasks
+from mergeflow.analysis.equivalence.flat import flat_loss, flat_weights, trained
 from mergeflow.analysis.equivalence.gradient_descent import (
     Loss,
     descend,
-    fine_tune,
     gradient,
     hessian,
     hessian_vector,
@@ -23,31 +22,35 @@ from mergeflow.analysis.equivalence.gradient_descent import (
     spectral_norm,
     summed,
 )
-from mergeflow.analysis.equivalence.image_encoder import encoder_losses
+from mergeflow.analysis.equivalence.nets import Net, random_tasks
+from mergeflow.analysis.equivalence.problems import Problem, feed_forward_problem, image_problem
 from mergeflow.analysis.equivalence.second_order import Gap, curvature_sum, log_log_slope, measure_gap, mismatches
 
 __all__ = [
-    "FeedForward",
     "Gap",
     "Loss",
+    "Net",
     "NetworkBounds",
+    "Problem",
     "curvature_sum",
     "derived_network_bounds",
     "descend",
-    "encoder_losses",
-    "fine_tune",
+    "feed_forward_problem",
+    "flat_loss",
+    "flat_weights",
     "gradient",
     "hessian",
     "hessian_vector",
+    "image_problem",
     "log_log_slope",
     "measure_gap",
     "merge",
     "mismatches",
     "pairs_factor",
     "printed_network_bounds",
-    "random_feed_forward",
     "random_tasks",
     "spectral_norm",
     "summed",
     "task_factors",
+    "trained",
 ]

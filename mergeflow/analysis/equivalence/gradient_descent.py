@@ -106,33 +106,6 @@ def descend(loss: Loss, start: Tensor, step: float, epochs: int) -> list[Tensor]
     return moves
 
 
-def fine_tune(batches: Sequence[Loss], start: Tensor, step: float, epochs: int) -> Tensor:
-    """Return the weights θ^(k) after k epochs of full-batch descent, made the way a training run makes them.
-
-    torch's SGD updates the weights in place, after the gradients of the micro-batches were accumulated in order.
-    `descend` computes the same in another way; that the two agree is measured, not assumed.
-
-    Args:
-        batches: micro-batch losses that sum to L, that is each mean times its share of the data.
-        start: θ0, [P].
-        step: η > 0.
-        epochs: k ≥ 0.
-
-    Example:
-        >>> halves = [lambda theta: (theta**2).sum() / 4] * 2
-        >>> fine_tune(halves, torch.tensor([1.0]), 0.5, 2)
-        tensor([0.2500])
-    """
-    weights = torch.nn.Parameter(start.clone())
-    optimiser = torch.optim.SGD([weights], lr=step)
-    for _ in range(epochs):
-        optimiser.zero_grad()
-        for batch in batches:
-            batch(weights).backward()
-        optimiser.step()
-    return weights.detach()
-
-
 def merge(vectors: Sequence[Tensor], scale: float) -> Tensor:
     """Return the displacement of task arithmetic, θ_TA − θ0 = α Σ_t τ_t.
 

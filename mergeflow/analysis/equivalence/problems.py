@@ -1,20 +1,21 @@
 """What the theorems are measured on: small feed-forward nets, and the embedded CLIP's image encoder, in float64."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from mergeflow.analysis.equivalence.feed_forward import FeedForward, random_feed_forward, random_tasks
+from mergeflow.analysis.equivalence.flat import flat_loss, flat_weights, trained
 from mergeflow.analysis.equivalence.gradient_descent import Loss, descend, summed
-from mergeflow.analysis.equivalence.image_encoder import encoder_losses
+from mergeflow.analysis.equivalence.nets import Net, random_tasks
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from mergeflow.suites import get_suite
-
-_SLICES = 4  # micro-batches per epoch
 
 
 @dataclass(frozen=True)
@@ -23,21 +24,38 @@ class Problem:
 
     Args:
         name: of the model.
-        tasks: names of the tasks.
-        start: θ0, float64 [P].
-        losses: per task the mean loss over all its data.
-        batches: per task the losses of its micro-batches, each its share of the mean; their sum is the task's loss.
-        inputs: per task the inputs, where the model is a feed-forward net.
-        net: the feed-forward net, or None.
+        module: the model in float64, with the weights θ0.
+        examples: of every task.
+        net: the feed-forward net that `module` is, or None.
     """
 
     name: str
-    tasks: tuple[str, ...]
-    start: Tensor
-    losses: tuple[Loss, ...]
-    batches: tuple[tuple[Loss, ...], ...]
-    inputs: tuple[Tensor, ...] = ()
-    net: FeedForward | None = None
+    module: nn.Module
+    examples: tuple[Classification, ...]
+    net: Net | None = None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks' names."""
+        return tuple(one.task for one in self.examples)
+
+    @cached_property
+    def start(self) -> Tensor:
+        """θ0, float64 [P]."""
+        return flat_weights(self.module)
+
+    @cached_property
+    def losses(self) -> tuple[Loss, ...]:
+        """Per task the mean loss over all its examples."""
+        return tuple(flat_loss(self.module, one) for one in self.examples)
+
+    def expert(self, task: int, step: float, epochs: int) -> Tensor:
+        """Return θ_t^(k) as the training loop makes it, [P]."""
+        return trained(self.module, self.examples[task : task + 1], step, epochs)
+
+    def joint(self, step: float, epochs: int) -> Tensor:
+        """Return θ_MT^(k) of the joint run as the training loop makes it, [P]."""
+        return trained(self.module, self.examples, step, epochs)
 
     def joint_points(self, scale: float, step: float, count: int) -> list[Tensor]:
         """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1)."""
@@ -49,9 +67,10 @@ class Problem:
             return 0
         joint = self.joint_points(scale, step, epochs)
         found = 0
-        for loss, inputs in zip(self.losses, self.inputs, strict=True):
+        for loss, one in zip(self.losses, self.examples, strict=True):
             own = [self.start + move for move in descend(loss, self.start, step, epochs - 1)]
-            found += self.net.switched([*joint, *own], inputs)
+            assert isinstance(one.inputs, Tensor)
+            found += self.net.switched([*joint, *own], one.inputs)
         return found
 
 
@@ -61,25 +80,45 @@ def feed_forward_problem(
     """Return random tasks for a random net.
 
     Args:
-        activation: of `feed_forward.ACTIVATIONS`.
+        activation: of `nets.SLOPES`.
         widths: input width, hidden widths, number of classes.
         tasks: T.
         samples: inputs per task.
         seed: of weights and data.
         gain: factor on the initial weights; small ones make the spectral norms small.
     """
-    net = FeedForward(widths, activation)
+    net = Net(widths, activation, seed)
+    module = deepcopy(net.module)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(gain)
     data = random_tasks(tasks, widths[0], widths[-1], samples, seed)
-    slices = _slices(samples)
-    return Problem(
-        name=f"{activation} net",
-        tasks=tuple(f"task {number + 1}" for number in range(tasks)),
-        start=random_feed_forward(net, seed, gain),
-        losses=tuple(net.loss(x, y) for x, y in data),
-        batches=tuple(tuple(_share(net.loss(x[p], y[p]), len(x[p]) / samples) for p in slices) for x, y in data),
-        inputs=tuple(x for x, _ in data),
-        net=net,
+    return Problem(f"{activation} net", module, tuple(data), net)
+
+
+class _Tower(nn.Module):
+    """The image tower in float64, from normalised pixels to unit features; `ImageEncoder` rounds these to float32."""
+
+    def __init__(self, encoder: ImageEncoder) -> None:
+        super().__init__()
+        self.visual = deepcopy(encoder.visual).double()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return normalize(self.visual(pixels), dim=-1)
+
+
+def image_problem(encoder: ImageEncoder, tasks: Sequence[Classification]) -> Problem:
+    """Return an image encoder on tasks of images, all in float64.
+
+    Args:
+        encoder: the encoder; it stays as it is.
+        tasks: T tasks of uint8 images with zero-shot heads.
+    """
+    examples = tuple(
+        Classification(task.task, encoder.normalised_pixels(task.inputs[:]).double(), task.labels, task.head)
+        for task in tasks
     )
+    return Problem("CLIP image encoder", _Tower(encoder), examples)
 
 
 def encoder_problem(tasks: Sequence[str], images: int) -> Problem:
@@ -90,32 +129,11 @@ def encoder_problem(tasks: Sequence[str], images: int) -> Problem:
         images: images per task.
     """
     clip = load_clip("pocket-clip", "pocket8")
-    suite, encoder = get_suite("pocket8"), ImageEncoder(clip)
-    whole = []
+    suite, whole = get_suite("pocket8"), []
     for name in tasks:
         task = suite.tasks[name]
         pairs = [task.sample("train", index) for index in range(images)]
         pixels = torch.stack([torch.from_numpy(image) for image, _ in pairs])
         labels = torch.tensor([label for _, label in pairs])
-        head = build_head(clip, task.class_names, task.templates)
-        whole.append(Classification(name, pixels, labels, head))
-    slices = _slices(images)
-    pieces = [replace(task, inputs=task.inputs[p], labels=task.labels[p]) for task in whole for p in slices]
-    start, losses = encoder_losses(encoder, [*whole, *pieces])
-    parts = iter(losses[len(whole) :])
-    return Problem(
-        name="CLIP image encoder",
-        tasks=tuple(tasks),
-        start=start,
-        losses=tuple(losses[: len(whole)]),
-        batches=tuple(tuple(_share(next(parts), (p.stop - p.start) / images) for p in slices) for _ in whole),
-    )
-
-
-def _slices(count: int) -> list[slice]:
-    size = -(-count // _SLICES)
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _share(loss: Loss, weight: float) -> Callable[[Tensor], Tensor]:
-    return lambda point: weight * loss(point)
+        whole.append(Classification(name, pixels, labels, build_head(clip, task.class_names, task.templates)))
+    return image_problem(ImageEncoder(clip), whole)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mergeflow.analysis.equivalence.gradient_descent import fine_tune, gradient, merge
+from mergeflow.analysis.equivalence.gradient_descent import gradient, merge
 from mergeflow.analysis.equivalence.problems import Problem
 from mergeflow.analysis.equivalence.second_order import log_log_slope, measure_gap
 
@@ -14,8 +14,8 @@ LEFT = ("gap", "after_derived", "after_printed", "after_halved")
 
 def one_epoch_rows(problem: Problem, step: float) -> Iterator[Row]:
     """Yield per task how far τ_t^(1), a difference of trained weights, is from −η ∇L_t(θ0) (Remark 1)."""
-    for task, loss, batches in zip(problem.tasks, problem.losses, problem.batches, strict=True):
-        vector = fine_tune(batches, problem.start, step, 1) - problem.start
+    for number, (task, loss) in enumerate(zip(problem.tasks, problem.losses, strict=True)):
+        vector = problem.expert(number, step, 1) - problem.start
         error = (vector + step * gradient(loss, problem.start)).abs().max()
         yield {
             "model": problem.name,
@@ -29,12 +29,11 @@ def one_epoch_rows(problem: Problem, step: float) -> Iterator[Row]:
 
 def joint_rows(problem: Problem, step: float, scales: Sequence[float], epochs: int) -> Iterator[Row]:
     """Yield per scale how far merged experts are from the joint run of step αη, after one epoch and after `epochs`."""
-    every = [batch for batches in problem.batches for batch in batches]
     for count in (1, epochs):
-        experts = [fine_tune(batches, problem.start, step, count) for batches in problem.batches]
+        experts = [problem.expert(number, step, count) for number in range(len(problem.tasks))]
         for scale in scales:
             merged = problem.start + merge([expert - problem.start for expert in experts], scale)
-            joint = fine_tune(every, problem.start, scale * step, count)
+            joint = problem.joint(scale * step, count)
             yield {
                 "model": problem.name,
                 "epochs": count,

@@ -50,7 +50,7 @@ def network_row(problem: Problem, gain: float, scale: float, step: float, epochs
     points = problem.joint_points(scale, step, epochs)
     steepest, curvature = _largest(problem, points)
     norms = problem.net.spectral_norms(points)
-    radius = max(float(x.norm(dim=1).max()) for x in problem.inputs)
+    radius = max(float(one.inputs[:].norm(dim=1).max()) for one in problem.examples)
     constants = norms, radius, *problem.net.slopes
     derived, printed = derived_network_bounds(*constants), printed_network_bounds(*constants)
     factors, count = task_factors(len(problem.losses), scale), len(problem.losses) * pairs_factor(epochs)
