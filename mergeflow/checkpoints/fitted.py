@@ -13,8 +13,9 @@ from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.naming import renamed
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
-from mergeflow.checkpoints.ties import copies_of_embedding, loaded_name
+from mergeflow.checkpoints.ties import copies_of_embedding, head_and_embedding
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
@@ -70,7 +71,7 @@ def fit_inputs(
         MergeflowError: A pattern fits no tensor.
     """
     notes: list[str] = []
-    states = {name: _as_stored(base, state) for name, state in experts.items()}
+    states = {name: _as_stored(name, base, state, notes) for name, state in experts.items()}
     states = {name: _without_prefix(name, base, state, notes) for name, state in states.items()}
     names = {*base, *(name for state in states.values() for name in state)}
     _check_patterns(names, ignore, only)
@@ -151,14 +152,29 @@ def _view(
     )
 
 
-def _as_stored(base: LazyStateDict, state: LazyStateDict) -> LazyStateDict:
-    """Return a state under the names of the base's file, where it has those that transformers gives in memory."""
+def _as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
+    """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed."""
     config = config_of(base)
-    stored = {loaded: name for name in base if (loaded := loaded_name(config, name)) not in base}
-    copies = copies_of_embedding(config, base).items()
     # The bias of a masked model's head: its module's own, under the name that the head gives it.
-    stored |= {copy: name for copy, name in copies if copy.endswith(".bias") and name not in state}
-    return _view(state, list(state), rename=stored) if any(name in stored for name in state) else state
+    biases = {
+        copy: name
+        for copy, name in copies_of_embedding(config, base).items()
+        if copy.endswith(".bias") and copy in state and name not in state
+    }
+    state = _view(state, list(state), rename=biases) if biases else state
+    found = renamed(config, base.infos, state.infos, state.entries)
+    if not found:
+        return state
+    taken = {name for _, _, names in found.values() for name in names}
+    kept = [name for name in state if name not in taken]
+    absolute = {name for name, (_, _, names) in found.items() if state.absolute.issuperset(names)}
+    if len(found) != len(taken):
+        notes.append(f"{len(taken)} tensors of experts of '{expert}' are read as the {len(found)} that the base has")
+    entries = {name: state.entries[name] for name in kept} | {name: one[0] for name, one in found.items()}
+    infos = {name: state.infos[name] for name in kept} | {name: one[1] for name, one in found.items()}
+    made = _view(state, list(entries), entries, infos)
+    made.absolute = state.absolute & set(kept) | absolute
+    return made
 
 
 def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
@@ -183,6 +199,7 @@ def _with_ties(
     base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
 ) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
     """Make inputs agree that store a tied weight (an embedding that is also the head) once, and twice."""
+    base = _untied(base, states, notes)
     for expert, state in states.items():
         copies = {name: twin for name in state if name not in base and (twin := _twin(state, name, base))}
         if copies:
@@ -206,6 +223,37 @@ def _with_ties(
                 tied[max(name, twin)] = min(name, twin)
         states[expert] = _view(state, list(entries), entries, infos, tied)
     return _view(base, list(base), tied={**base.tied, **ties}), states
+
+
+def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[str]) -> LazyStateDict:
+    """Give a base a head of its own where an adapter changes the head, or retrains the embedding, alone of the two."""
+    head, embedding = head_and_embedding(config_of(base), base) or ("", "")
+    if not embedding or head in base:
+        return base
+    adapters = {name: state for name, state in states.items() if state.is_task_vector}
+    alone = [
+        name
+        for name, state in adapters.items()
+        if (head in state and _twin(state, head, base) != embedding)
+        or (head not in state and embedding in state.absolute)
+    ]
+    if not alone:
+        return base
+    notes.append(f"'{alone[0]}' changes one of '{head}' and '{embedding}', which are tied: the result has both, untied")
+    for name, state in states.items():
+        if name not in adapters and head not in state and embedding in state:
+            states[name] = _with(state, head, embedding)
+    return _with(base, head, embedding)
+
+
+def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
+    """Return a state with one of its tensors under a second name."""
+    entries = {**state.entries, name: state.entries[source]}
+    infos = {**state.infos, name: state.infos[source]}
+    shards = (*state.shards[:-1], (*state.shards[-1], name)) if state.shards else ()
+    made = _view(state, list(entries), entries, infos)
+    made.shards = shards
+    return made
 
 
 def _twin(state: LazyStateDict, name: str, known: Mapping[str, Tensor]) -> str | None:

@@ -99,6 +99,12 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
         raise MergeflowError(
             f"adapter '{folder}' is of type {kind!r}; only LORA can be merged. Merge it into its base first."
         )
+    if config.get("target_parameters"):
+        raise MergeflowError(
+            f"adapter '{folder}' adapts parameters ({', '.join(sorted(map(str, config['target_parameters'])))}), such "
+            "as fused experts of a mixture; only linear weights and embeddings can be merged. Merge it into its base "
+            "first."
+        )
     start = str(config.get("init_lora_weights")).lower()
     if start.startswith(_MOVED):
         raise MergeflowError(

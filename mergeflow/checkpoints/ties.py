@@ -23,20 +23,30 @@ _WORDS = re.compile(r"(?:^|\.)(?:shared|embed_tokens|wte|word_embeddings|embed_i
 _TOWERS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
-# Modules that transformers 5 names otherwise than the files that it reads and writes.
-_LOADED = {"gpt_neox": {"embed_out.": "lm_head."}}
+def head_and_embedding(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, str] | None:
+    """Return the names in memory of a language model's head and of the embedding that transformers may tie it to.
 
-
-def loaded_name(config: Mapping[str, Any], name: str) -> str:
-    """Return the name by which transformers 5 has a tensor of a file in memory.
+    Args:
+        config: config.json.
+        names: The names that the model has in memory and that are stored.
 
     Example:
-        >>> loaded_name({"model_type": "gpt_neox"}, "embed_out.weight")
-        'lm_head.weight'
+        >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+        >>> head_and_embedding(config, ["transformer.wte.weight"])
+        ('lm_head.weight', 'transformer.wte.weight')
     """
-    for stored, loaded in _LOADED.get(str(config.get("model_type")), {}).items():
-        name = loaded + name.removeprefix(stored) if name.startswith(stored) else name
-    return name
+    made = config.get("architectures")
+    cls = made[0] if isinstance(made, list) and made and isinstance(made[0], str) else ""
+    kind = str(config.get("model_type"))
+    embedding = _embedding(names)
+    masked = _MASKED.get(kind) if cls.endswith("ForMaskedLM") else None
+    head = masked or (_GENERATING.get(kind, "lm_head") if _CLASS.search(cls) else None)
+    return (f"{head}.weight", embedding) if head is not None and embedding is not None else None
+
+
+def _embedding(names: Collection[str]) -> str | None:
+    words = [name for name in names if _WORDS.search(name)]
+    return next((name for name in words if name.endswith("shared.weight")), min(words, default=None))
 
 
 def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
@@ -51,20 +61,15 @@ def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> di
         >>> copies_of_embedding(config, ["transformer.wte.weight"])
         {'lm_head.weight': 'transformer.wte.weight'}
     """
-    made = config.get("architectures")
-    cls = made[0] if isinstance(made, list) and made and isinstance(made[0], str) else ""
-    kind = str(config.get("model_type"))
-    words = [name for name in names if _WORDS.search(name)]
-    source = next((name for name in words if name.endswith("shared.weight")), min(words, default=None))
-    if source is None:
-        return {}
-    masked = _MASKED.get(kind) if cls.endswith("ForMaskedLM") else None
-    head = masked or (_GENERATING.get(kind, "lm_head") if _CLASS.search(cls) else None)
-    found = {f"{head}.weight": source} if head is not None else {}
-    if masked is not None and f"{module_of(masked)}.bias" in names:  # the decoder's bias is its module's
-        found[f"{masked}.bias"] = f"{module_of(masked)}.bias"
-    if source.endswith("shared.weight"):
-        found |= {source.removesuffix("shared.weight") + tower: source for tower in _TOWERS}
+    found: dict[str, str] = {}
+    pair, embedding = head_and_embedding(config, names), _embedding(names)
+    if pair is not None:
+        found[pair[0]] = pair[1]
+        decoder = module_of(pair[0])
+        if f"{module_of(decoder)}.bias" in names:  # the bias of a masked model's decoder is its module's
+            found[f"{decoder}.bias"] = f"{module_of(decoder)}.bias"
+    if embedding is not None and embedding.endswith("shared.weight"):
+        found |= {embedding.removesuffix("shared.weight") + tower: embedding for tower in _TOWERS}
     return {name: origin for name, origin in found.items() if name not in names}
 
 

@@ -89,14 +89,3 @@ def test_a_dora_without_its_base_is_not_a_model(tmp_path):
         pytest.raises(MergeflowError, match="together with its base"),
     ):
         adapter["model.layers.0.self_attn.q_proj.weight"]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_head_trained_apart_from_its_tied_embedding_is_refused_with_the_way_out(tmp_path):
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "tie_word_embeddings": True}))
-    trained(model, tmp_path, target_modules=["lm_head"])
-    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
-        fit = fit_inputs(base, {"a": adapter})
-        with pytest.raises(MergeflowError, match="head is its embedding: give a base that stores the head apart"):
-            check_compatible(fit.base, fit.experts)

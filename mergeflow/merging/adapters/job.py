@@ -14,7 +14,8 @@ from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint, read_json
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from mergeflow.checkpoints.ties import copies_of_embedding, loaded_name
+from mergeflow.checkpoints.naming import loaded_name
+from mergeflow.checkpoints.ties import copies_of_embedding
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config

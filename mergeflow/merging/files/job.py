@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import combine, matches
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
@@ -25,6 +26,7 @@ from mergeflow.merging.files.output import (
     identity_of,
     output_infos,
     shard_file,
+    untie,
     write_index,
 )
 from mergeflow.merging.files.place import RECORD
@@ -170,6 +172,8 @@ class Job:
             result = combine(tensors, folder.scheme)
             inputs = self._input_fingerprints()
             self._complete(folder.partial, shards, result, inputs)
+            before = self.digests.tensors.get("base", {})
+            untie(folder.partial / "config.json", config_of(self.inputs.base), before, own)
             folder.publish()
         return result, inputs
 

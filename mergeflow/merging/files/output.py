@@ -14,7 +14,9 @@ from torch import Tensor
 
 from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.naming import loaded_name
 from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.ties import head_and_embedding
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.vocabulary.templates import MORE
@@ -127,6 +129,27 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
     key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
     if dtype is not None and key is not None and config[key] != dtype:
         write_text(folder / "config.json", json.dumps({**config, key: dtype}, indent=2, ensure_ascii=False) + "\n")
+
+
+def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Say in a result's config.json that head and embedding are two weights, where they were one in the base.
+
+    Without it transformers would tie the two again, and one of them would be lost.
+
+    Args:
+        config: The file.
+        loaded: The base's.
+        before: Digests of the base's tensors.
+        after: Digests of the result's.
+    """
+    stored = {loaded_name(loaded, name): name for name in after}
+    pair = head_and_embedding(loaded, stored)
+    if pair is None or not config.is_file() or pair[0] not in stored:
+        return
+    head, embedding = (stored[name] for name in pair)
+    if head in before and before[head] == before.get(embedding) and after[head] != after[embedding]:
+        text = json.dumps({**_config(config), "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
+        write_text(config, text + "\n")
 
 
 def _custom_code(base: Path) -> list[str]:

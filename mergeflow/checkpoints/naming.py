@@ -1,0 +1,160 @@
+"""Names of a model's tensors in files of transformers 4 and 5 and in memory; experts of a mixture listed or fused."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.reader import Entry
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What transformers 5 renames when it reads a file, by `model_type`; it writes the file's names again.
+_LOADED = {
+    "gpt_neox": (("embed_out.", "lm_head."),),
+    "mixtral": ((".block_sparse_moe.", ".mlp."),),
+    "phimoe": ((".block_sparse_moe.", ".mlp."), (".mlp.gate.weight", ".mlp.router.weight")),
+    "granitemoe": (
+        (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.experts.gate_up_proj"),
+        (".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts.down_proj"),
+        (".block_sparse_moe.router.layer.weight", ".block_sparse_moe.router.weight"),
+    ),
+}
+_LISTED = re.compile(r"^(.*\.experts)\.(\d+)\.(w[123]|gate_proj|up_proj|down_proj)\.weight$")
+# Of each listed matrix, the fused stack [E, ·, d] that holds it; gate rows stand before up rows.
+_PARTS = {"gate_up_proj": (("w1", "w3"), ("gate_proj", "up_proj")), "down_proj": (("w2",), ("down_proj",))}
+
+
+def loaded_name(config: Mapping[str, Any], name: str) -> str:
+    """Return the name by which transformers 5 has a tensor of a file in memory.
+
+    Example:
+        >>> loaded_name({"model_type": "gpt_neox"}, "embed_out.weight")
+        'lm_head.weight'
+    """
+    for stored, loaded in _LOADED.get(str(config.get("model_type")), ()):
+        name = name.replace(stored, loaded) if stored in f".{name}" else name
+    return name
+
+
+@dataclass(frozen=True)
+class JoinedEntry:
+    """Flattened tensors one behind the other.
+
+    Attributes:
+        parts: The tensors.
+        ends: The number of elements up to the end of each.
+    """
+
+    parts: tuple[Entry, ...]
+    ends: tuple[int, ...]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop."""
+        pieces = []
+        for at in range(bisect_right(self.ends, start), len(self.parts)):
+            begin = self.ends[at - 1] if at else 0
+            if begin >= stop:
+                break
+            pieces.append(self.parts[at].read(max(start, begin) - begin, min(stop, self.ends[at]) - begin))
+        return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
+
+
+@dataclass(frozen=True)
+class PartEntry:
+    """A part of a flattened tensor, from an element on."""
+
+    whole: Entry
+    offset: int
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the part."""
+        return self.whole.read(self.offset + start, self.offset + stop)
+
+
+Found = dict[str, tuple[Entry, TensorInfo, tuple[str, ...]]]
+"""By the wanted name: where the data is, its shape, and the names that it comes from."""
+
+
+def renamed(
+    config: Mapping[str, Any],
+    wanted: Mapping[str, TensorInfo],
+    infos: Mapping[str, TensorInfo],
+    entries: Mapping[str, Entry],
+) -> Found:
+    """Return the tensors of a state under the names that another one has for them, where the two differ.
+
+    Args:
+        config: config.json of the model.
+        wanted: The other's names and shapes.
+        infos: The state's.
+        entries: Where its data is.
+    """
+    named = {loaded_name(config, name): name for name in wanted}
+    strange = [name for name in infos if name not in wanted]
+    found: Found = {
+        named[loaded]: (entries[name], infos[name], (name,))
+        for name in strange
+        if (loaded := loaded_name(config, name)) in named and named[loaded] not in infos
+    }
+    left = {loaded_name(config, name): name for name in strange if loaded_name(config, name) not in named}
+    return found | _fused(named, left, infos, entries) | _listed(named, left, wanted, infos, entries)
+
+
+def _fused(
+    named: Mapping[str, str], left: Mapping[str, str], infos: Mapping[str, TensorInfo], entries: Mapping[str, Entry]
+) -> Found:
+    """Join listed experts into the stacks that are wanted."""
+    found: Found = {}
+    for stem in sorted({match.group(1) for name in left if (match := _LISTED.match(name))}):
+        for fused, ways in _PARTS.items():
+            wanted = named.get(f"{stem}.{fused}")
+            way = next((way for way in ways if f"{stem}.0.{way[0]}.weight" in left), None)
+            if wanted is None or way is None:
+                continue
+            count = sum(f"{stem}.{index}.{way[0]}.weight" in left for index in range(len(left)))
+            listed = [f"{stem}.{index}.{part}.weight" for index in range(count) for part in way]
+            if not all(name in left for name in listed):
+                continue
+            names = tuple(left[name] for name in listed)
+            first = infos[names[0]]
+            rows = sum(infos[name].shape[0] for name in names[: len(way)])
+            info = TensorInfo((count, rows, *first.shape[1:]), first.dtype)
+            ends = tuple(accumulate(infos[name].numel for name in names))
+            if ends[-1] == info.numel:
+                found[wanted] = (JoinedEntry(tuple(entries[name] for name in names), ends), info, names)
+    return found
+
+
+def _listed(
+    named: Mapping[str, str],
+    left: Mapping[str, str],
+    wanted: Mapping[str, TensorInfo],
+    infos: Mapping[str, TensorInfo],
+    entries: Mapping[str, Entry],
+) -> Found:
+    """Cut stacks into the listed experts that are wanted."""
+    found: Found = {}
+    for loaded, name in left.items():
+        stem, _, fused = loaded.rpartition(".")
+        info = infos[name]
+        if fused not in _PARTS or len(info.shape) != 3:
+            continue
+        way = next((way for way in _PARTS[fused] if f"{stem}.0.{way[0]}.weight" in named), ())
+        listed = [f"{stem}.{index}.{part}.weight" for index in range(info.shape[0]) for part in way]
+        if not listed or not all(one in named for one in listed):
+            continue
+        shapes = [wanted[named[one]] for one in listed]
+        if sum(shape.numel for shape in shapes) == info.numel:
+            offsets = accumulate((shape.numel for shape in shapes), initial=0)
+            for one, shape, offset in zip(listed, shapes, offsets, strict=False):
+                part = TensorInfo(shape.shape, info.dtype)
+                found[named[one]] = (PartEntry(entries[name], offset), part, (name,))
+    return found

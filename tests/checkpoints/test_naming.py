@@ -1,0 +1,83 @@
+"""Experts of a mixture as transformers 4 lists them and transformers 5 fuses them: files of both are merged alike."""
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.fitted import fit_inputs
+from mergeflow.checkpoints.naming import loaded_name
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import check_recipe, merge
+from tests.merging.tiny_models import tiny
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "deepseek_v3", "jamba", "granitemoe")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def saved(folder, name):
+    """A base and an expert, each as its file of version 4 (listed) and as it is in memory (fused)."""
+    for kind, seed in (("base", 0), ("expert", 1)):
+        model = tiny(name, seed)
+        model.save_pretrained(folder / f"{kind}-listed")
+        model.save_pretrained(folder / f"{kind}-fused", save_original_format=False)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_an_expert_of_either_layout_fits_a_base_of_either(tmp_path, name):
+    saved(tmp_path, name)
+    for ours, other in (("listed", "fused"), ("fused", "listed")):
+        with (
+            open_checkpoint(tmp_path / f"base-{ours}") as base,
+            open_checkpoint(tmp_path / f"expert-{ours}") as same,
+            open_checkpoint(tmp_path / f"expert-{other}") as turned,
+        ):
+            assert set(same) != set(turned)
+            fit = fit_inputs(base, {"e": turned})
+            fit.check()
+            assert set(fit.experts["e"]) == set(same)
+            assert all(torch.equal(fit.experts["e"][tensor], same[tensor]) for tensor in same)
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "cart"])
+def test_a_merge_of_both_layouts_is_that_of_one(tmp_path, method):
+    saved(tmp_path, "mixtral")
+    expert = tmp_path / "expert-listed", tmp_path / "expert-fused"
+    recipe = {"method": method, "base": str(tmp_path / "base-listed")}
+    mixed = {**recipe, "experts": {"a": str(expert[1]), "b": str(tmp_path / "base-fused")}}
+    plain = {**recipe, "experts": {"a": str(expert[0]), "b": str(tmp_path / "base-listed")}}
+    found, wanted = (merge({**one, "out": str(tmp_path / name)}) for one, name in ((mixed, "mixed"), (plain, "plain")))
+    assert found.fingerprint == wanted.fingerprint
+    assert "tensors of experts of 'a' are read as" in "\n".join(check_recipe(mixed).lines())
+    model = type(tiny("mixtral")).from_pretrained(tmp_path / "mixed")
+    with open_checkpoint(tmp_path / "plain") as state:
+        weight = model.state_dict()["model.layers.1.mlp.experts.gate_up_proj"][2, :48]
+        assert torch.equal(weight, state["model.layers.1.block_sparse_moe.experts.2.w1.weight"])
+
+
+def test_an_incomplete_mixture_is_refused(tmp_path):
+    saved(tmp_path, "mixtral")
+    with open_checkpoint(tmp_path / "base-fused") as base, open_checkpoint(tmp_path / "expert-listed") as listed:
+        lost = "model.layers.0.block_sparse_moe.experts.3.w3.weight"
+        del listed.infos[lost], listed.entries[lost]
+        with pytest.raises(MergeflowError, match=r"lacks tensor 'model.layers.0.mlp.experts.gate_up_proj'"):
+            fit_inputs(base, {"e": listed}).check()
+
+
+@pytest.mark.parametrize("name", [*MIXTURES, "gpt_neox", "llama"])
+def test_names_in_memory_are_those_that_transformers_has(tmp_path, name):
+    model = tiny(name)
+    model.save_pretrained(tmp_path)
+    config, known = model.config.to_dict(), set(model.state_dict())
+    with open_checkpoint(tmp_path) as state:
+        plain = [tensor for tensor in state if ".experts." not in tensor]
+        assert {loaded_name(config, tensor) for tensor in plain} <= known
+        assert all(loaded_name(config, tensor) == tensor for tensor in known)
+
+
+def test_an_adapter_of_fused_experts_is_refused_by_name(tmp_path):
+    peft = pytest.importorskip("peft")
+    wanted = ["mlp.experts.down_proj"]
+    config = peft.LoraConfig(target_modules=[], target_parameters=wanted, r=2)
+    peft.get_peft_model(tiny("mixtral"), config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(MergeflowError, match=r"adapts parameters \(mlp.experts.down_proj\)"):
+        open_checkpoint(tmp_path / "adapter")

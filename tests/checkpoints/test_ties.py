@@ -1,0 +1,85 @@
+"""Heads that are their embedding once more: found for transformers' classes, untied where an adapter parts the two."""
+
+import json
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.ties import copies_of_embedding
+from mergeflow.merging import check_recipe, merge
+from tests.merging.tiny_models import CAUSAL, MASKED, tiny
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore")
+TOKENS = torch.arange(3, 15)[None]
+TIED = sorted({*CAUSAL, *MASKED, "t5", "bart", "whisper"} - {"mamba2", "rwkv", "dbrx", "jamba", "deberta"})
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_copies_are_those_that_transformers_ties(tmp_path, name):
+    model = tiny(name, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    with open_checkpoint(tmp_path) as state:
+        found = copies_of_embedding(json.loads((tmp_path / "config.json").read_text()), state)
+    known = model.state_dict()
+    for copy, source in found.items():
+        assert known[copy].data_ptr() == known[source].data_ptr(), (copy, source)
+    assert any(copy.endswith("weight") for copy in found)
+
+
+def trained(folder, tied, **config):
+    """Save a base and an adapter; return the logits that PEFT gives, without merging."""
+    model = tiny("llama", tie_word_embeddings=tied)
+    model.save_pretrained(folder / "base")
+    config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **config)
+    wrapped = peft.get_peft_model(type(model).from_pretrained(folder / "base"), config)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    wrapped.save_pretrained(folder / "a")
+    return type(model), wrapped.eval()(TOKENS).logits
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["embed_tokens", "lm_head"]},
+    ],
+    ids=["head", "embedding", "saved-head", "both"],
+)
+@pytest.mark.parametrize("out", ["model", "adapter"])
+def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_path, config, out):
+    cls, wanted = trained(tmp_path, True, **config)
+    recipe = {
+        "method": "task_arithmetic",
+        "args": {"scale": 1.0},
+        "base": str(tmp_path / "base"),
+        "experts": {"a": str(tmp_path / "a")},
+    }
+    assert "which are tied: the result has both" in "\n".join(check_recipe(recipe).lines())
+    merge({**recipe, **({"adapter": 8} if out == "adapter" else {}), "out": str(tmp_path / "out")})
+    if out == "adapter":
+        found = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "out")
+    else:
+        found = cls.from_pretrained(tmp_path / "out")
+        assert found.config.tie_word_embeddings is False
+    torch.testing.assert_close(found.eval()(TOKENS).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_and_its_embedding_that_change_alike_stay_tied(tmp_path):
+    model = tiny("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.add_(1)
+    model.save_pretrained(tmp_path / "expert")
+    recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "expert")]}
+    merge({**recipe, "out": str(tmp_path / "out")})
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is True
+    with open_checkpoint(tmp_path / "out") as state:
+        assert "lm_head.weight" not in state
