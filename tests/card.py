@@ -8,7 +8,7 @@ bit for bit, and a tensor that was left behind is an error that names the operat
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -24,21 +24,22 @@ INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, a
 
 
 class OnCard(Tensor):
-    """A tensor on the card; `values` are its numbers, on the processor."""
+    """A tensor on a card; `values` are its numbers, on the processor, and `number` is the card's."""
 
     values: Tensor
+    number: int
 
     @staticmethod
-    def __new__(cls, values: Tensor, requires_grad: bool = False) -> Self:
+    def __new__(cls, values: Tensor, number: int = 0, requires_grad: bool = False) -> Self:
         with no_dispatch(), torch.inference_mode(False):  # an inference tensor cannot become a subclass
             shell = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device="meta")
             made: Self = Tensor._make_subclass(cls, shell, requires_grad, device_for_backend_keys=torch.device("cuda"))
-        made.values = values
+        made.values, made.number = values, number
         return made
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda", 0)
+        return torch.device("cuda", self.number)
 
     @property
     def is_cuda(self) -> bool:
@@ -61,6 +62,8 @@ class OnCard(Tensor):
     def tolist(self) -> Any:
         return self.values.tolist()
 
+    def record_stream(self, stream: Any) -> None: ...
+
     def __array__(self, *_: Any) -> Any:
         return self.numpy()
 
@@ -71,7 +74,7 @@ class OnCard(Tensor):
         return f"OnCard({self.values!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        made = OnCard(self.values.clone(), self.requires_grad)
+        made = OnCard(self.values.clone(), self.number, self.requires_grad)
         made._is_param = getattr(self, "_is_param", False)
         memo[id(self)] = made
         return made
@@ -84,6 +87,7 @@ class OnCard(Tensor):
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
     on_card = any(isinstance(value, OnCard) for value in tensors)
+    number = next((value.number for value in tensors if isinstance(value, OnCard)), 0)
     if on_card and func.overloadpacket is aten.to:  # in inference mode moves come whole, the device among their args
         with _Factories():
             return func.decompose(*args, **kwargs)
@@ -91,11 +95,16 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check_devices(func, args, tensors)
     wanted = kwargs.get("device")
     if wanted is not None:
-        on_card = torch.device(wanted).type in ("cuda", "meta")  # C++ asks where a tensor lies and is told `meta`
+        place = torch.device(wanted)
+        on_card = place.type in ("cuda", "meta")  # C++ asks where a tensor lies and is told `meta`
+        number = number if place.type == "meta" else place.index or 0
         kwargs = {**kwargs, "device": torch.device("cpu") if on_card else wanted}
     kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     if func in MOVES and func is not aten._to_copy.default:
         on_card = False  # they write into what they are given
+    func = (
+        aten.zeros.default if func is aten._efficientzerotensor.default else func
+    )  # zeros without memory, of C++ alone
     plain_args, plain_kwargs = tree_map_only(OnCard, lambda value: value.values, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
     known = {id(value.values): value for value in tensors if isinstance(value, OnCard)}
@@ -105,7 +114,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return value
         if id(value) in known:  # in place: the same tensor comes back
             return known[id(value)]
-        return OnCard(value) if on_card else value
+        return OnCard(value, number) if on_card else value
 
     return tree_map(wrapped, found)
 
@@ -113,49 +122,70 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _check_devices(func: Any, args: Any, tensors: list[Tensor]) -> None:
     if func in INDEXED and isinstance(args[0], OnCard):
         tensors = [value for value in tensors if value is args[0] or value.dtype not in (torch.int64, torch.bool)]
-    left = [value for value in tensors if not isinstance(value, OnCard) and value.ndim]
-    if left:
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but {func} got cuda:0 and cpu {list(left[0].shape)}"
-        )
+    places = {str(value.device): list(value.shape) for value in tensors if isinstance(value, OnCard) or value.ndim}
+    if len(places) > 1:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {func} got {places}")
 
 
 class _Factories(TorchDispatchMode):
-    """Make the tensors that are asked for on `cuda`, in this thread."""
+    """Make the tensors that are asked for on `cuda`, in this thread; no memory is pinned."""
 
     def __enter__(self) -> Self:
+        self.before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") is then made here and moved
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        torch._C._set_only_lift_cpu_tensors(False)
+        torch._C._set_only_lift_cpu_tensors(self.before)  # of the whole process: an inner one must not end it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
+
+
+class _Stream:
+    """A queue whose work is done as soon as it is handed over."""
+
+    def __init__(self, device: Any = None) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
 
 
 # What torch says of the device outside of any tensor; `_lazy_init` would look for a driver.
 _SAID: dict[str, Any] = {
     "_lazy_init": lambda: None,
     "is_available": lambda: True,
-    "device_count": lambda: 1,
     "current_device": lambda: 0,
+    "get_device_name": lambda device=None: "a simulated card",
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: 7 * 2**20,
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "set_rng_state": lambda state, device=None: None,
     "is_bf16_supported": lambda *_: True,
+    "synchronize": lambda device=None: None,
+    "Stream": _Stream,
+    "current_stream": lambda device=None: _Stream(),
+    "stream": lambda stream: nullcontext(),
 }
 
 
 @contextmanager
-def card() -> Iterator[None]:
-    """Have one CUDA device inside."""
+def driver(count: int = 1, memory: int = 80 * 2**30) -> Iterator[None]:
+    """Let torch say that there are `count` cards with `memory` bytes each; torch's own fake tensors need no more."""
     torch._C._ensureCUDADeviceGuardSet()  # a guard that does nothing where there is no driver, as fake tensors have it
+    said = {"device_count": lambda: count, "mem_get_info": lambda device=None: (memory, memory)}
     with ExitStack() as stack:
-        for name, value in _SAID.items():
+        for name, value in (_SAID | said).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
+        yield
+
+
+@contextmanager
+def card(count: int = 1, memory: int = 80 * 2**30) -> Iterator[None]:
+    """Have CUDA devices inside: `count` of them, with `memory` bytes each."""
+    with driver(count, memory), ExitStack() as stack:
         stack.enter_context(patch.object(torch, "load", _load))
         # A module's parameters become those of another class, so `.to` must replace them, not their data.
         stack.enter_context(patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True))

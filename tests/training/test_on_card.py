@@ -2,22 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head
+from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, LinearisedModel, LoraModel, LoraSettings, fine_tune
 from mergeflow.training.settings import Regime
-from tests.card import OnCard, card
+from tests.card import OnCard, card, driver
 from tests.training.test_fine_tune import Killed, kill_at
 from tests.training.test_heads import SETTINGS, data, network
 
-# The linearisation's forward-mode derivative wraps tensors in C++, where a card without a card cannot follow; and the
-# iterative regime is a class of its own. Both have a test of their own below.
-REGIMES = [regime for regime in get_args(Regime) if regime not in ("linearised", "iterative")]
+REGIMES = [regime for regime in get_args(Regime) if regime != "iterative"]  # a class of its own, tested below
 VARIANTS: list[dict[str, Any]] = [{}, {"optimiser": "sgd", "momentum": 0.9}, {"accumulate": 2}]
 
 
@@ -25,7 +28,8 @@ def opened(regime: str, device: str) -> tuple[Model, list[Any]]:
     """A model and its tasks on a device; inputs stay on the processor, as they do on disk."""
     base = network()
     base.module.to(device)
-    model = LoraModel.of(base, LoraSettings(rank=2, targets=["0"])) if regime == "lora" else base
+    model: Model = LoraModel.of(base, LoraSettings(rank=2, targets=["0"])) if regime == "lora" else base
+    model = LinearisedModel.of(base) if regime == "linearised" else model
     tasks = [data("a"), data("bb", trained=False)] if regime == "joint" else [data("a")]
     return model, [replace(one, labels=one.labels.to(device), head=one.head.to(device)) for one in tasks]
 
@@ -84,11 +88,33 @@ def test_rounds_of_merging_and_tuning(tmp_path: Path) -> None:
         assert merged("cuda") == expected
 
 
-def test_the_linearisation_leaves_nothing_on_the_processor() -> None:
-    base = network()
-    base.module.to("meta")
-    model = LinearisedModel.of(base)
-    model.module(torch.empty(4, 6, device="meta")).square().mean().backward()
-    gradients = [p.grad for p in model.module.parameters() if p.requires_grad]
-    assert gradients
-    assert all(gradient is not None and gradient.is_meta for gradient in gradients)
+def faked(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Make every parameter and buffer a fake tensor on `cuda`: it knows its shape, type and device alone."""
+    for part in module.modules():
+        for own in (part._parameters, part._buffers):
+            for name, value in own.items():
+                if value is not None:
+                    fake = mode.from_tensor(value).detach().to("cuda")
+                    own[name] = nn.Parameter(fake, value.requires_grad) if own is part._parameters else fake
+
+
+@pytest.mark.parametrize("regime", ["steps", "lora", "linearised"])
+def test_bfloat16(regime: str) -> None:
+    """On fake tensors: autocast asks C++ for the device, and there the card of `tests.card` is `meta`."""
+    model, seen = cast(Model, image_model(load_clip("pocket-clip"))), list[torch.dtype]()
+    if regime == "lora":
+        model = LoraModel.of(model, LoraSettings(rank=2, targets=["c_fc", "attn"]))
+    model = LinearisedModel.of(model, "visual") if regime == "linearised" else model
+    head = Head(torch.randn(3, 128), 1.0, ["x", "y", "z"])
+    for part in model.module.modules():
+        if isinstance(part, nn.Linear):
+            part.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with driver(), FakeTensorMode() as mode:
+        faked(model.module, mode)
+        faked(head, mode)
+        pixels = torch.zeros(9, 32, 32, 3, dtype=torch.uint8)
+        one = Classification("a", pixels, torch.zeros(9, dtype=torch.int64, device="cuda"), head)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = one.loss(model, torch.arange(4))
+    assert (loss.device.type, loss.dtype) == ("cuda", torch.float32)
+    assert set(seen) == {torch.bfloat16}

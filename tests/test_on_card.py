@@ -1,0 +1,195 @@
+"""The card of `tests.card` under the whole house: every stage of the graph, and every function that takes a device.
+
+Both lists are read from dvc.yaml and from the source, so a new stage or function without a card is a failing test.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.estimates.entropy import entropies, entropy_gradient, learn_coefficients
+from mergeflow.evaluation.accuracy import accuracies, losses
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.merging import configure, make_recipe, merge, prepare
+from mergeflow.merging.compression.catalog import configure_compressor
+from mergeflow.merging.compression.suite_file import compress
+from mergeflow.modalities.catalog import find_modality
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.vision.models import image_model
+from mergeflow.modalities.vision.opening import open_model
+from mergeflow.search.sweep import run_sweep
+from mergeflow.search.sweep_file import make_sweep
+from mergeflow.training import FineTuneSettings, fine_tune
+from registry.lookup import find_version, load
+from registry.reevaluation import evaluate_version
+from registry.store import connect
+from registry.versions import read_evidence
+from tasks.project.graph import load_graph
+from tests.card import card
+from tests.evaluation.small import TASKS, make_world, sweep_values
+from tests.evaluation.test_entropy import order, recipe_values
+from tests.evaluation.test_statistics_command import call
+from tests.flows.small_project import registry_template
+from tests.merging.helpers import awkward
+from tests.takers import ROOT, takers, watched
+from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
+from tests.training.test_fine_tune import Killed, kill_at
+
+STAGES = (*PIPELINE, "figures", "register")
+# Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
+FOREIGN = {"mergeflow.search.lm_eval:lm_eval_scorer", "mergeflow.search.lm_eval:_evaluate"}
+
+
+FILES = ("base.safetensors", *(f"experts/{task}.safetensors" for task in TASKS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def toy(folder: Path, device: str) -> Path:
+    make_toy_project(folder, steps=12, save_every=5)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["run"]["device"] = device
+    values["registry"] |= {"model": "nets", "tolerance": 0.5}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    (folder / "mlflow.db").write_bytes(registry_template().read_bytes())
+    run_pipeline(folder, STAGES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy project whose whole pipeline ran on the card."""
+    with card(), watched():
+        return toy(tmp_path_factory.mktemp("card") / "project", "cuda")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Base, experts and data of images, as the commands of the library take them."""
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
+
+
+def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Path, tmp_path: Path) -> None:
+    assert set(STAGES) == {stage.name for stage in load_graph(ROOT).values()}
+    plain = toy(tmp_path / "project", "cpu")
+    models = [path.relative_to(plain) for path in sorted((plain / "outputs").rglob("*.safetensors"))]
+    assert models
+    for path in models:
+        with open_checkpoint(project / path) as found, open_checkpoint(plain / path) as expected:
+            assert fingerprint(dict(found)) == fingerprint(dict(expected)), path
+    for name in ("results/test.json", "results/selection.json", "sweeps/cart.json"):
+        assert (project / "outputs" / name).read_bytes() == (plain / "outputs" / name).read_bytes()
+
+
+def serve(project: Path) -> None:
+    """Answer rows as a model server does, which takes a card where there is one."""
+    import pandas as pd  # type: ignore[import-untyped]
+
+    rows = pd.DataFrame({f"x{k}": [0.5, -1.0] for k in range(8)} | {"task": ["left", "right"]})
+    answer = load(connect(project_root=project), "nets").predict(rows)
+    assert [round(sum(row.values()), 6) for row in answer["probabilities"]] == [1.0, 1.0]
+
+
+def judge_again(project: Path) -> None:
+    store = connect(project_root=project)
+    known = read_evidence(store, store.client.get_model_version("nets", find_version(store, "nets", 1).version))
+    splits = {task: project / f"outputs/data/validation/{task}" for task in known.accuracy}
+    assert evaluate_version(store, "nets", 1, splits, known, device="cuda").accuracy == known.accuracy
+
+
+def opened(world: Path, device: str, split: str = "validation") -> dict[str, Any]:
+    heads = {task: load_head(world / "heads" / f"{task}.safetensors").to(device) for task in TASKS}
+    open_split = find_modality("vision").open
+    return {task: open_split(task, world / "data" / task, split, heads[task], torch.device(device)) for task in TASKS}
+
+
+def judge(world: Path, out: Path, device: str) -> Any:
+    """Accuracies, losses, entropies and their gradient, and a candidate merged there."""
+    model, tasks = image_model(open_model("pocket-clip", device)), opened(world, device)
+    base, *experts = (dict(open_checkpoint(world / name)) for name in FILES)
+    model.load(experts[0])
+    found, gradients = entropy_gradient(model, tasks, experts[0], 4)
+    plain = {name: value.cpu() for name, value in gradients.items()}
+    scorer = CandidateScorer(model, tasks, base, dict(zip(TASKS, experts, strict=True)), device=device)
+    scores = [scorer.candidate(configure(method)) for method in ("average", "cart")]
+    return accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, base, 4), found, plain, scores
+
+
+def train(world: Path, out: Path, device: str) -> Any:
+    """Three steps of a transformer, killed after the second."""
+    settings = FineTuneSettings(steps=3, batch_size=4, warmup=0.0, save_every=1)
+    for report in (kill_at(2), lambda done, total: None):
+        model, data = image_model(open_model("pocket-clip", device)), opened(world, device, "train")["red"]
+        with suppress(Killed):
+            fine_tune(model, [data], settings, 0, out / "saved.pt", lambda: 0.5, report)
+    return {name: value.cpu() for name, value in model.state().items()}
+
+
+def sweep(world: Path, out: Path, device: str) -> Any:
+    methods = {"average": {}, "task_arithmetic": {"scale": [0.2, 0.4]}}
+    return [
+        trial.score.accuracy
+        for trial in run_sweep(make_sweep(sweep_values(world, device=device, methods=methods)), out).trials
+    ]
+
+
+def take_statistics(world: Path, out: Path, device: str) -> Any:
+    found = []
+    for kind in ("fisher", "gram"):
+        done = call(world, kind, "red", out / f"{kind}.safetensors", "--samples", "4", "--device", device)
+        assert done.exit_code == 0, done.output
+        found.append({name: value.clone() for name, value in open_checkpoint(out / f"{kind}.safetensors").items()})
+    return found
+
+
+def adapt(world: Path, out: Path, device: str) -> Any:
+    found = learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": device}), order(world), out)
+    return found.coefficients, found.losses
+
+
+def combine(world: Path, out: Path, device: str) -> Any:
+    base, experts = awkward(torch.float32)
+    values = {**recipe_values(world), "method": "ties", "device": device, "out": str(out / "merged.safetensors")}
+    with open_checkpoint(merge(make_recipe(values)).path) as merged:
+        kept = {name: merged[name].clone() for name in merged}
+    packed = compress(configure_compressor("tall_mask"), base, experts, device=device).tensors
+    return prepare(configure("cart"), base, experts, device=device).direction, packed, kept
+
+
+USES: list[Callable[[Path, Path, str], Any]] = [judge, train, sweep, take_statistics, adapt, combine]
+
+
+@pytest.fixture(scope="module")
+def on_card(project: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What everything that takes a device gives on the card, by name."""
+    with card(), watched():
+        serve(project)
+        judge_again(project)
+        return {use.__name__: use(world, tmp_path_factory.mktemp(use.__name__), "cuda") for use in USES}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_takes_images(
+    use: Callable[[Path, Path, str], Any], world: Path, tmp_path: Path, on_card: dict[str, Any]
+) -> None:
+    torch.testing.assert_close(on_card[use.__name__], use(world, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.usefixtures("on_card")
+def test_nothing_that_takes_a_device_was_left_out() -> None:
+    with watched() as reached:
+        assert set(takers()) - reached - FOREIGN == set()
