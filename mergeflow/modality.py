@@ -7,7 +7,7 @@ how a model is judged on them. Training, evaluation, estimates and searches take
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,21 @@ class Examples(Predictions, Protocol):
             MergeflowError: the module has no submodule of such a name.
         """
         ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """Examples that bring a batch to the device while it computes another."""
+
+    def prefetch(self, rows: Tensor) -> None:
+        """Begin to bring examples; the call that asks for them is given this very tensor of rows."""
+        ...
+
+
+def prefetch(examples: Predictions, rows: Tensor) -> None:
+    """Tell examples which rows come after the next call, where they can make use of it."""
+    if isinstance(examples, Prefetching):
+        examples.prefetch(rows)
 
 
 @dataclass(frozen=True)

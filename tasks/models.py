@@ -11,6 +11,7 @@ from mergeflow.checkpoints import open_checkpoint, read_state
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
+from mergeflow.training.arithmetic import arithmetic
 from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
 
@@ -23,7 +24,9 @@ def choose_device(io: StageIO) -> torch.device:
     """
     # One thread per stage: results must not depend on how many stages run at once.
     torch.set_num_threads(1)
-    return torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
+    device = torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
+    io.holds.enter_context(arithmetic())  # after the device: who holds none waits for nobody
+    return device
 
 
 def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:

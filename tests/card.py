@@ -144,13 +144,15 @@ class _Factories(TorchDispatchMode):
 
 
 class _Stream:
-    """A queue whose work is done as soon as it is handed over."""
+    """A queue whose work is done as soon as it is handed over, and an event in one."""
 
     def __init__(self, device: Any = None) -> None: ...
 
     def wait_stream(self, other: Any) -> None: ...
 
     def synchronize(self) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
 
 
 # What torch says of the device outside of any tensor; `_lazy_init` would look for a driver.
@@ -166,6 +168,7 @@ _SAID: dict[str, Any] = {
     "is_bf16_supported": lambda *_: True,
     "synchronize": lambda device=None: None,
     "Stream": _Stream,
+    "Event": _Stream,
     "current_stream": lambda device=None: _Stream(),
     "stream": lambda stream: nullcontext(),
 }

@@ -67,7 +67,8 @@ def measure(model: str, batch_size: int, steps: int, images: int, device: torch.
 
     def record() -> None:
         for _ in range(steps):
-            trajectory.add_step(1.0, 1.0, gradients)
+            trajectory.add_gradients(gradients)
+            trajectory.add_step(1.0, 1.0)
 
     train(WARM)
     load()

@@ -1,18 +1,19 @@
 """How one model does on many tasks' examples: score by example, accuracy and loss by task."""
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mergeflow.modality import Examples, Model
+from mergeflow.modality import Examples, Model, prefetch
 
 
 @torch.inference_mode()
 def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> np.ndarray:
     """Return each example's score: float32 [N] in [0, 1], in the split's order; of classes 1 where right, else 0."""
-    found = [examples.scores(model, rows) for rows in in_batches(len(examples), batch_size)]
+    found = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
     return torch.cat(found).cpu().numpy()
 
 
@@ -43,10 +44,19 @@ def losses(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -
     found = {}
     for task, examples in tasks.items():
         total = 0.0
-        for rows in in_batches(len(examples), batch_size):
+        for rows in _prefetched(examples, batch_size):
             total += float(examples.loss(model, rows)) * len(rows)
         found[task] = total / len(examples)
     return found
+
+
+def _prefetched(examples: Examples, size: int) -> Iterator[Tensor]:
+    """Yield the rows in batches, the next batch already on its way."""
+    batches = list(in_batches(len(examples), size))
+    for rows, coming in zip_longest(batches, batches[1:]):
+        if coming is not None:
+            prefetch(examples, coming)
+        yield rows
 
 
 def in_batches(count: int, size: int) -> Iterator[Tensor]:

@@ -73,8 +73,11 @@ class FineTuneSettings(Settings):
         warmup: share of the steps with a linearly rising learning rate, in [0, 1).
         schedule: `cosine` falls to 0 after the warm-up; `constant` stays.
         gradient_clip: largest 2-norm of the whole gradient; 0 turns clipping off.
-        precision: `bfloat16` computes the forward pass under autocast; weights and optimiser stay float32.
-        compile: run the encoder through torch.compile.
+        precision: `bfloat16` computes the forward pass under autocast; weights and optimiser stay float32. `tf32` lets
+            a CUDA device cut the factors of float32 products to 11 bits; the processor computes as for `float32`.
+        fused: AdamW as one kernel a step; without it the last bits differ.
+        deterministic: the same bits from run to run on a CUDA device too.
+        compile: run the encoder through torch.compile, or without it where it fails.
         save_every: steps between two saved states from which a killed run continues.
         keep_epochs: keep the task vector of every epoch.
         sampling: of `joint`: `sum` minimises Σ_t L_t, one batch of every task a step; `proportional` draws mixed
@@ -95,7 +98,9 @@ class FineTuneSettings(Settings):
     warmup: float = Field(0.1, ge=0.0, lt=1.0)
     schedule: Literal["cosine", "constant"] = "cosine"
     gradient_clip: float = Field(1.0, ge=0.0)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    fused: bool = True
+    deterministic: bool = False
     compile: bool = False
     save_every: int = Field(100, ge=1)
     keep_epochs: bool = False

@@ -81,12 +81,15 @@ class Trajectory:
     gradient_sum: list[Tensor] = field(default_factory=list)
     first_gradient: list[Tensor] = field(default_factory=list)
 
-    @torch.no_grad()
-    def add_step(self, loss: float, gradient_norm: float, gradients: Sequence[Tensor]) -> None:
-        """Add one step; `gradients` are those before clipping, one per trained parameter."""
+    def add_step(self, loss: float, gradient_norm: float) -> None:
+        """Add what one step is known by, as soon as it is known."""
         self.loss_sum += loss
         self.norm_sum += gradient_norm
         self.steps_in_epoch += 1
+
+    @torch.no_grad()
+    def add_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Add a step's gradients before clipping, one per trained parameter."""
         if not self.gradient_sum:
             self.gradient_sum = [torch.zeros_like(gradient) for gradient in gradients]
         torch._foreach_add_(self.gradient_sum, list(gradients))

@@ -112,7 +112,7 @@ def test_bfloat16(regime: str) -> None:
     with driver(), FakeTensorMode() as mode:
         faked(model.module, mode)
         faked(head, mode)
-        pixels = torch.zeros(9, 32, 32, 3, dtype=torch.uint8)
+        pixels = torch.zeros(9, 32, 32, 3, dtype=torch.uint8, device="cuda")
         one = Classification("a", pixels, torch.zeros(9, dtype=torch.int64, device="cuda"), head)
         with torch.autocast("cuda", torch.bfloat16):
             loss = one.loss(model, torch.arange(4))

@@ -1,0 +1,62 @@
+"""Batches that go from the processor's memory to a CUDA device while it computes what comes before them."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Gather = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+class Ahead:
+    """What was asked for before it is needed: rows, gathered by a thread of their own.
+
+    Args:
+        gather: Rows to tensors; it runs in another thread.
+    """
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+        self._coming: list[tuple[Tensor, Future[tuple[Tensor, ...]]]] = []
+
+    def expect(self, rows: Tensor) -> None:
+        """Begin to gather rows. The same tensor object has to be taken later; the two last ones are kept."""
+        self._coming = [*self._coming[-1:], (rows, _gatherer().submit(self._gather, rows))]
+
+    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return what was gathered for these rows, or gather it now."""
+        for place, (known, coming) in enumerate(self._coming):
+            if known is rows:
+                del self._coming[: place + 1]
+                return coming.result()
+        return self._gather(rows)
+
+
+@cache
+def _gatherer() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "gather")
+
+
+def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows of a tensor, and the rows' numbers, in memory that a device reads without a copy in between."""
+    found = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+    numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True)
+    return torch.index_select(values, 0, rows, out=found), numbers.copy_(rows)
+
+
+def carry(batch: Tensor, device: torch.device) -> Tensor:
+    """Copy pinned memory to a CUDA device on a stream of its own; what is computed with it waits for it there."""
+    copies, computes = _copies(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        there = batch.to(device, non_blocking=True)
+    computes.wait_stream(copies)
+    there.record_stream(computes)  # its memory belongs to the stream of copies, which must not reuse it too early
+    return there
+
+
+@cache
+def _copies(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)

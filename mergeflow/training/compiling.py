@@ -1,0 +1,52 @@
+"""torch.compile where it works, and the plain module where it does not."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from mergeflow.modality import Model, Network
+
+T = TypeVar("T")
+
+
+class Forward:
+    """A model's forward pass, compiled where that is asked for and works.
+
+    Args:
+        model: The model.
+        compiled: Whether to try.
+    """
+
+    def __init__(self, model: Model, compiled: bool) -> None:
+        self._plain, self.compiled = model, compiled
+        made: Any = torch.compile(model.module) if compiled else model.module
+        self._network = Network(made)
+
+    def run(self, work: Callable[[Model], T]) -> T:
+        """Do work with the model; where compiling it fails, say so once and do it again with the plain module.
+
+        Args:
+            work: What to do; it may run twice, and is only ever interrupted by a failure to compile.
+        """
+        if not self.compiled:
+            return work(self._network)
+        try:
+            return work(self._network)
+        except _failures() as error:
+            first = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"finetune.compile: torch.compile failed ({first}). The run goes on without it; set compile to false, "
+                "or install what it needs: a C++ compiler, and on CUDA Triton.",
+                stacklevel=2,
+            )
+            self.compiled, self._network = False, Network(self._plain.module)
+            return work(self._network)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    return TorchDynamoException, InductorError

@@ -1,0 +1,168 @@
+"""What a device adds to training: batches ahead, numbers read later, switches, torch.compile that may fail."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from threading import Barrier, Event, Thread
+
+import pytest
+import torch
+from torch import Tensor
+
+from mergeflow.evaluation.accuracy import example_scores
+from mergeflow.modalities.carrying import Ahead
+from mergeflow.modality import Network
+from mergeflow.training import FineTuneSettings, fine_tune
+from mergeflow.training.arithmetic import arithmetic
+from mergeflow.training.compiling import Forward
+from tests.card import card
+from tests.training.test_fine_tune import Killed, kill_at
+from tests.training.test_heads import data, network
+from tests.training.toy import Tiny, train, weights
+
+SETTINGS = FineTuneSettings(steps=6, batch_size=4, learning_rate=1e-2, save_every=2)
+
+
+def test_what_is_asked_for_ahead_is_gathered_once_and_what_is_not_is_gathered_too() -> None:
+    gathered: list[int] = []
+
+    def gather(rows: Tensor) -> tuple[Tensor, ...]:
+        gathered.append(int(rows[0]))
+        return (rows * 10,)
+
+    ahead, batches = Ahead(gather), [torch.tensor([number]) for number in range(4)]
+    for rows, coming in pairwise(batches):
+        ahead.expect(coming)
+        assert ahead.take(rows)[0].tolist() == [int(rows[0]) * 10]
+    assert ahead.take(batches[3])[0].tolist() == [30]
+    assert sorted(gathered) == [0, 1, 2, 3]
+    assert ahead.take(batches[0])[0].tolist() == [0]  # long forgotten, or another task's: never somebody else's rows
+
+
+def test_batches_on_the_card_come_through_pinned_memory_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of events: a batch is asked for before the one before it is taken; bits as on the processor."""
+    events: list[tuple[str, list[int]]] = []
+    expect, take = Ahead.expect, Ahead.take
+    monkeypatch.setattr(Ahead, "expect", lambda self, rows: events.append(("ask", rows.tolist())) or expect(self, rows))
+    monkeypatch.setattr(Ahead, "take", lambda self, rows: events.append(("take", rows.tolist())) or take(self, rows))
+    expected = example_scores(network(), data(), 4)
+    with card():
+        model, one = network(), data()
+        model.module.to("cuda")
+        there = type(one)(one.task, one.inputs, one.labels.to("cuda"), one.head.to("cuda"))  # type: ignore[union-attr]
+        assert example_scores(model, there, 4).tolist() == expected.tolist()
+    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert events == [
+        ("ask", batches[1]),
+        ("take", batches[0]),
+        ("ask", batches[2]),
+        ("take", batches[1]),
+        ("take", batches[2]),
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_resuming_in_deterministic_mode_gives_the_same_bits(tmp_path: Path, device: str) -> None:
+    settings = SETTINGS.model_copy(update={"deterministic": True})
+
+    def run(name: str, *killed: int) -> dict[str, Tensor]:
+        for stop in (*killed, None):
+            model, one = network(), data()
+            model.module.to(device)
+            there = type(one)(one.task, one.inputs, one.labels.to(device), one.head.to(device))  # type: ignore[union-attr]
+            report = (lambda done, total: None) if stop is None else kill_at(stop)
+            try:
+                fine_tune(model, [there], settings, 0, tmp_path / name, lambda: 0.5, report)
+            except Killed:
+                assert torch.are_deterministic_algorithms_enabled() is False
+        return {name: value.cpu() for name, value in model.state().items()}
+
+    if device == "cpu":
+        whole, parts = run("whole"), run("parts", 3, 5)
+    else:
+        with card():
+            whole, parts = run("whole"), run("parts", 3, 5)
+    assert all(torch.equal(value, whole[name]) for name, value in parts.items())
+
+
+@pytest.mark.parametrize("changes", [{"precision": "tf32"}, {"deterministic": True}], ids=str)
+def test_on_the_processor_the_switches_change_no_bit(tmp_path: Path, changes: dict[str, object]) -> None:
+    expected, _ = train(tmp_path / "plain", SETTINGS)
+    found, _ = train(tmp_path / "changed", SETTINGS.model_copy(update=changes))
+    assert torch.equal(weights(found), weights(expected))
+
+
+def test_fused_changes_the_last_bits_alone(tmp_path: Path) -> None:
+    expected, _ = train(tmp_path / "plain", SETTINGS)
+    found, _ = train(tmp_path / "changed", SETTINGS.model_copy(update={"fused": False}))
+    torch.testing.assert_close(weights(found), weights(expected), rtol=1e-5, atol=1e-6)
+
+
+def switches() -> tuple[str, bool]:
+    return torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_switches_are_as_they_were_after_the_last_holder() -> None:
+    before = switches()
+    with arithmetic(tf32=True):
+        assert switches() == ("tf32", False)
+        with arithmetic(deterministic=True):
+            assert switches() == ("ieee", True)
+        assert switches() == ("tf32", False)
+    assert switches() == before
+
+
+@pytest.fixture
+def others() -> Iterator[list[Thread]]:
+    threads: list[Thread] = []
+    yield threads
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_threads_share_switches_of_one_kind_and_wait_for_others(others: list[Thread]) -> None:
+    together, done, seen = Barrier(2, timeout=10), Event(), list[tuple[str, bool]]()
+
+    def same() -> None:
+        with arithmetic(tf32=True):
+            together.wait()  # both hold it at once
+
+    def other() -> None:
+        with arithmetic():
+            seen.append(switches())
+            done.set()
+
+    others += [Thread(target=same), Thread(target=other)]
+    with arithmetic(tf32=True):
+        others[0].start()
+        together.wait()
+        others[1].start()
+        assert not done.wait(0.1)
+    assert done.wait(10)
+    assert seen == [("ieee", False)]
+
+
+def test_a_module_that_cannot_be_compiled_is_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(module: object) -> object:
+        def call(*args: object) -> object:
+            from torch._dynamo.exc import TorchDynamoException
+
+            raise TorchDynamoException("no compiler\nand a long trace")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    expected, rows = train(tmp_path / "plain", SETTINGS)
+    with pytest.warns(
+        UserWarning, match=r"finetune.compile: torch.compile failed \(.*no compiler.*goes on without"
+    ) as told:
+        found, others = train(tmp_path / "compiled", SETTINGS.model_copy(update={"compile": True}))
+    assert len(told) == 1
+    assert torch.equal(weights(found), weights(expected))
+    assert rows.rows == others.rows
+
+
+def test_other_errors_of_a_compiled_module_are_not_swallowed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Forward(Network(Tiny()), True).run(lambda model: 1 // 0)
