@@ -61,6 +61,14 @@ class FileEntry:
         self.read_into(out, start)
         return out
 
+    def read_ahead(self, start: int, stop: int) -> None:
+        """Ask the system to read elements start..stop from the disk in the background."""
+        if hasattr(os, "posix_fadvise"):
+            size = self.info.dtype.itemsize
+            os.posix_fadvise(
+                self.file.descriptor, self.offset + start * size, (stop - start) * size, os.POSIX_FADV_WILLNEED
+            )
+
     def read_into(self, out: Tensor, start: int) -> None:
         """Fill the flat, contiguous `out` (storage type) from element `start` on."""
         if out.numel() == 0:
@@ -150,6 +158,12 @@ class LazyStateDict(Mapping[str, "Tensor"]):
             entry.read_into(out, start)
         else:
             out.copy_(entry.read(start, start + out.numel()))
+
+    def read_ahead(self, name: str, start: int, stop: int) -> None:
+        """Announce that elements start..stop of tensor `name` will be read soon, where they come from a file."""
+        entry = self.entries.get(name)
+        if isinstance(entry, FileEntry):
+            entry.read_ahead(start, stop)
 
     def detach_files(self) -> tuple[OpenFile, ...]:
         """Hand the open files over to another state dict that shares the entries."""

@@ -27,6 +27,7 @@ from mergeflow.merging.stacks import Stacks, Unit, unit_bytes
 from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20
+_AHEAD = 64 * 2**20  # bytes that the disk is asked for before they are read
 RUN = 512  # elements of one run of a sample
 _SAMPLE = 64 * 2**20  # bytes of a sample at most
 _GOLDEN = 0.6180339887498949
@@ -130,7 +131,7 @@ class Engine:
         start_linear_algebra(self.stacks.device)
         with one_thread() if whole else nullcontext(), single_threaded(workers) as pool:
             try:
-                for unit in units:
+                for unit in self._announced(units):
                     cost = unit_bytes(self.model, unit)
                     while flying and (len(flying) >= 4 * workers or sum(flying.values()) + cost > budget):
                         _collect(flying)
@@ -141,6 +142,20 @@ class Engine:
                 for future in flying:
                     future.cancel()
                 raise
+
+    def _announced(self, units: list[Unit]) -> Iterator[Unit]:
+        """Yield the units; the disk is asked for those ahead, in this thread, which has nothing else to do.
+
+        Workers that read block by block from nine files reach half of a disk's speed; the system reads ahead by 128 KB.
+        """
+        width = (len(self.stacks.experts) + 1) * self.model.dtype.itemsize
+        later, distance = iter(units), 0
+        for unit in units:
+            while distance < _AHEAD and (coming := next(later, None)) is not None:
+                self.stacks.read_ahead(coming)
+                distance += (coming.stop - coming.start) * width
+            yield unit
+            distance -= (unit.stop - unit.start) * width
 
 
 def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], names: Iterable[str]) -> Iterator[Unit]:

@@ -143,6 +143,12 @@ class Stacks:
             found.append((pair[0].to(self.device), pair[1].to(self.device)))
         return found
 
+    def read_ahead(self, unit: Unit) -> None:
+        """Announce that a unit of base and experts will be read soon."""
+        for state in (self.base, *self.experts.values()):
+            if isinstance(state, LazyStateDict):
+                state.read_ahead(unit.name, unit.start, unit.stop)
+
     def depth(self, name: str) -> float:
         """Return where a tensor's block stands, from 0 (and before the blocks) to 1 (and behind them)."""
         own = self.model.tied.get(name, name)

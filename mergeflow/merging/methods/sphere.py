@@ -44,14 +44,13 @@ class ModelStockArgs(Args):
     """Arguments of `model_stock`."""
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """a · b summed in float64, on the processor in pieces that fit its cache."""
-    if a.device.type != "cpu":
-        return (a.double() * b.double()).sum()
-    total = torch.zeros((), dtype=torch.float64, device=a.device)
-    for x, y in zip(blocks(a), blocks(b), strict=True):
-        total += (x.double() * y.double()).sum()
-    return total
+def _inner(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a · a, b · b and a · b summed in float64, on the processor in pieces that fit its cache."""
+    pairs = zip(blocks(a), blocks(b), strict=True) if a.device.type == "cpu" else [(a, b)]
+    found = torch.zeros(3, dtype=torch.float64, device=a.device)
+    for x, y in ((x.double(), y.double()) for x, y in pairs):
+        found += torch.stack([(x * x).sum(), (y * y).sum(), (x * y).sum()])
+    return found[0], found[1], found[2]
 
 
 @method("slerp", SlerpArgs, anchor="–", weights="none", experts=(2, 2))
@@ -70,15 +69,15 @@ def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     """
     first, second = stack.base + stack.taus[0], stack.base + stack.taus[1]
     t = args.t if stack.model.listed[0] == stack.model.experts[0] else 1 - args.t
-    norms = _inner(first, first).sqrt() * _inner(second, second).sqrt()
-    cosine = (_inner(first, second) / norms).clamp(-1, 1) if float(norms) else torch.ones((), dtype=torch.float64)
-    if abs(float(cosine)) > _PARALLEL:
-        merged = first * (1 - t) + second * t
-    else:
+    one, other, both = _inner(first, second)
+    norms = one.sqrt() * other.sqrt()
+    cosine = (both / norms).clamp(-1, 1) if float(norms) else torch.ones((), dtype=torch.float64)
+    shares = (1 - t, t)
+    if abs(float(cosine)) <= _PARALLEL:
         angle = torch.arccos(cosine)
-        merged = first * float(torch.sin((1 - t) * angle) / torch.sin(angle))
-        merged += second * float(torch.sin(t * angle) / torch.sin(angle))
-    return stack.base, merged - stack.base
+        shares = (float(torch.sin((1 - t) * angle) / torch.sin(angle)), float(torch.sin(t * angle) / torch.sin(angle)))
+    # In place: fresh memory of a tensor's size costs as much as the arithmetic on it.
+    return stack.base, first.mul_(shares[0]).add_(second.mul_(shares[1])).sub_(stack.base)
 
 
 @method("karcher", KarcherArgs, anchor="–", weights="shares")
