@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.project.files import read_yaml
+from flows.lockfile import locked_stages
 from tasks.project.graph import removed_items
 from tasks.project.runner import has_run, remove_outputs
 
@@ -17,9 +17,8 @@ def remove_orphans(root: Path, report: Callable[[str], object]) -> None:
         root: the project folder.
         report: told in one line, when there was anything.
     """
-    lock = root / "dvc.lock"
     # Read before params.yaml: of a task that is being added, the line comes first and the outputs later.
-    known = has_run(root) | set(read_yaml(lock)["stages"] if lock.exists() else ())
+    known = has_run(root) | set(locked_stages(root))
     gone = [out for stage in removed_items(root, known) for out in remove_outputs(root, stage)]
     if gone:
         report(f"Removed outputs of what params.yaml no longer has (DVC's cache keeps them): {', '.join(gone)}")

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from flows.lockfile import locked_stages, mend_locks
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from tasks.project.digests import CODE_STAGE, write_digests
-from tasks.project.files import read_yaml
 from tasks.project.stage import MAIN, Stage, covers
 
 
@@ -39,8 +39,7 @@ def record_outputs(root: Path, addresses: list[str]) -> None:
 
 
 def _code_is_recorded(root: Path) -> bool:
-    lock = root / "dvc.lock"
-    known = read_yaml(lock)["stages"].get(CODE_STAGE, {}) if lock.exists() else {}
+    known = locked_stages(root).get(CODE_STAGE, {})
     return hashlib.md5((root / CODE).read_bytes()).hexdigest() in [out["md5"] for out in known.get("outs", [])]
 
 
@@ -52,6 +51,8 @@ def push_outputs(root: Path) -> None:
 def _dvc(root: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode and mend_locks(root):
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MergeflowError(f"`dvc {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
@@ -70,8 +71,6 @@ def fetch_output(root: Path, path: Path) -> None:
 
 
 def _is_tracked(root: Path, path: str) -> bool:
-    lock = root / "dvc.lock"
-    stages = read_yaml(lock)["stages"].values() if lock.exists() else []
-    outs = [out["path"] for stage in stages for out in stage.get("outs", [])]
+    outs = [out["path"] for stage in locked_stages(root).values() for out in stage.get("outs", [])]
     folders = [path, *map(str, PurePosixPath(path).parents)]
     return any((root / f"{place}.dvc").exists() for place in folders) or any(covers(out, path) for out in outs)

@@ -14,10 +14,12 @@ import pytest
 import yaml
 
 from flows.commands import QUIET
+from tests.flows.kill_driver import make_toy_repository
 from tests.flows.prefect_server import Server, prefect_server, wait_for
-from tests.flows.small_project import ROOT, draw_task, make_project
+from tests.flows.small_project import ROOT
 
 pytestmark = pytest.mark.slow
+STEPS = 2000  # of fine-tuning: enough to be killed in, with the state saved a hundred times
 SLOT = """
 import time
 from pathlib import Path
@@ -64,10 +66,10 @@ assert first[1] <= second[0], spans
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the pool, the limit and the deployments of a small project, made by the documented commands."""
     folder = tmp_path_factory.mktemp("prefect")
-    project = make_project(folder / "project")
+    project = make_toy_repository(folder / "project", steps=STEPS, save_every=20)
     values = yaml.safe_load((project / "params.yaml").read_text())
-    values["finetune"] |= {"steps": 40, "save_every": 4}
     values["sweep"] = {"task_arithmetic": {"scale": [0.3, 0.5]}}
+    values["registry"] |= {"tolerance": 0.5}  # a third task may cost the other two some accuracy
     (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())
     deployments["deployments"][0]["schedules"] = [{"interval": 15}]  # seconds, not every night
@@ -102,8 +104,8 @@ def story(server: Server) -> Story:
     worker = server.start_worker()
     wait_for(lambda: list((project / ".mergeflow/scratch").glob("finetune@*/*/training/*")), 300, every=0.01)
     server.kill(worker)
-    assert not (project / "outputs/experts/red").exists() or not (project / "outputs/experts/blue").exists()
-    ran = {name: started(project, name) for name in ("prepare@red", "prepare@blue", "base")}
+    assert not (project / "outputs/experts/left").exists() or not (project / "outputs/experts/right").exists()
+    ran = {name: started(project, name) for name in ("prepare@left", "prepare@right", "base")}
     [killed] = server.runs("mergeflow-nightly", "RUNNING")
     server.start_worker()
     following = wait_for(lambda: server.runs("mergeflow-nightly", "COMPLETED", "FAILED"), 400)[0]
@@ -140,7 +142,7 @@ def test_a_killed_run_is_reported_and_the_next_one_continues_its_work(server: Se
 def test_the_run_shows_table_decision_report_and_log(server: Server, story: Story) -> None:
     run = {"flow_runs": {"id": {"any_": [story.following["id"]]}}}
     found = {artifact["key"]: artifact["data"] for artifact in server.ask("artifacts/filter", run)}
-    assert "| red |" in found["results"]
+    assert "| left |" in found["results"]
     assert "**task_arithmetic**" in found["results"]
     assert "mergeflow-pocket8 version 1: passed the gates" in found["decision"]
     assert (server.project / "outputs/report.html").as_uri() in found["report"]
@@ -168,12 +170,12 @@ def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path
 
 
 def test_a_new_task_and_the_gate_by_deployment(server: Server, story: Story) -> None:
-    draw_task(server.project / "inputs/green", (40, 220, 40), 3)
-    server.run("prefect", "deployment", "run", "add-task/mergeflow-add-task", "--param", "source=inputs/green")
+    given = ("--param", "source=toy:clouds,classes=2", "--param", "name=third")
+    server.run("prefect", "deployment", "run", "add-task/mergeflow-add-task", *given)
     server.run("prefect", "deployment", "run", "gate/mergeflow-gate", "--param", "version=1", "--watch")
     assert server.runs("mergeflow-add-task", "COMPLETED")
     assert server.runs("mergeflow-gate", "COMPLETED")
-    assert "green" in yaml.safe_load((server.project / "params.yaml").read_text())["tasks"]
+    assert "third" in yaml.safe_load((server.project / "params.yaml").read_text())["tasks"]
 
 
 def test_nothing_reports_home() -> None:

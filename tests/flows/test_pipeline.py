@@ -1,12 +1,9 @@
 """The whole pipeline on a small project of its own, through both drivers, with everything real."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,10 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.flows.small_project import environment, make_project, run_in
+from mergeflow.errors import MergeflowError
+from tasks.project.graph import find_stage, load_graph
+from tasks.project.runner import run_stage
+from tests.flows.small_project import make_project, run_in
 
 pytestmark = pytest.mark.slow
 BASE = "mergeflow/modalities/vision/assets/pocket8-base.safetensors"
@@ -97,24 +97,6 @@ def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_pat
     assert json.loads((folder / "outputs/registration.json").read_text())["aliases"] == ["champion"]
 
 
-def test_killed_in_the_middle_it_resumes_to_the_same_bits(finished: tuple[Path, Any], tmp_path: Path) -> None:
-    folder = make_project(tmp_path)
-    process = subprocess.Popen(
-        ["mergeflow", "run"], cwd=folder, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    waiting_until = time.monotonic() + 120
-    while not list((folder / ".mergeflow/progress").glob("finetune*")) and time.monotonic() < waiting_until:
-        assert process.poll() is None
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    done = run_in(folder, "mergeflow", "run")
-    assert done.returncode == 0, done.stderr
-    assert outputs(folder) == outputs(finished[0])
-    found = json.loads((folder / "outputs/registration.json").read_text())
-    assert (found["version"], found["aliases"]) == ("1", ["champion"])
-
-
 @pytest.mark.nightly
 def test_a_lost_registry_is_filled_again(project: Path) -> None:
     for path in project.glob("mlflow.db*"):
@@ -158,7 +140,7 @@ def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path
     head = "def run(io: StageIO) -> None:\n"
     figures.write_text(figures.read_text().replace(head, f"{head}    raise AssertionError('a fault of ours')\n"))
     change(project, "sweep", "cart", "scale", to=[1.0, 1.2])
-    assert run_in(project, "mergeflow", "stage", "run", "sweep", "--item", "cart").returncode == 0
+    assert run_stage(project, load_graph(project)["sweep@cart"])
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
@@ -171,7 +153,15 @@ def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path
 class TestBadInput:
     """One clear error, a status other than 0, nothing promoted, nothing half-written."""
 
-    def failing(self, folder: Path, *command: str) -> str:
+    def failing(self, folder: Path, stage: str, item: str | None = None) -> str:
+        """What a stage says that must fail; it is run in this process, which has torch already."""
+        before = outputs(folder)
+        with pytest.raises(MergeflowError) as caught:
+            run_stage(folder, find_stage(load_graph(folder), stage, item))
+        assert outputs(folder) == before
+        return str(caught.value)
+
+    def failing_command(self, folder: Path, *command: str) -> str:
         before = outputs(folder)
         registration = (folder / "outputs/registration.json").read_bytes()
         done = run_in(folder, "mergeflow", *command)
@@ -185,24 +175,24 @@ class TestBadInput:
 
     def test_an_unknown_parameter(self, project: Path) -> None:
         change(project, "finetune", "step", to=3)
-        assert "did you mean 'steps'" in self.failing(project, "run")
+        assert "did you mean 'steps'" in self.failing_command(project, "run")
 
     def test_a_missing_checkpoint(self, project: Path) -> None:
         change(project, "model", "pretrained", to="inputs/none.safetensors")
-        assert "none.safetensors" in self.failing(project, "stage", "run", "base")
+        assert "none.safetensors" in self.failing(project, "base")
 
     def test_a_truncated_checkpoint(self, project: Path) -> None:
         whole = (project / BASE).read_bytes()
         (project / "inputs/half.safetensors").write_bytes(whole[: len(whole) // 2])
         change(project, "model", "pretrained", to="inputs/half.safetensors")
-        assert "half.safetensors" in self.failing(project, "stage", "run", "base")
+        assert "half.safetensors" in self.failing(project, "base")
 
     def test_a_base_of_another_shape(self, project: Path) -> None:
         state = load_file(project / BASE)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, project / "inputs/other.safetensors")
         change(project, "model", "pretrained", to="inputs/other.safetensors")
-        message = self.failing(project, "stage", "run", "base")
+        message = self.failing(project, "base")
         assert "visual.proj" in message
         assert "(7, 5)" in message
 
@@ -211,7 +201,7 @@ class TestBadInput:
         state = load_file(path)
         state["visual.proj"][0, 0] = float("nan")
         save_file(state, path)
-        message = self.failing(project, "stage", "run", "sweep", "--item", "average")
+        message = self.failing(project, "sweep", "average")
         assert "red" in message
         assert "visual.proj" in message
 
@@ -220,23 +210,23 @@ class TestBadInput:
         state = load_file(path)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, path)
-        message = self.failing(project, "stage", "run", "sweep", "--item", "cart")
+        message = self.failing(project, "sweep", "cart")
         assert "red" in message
         assert "visual.proj" in message
 
     def test_an_empty_task(self, project: Path) -> None:
         for path in (project / "inputs/blue/train").rglob("*.png"):
             path.unlink()
-        assert "blue" in self.failing(project, "stage", "run", "prepare", "--item", "blue")
+        assert "blue" in self.failing(project, "prepare", "blue")
 
     def test_an_unknown_stage_and_an_unknown_item(self, project: Path) -> None:
-        assert "did you mean 'finetune'" in self.failing(project, "stage", "run", "finetun")
-        assert "Known: blue, red" in self.failing(project, "stage", "run", "finetune", "--item", "green")
+        assert "did you mean 'finetune'" in self.failing(project, "finetun")
+        assert "Known: blue, red" in self.failing(project, "finetune", "green")
 
     @pytest.mark.nightly
     def test_a_diverging_run_keeps_what_was_there(self, project: Path) -> None:
         change(project, "finetune", "learning_rate", to=1e30)
-        message = self.failing(project, "run")
+        message = self.failing_command(project, "run")
         assert "task 'red'" in message
         assert "task 'blue'" in message
         assert "learning_rate" in message

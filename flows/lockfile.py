@@ -1,0 +1,85 @@
+"""DVC's lock files, which DVC rewrites in place: killed at that moment, it leaves a file that is cut off."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from tasks.project.files import parse_yaml
+from tasks.project.stage import MAIN, STUDIES
+
+RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes which paths
+
+
+def locked_stages(root: Path) -> dict[str, Any]:
+    """Return what dvc.lock has recorded by stage; nothing where it is missing or cut off."""
+    path = root / MAIN.replace(".yaml", ".lock")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    stages: dict[str, Any] = parse_yaml(text, path.name)["stages"] if is_whole(text) else {}
+    return stages
+
+
+def mend_locks(root: Path) -> bool:
+    """Mend what a killed DVC has cut off; return whether there was anything.
+
+    Each lock file becomes git's last version, or none. Nothing is lost: the stages' own manifests know what has run,
+    and the next run records it again. The list of who reads and writes what, which is of running processes only, goes.
+    To be called after DVC has refused to read them: while it holds its lock, nobody else writes.
+    """
+    names = [file.replace(".yaml", ".lock") for file in (MAIN, STUDIES)]
+    cut = [name for name in names if (root / name).exists() and not is_whole((root / name).read_text("utf-8"))]
+    for name in cut:
+        _restore(root, name)
+    running = root / RUNNING
+    if running.exists() and not _is_json(running.read_text("utf-8")):
+        running.unlink()
+        return True
+    return bool(cut)
+
+
+def _restore(root: Path, name: str) -> None:
+    command = ["git", "show", f"HEAD:./{name}"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if shown.returncode == 0 and is_whole(shown.stdout):
+        (root / name).write_text(shown.stdout, encoding="utf-8")
+        found = "git's last version is there again"
+    else:
+        (root / name).unlink()
+        found = "it is written anew"
+    print(f"{name} was cut off when DVC was killed: {found}; no results are lost.", file=sys.stderr)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_whole(text: str) -> bool:
+    """Whether this is a lock file that DVC can read, and not the beginning of one."""
+    try:
+        found = parse_yaml(text, "dvc.lock")
+    except MergeflowError:
+        return False
+    stages = found.get("stages") if isinstance(found, dict) and found.get("schema") else None
+    return isinstance(stages, dict) and all(map(_is_entry, stages.values()))
+
+
+def _is_entry(stage: Any) -> bool:
+    if not isinstance(stage, dict) or not isinstance(stage.get("cmd"), str):
+        return False
+    params = stage.get("params", {})
+    files = [stage.get("deps", []), stage.get("outs", [])]
+    return (
+        isinstance(params, dict)
+        and all(isinstance(values, dict) for values in params.values())
+        and all(isinstance(listed, list) and all(_is_file(file) for file in listed) for listed in files)
+    )
+
+
+def _is_file(file: Any) -> bool:
+    return isinstance(file, dict) and isinstance(file.get("path"), str) and None not in file.values()
