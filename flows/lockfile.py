@@ -32,7 +32,8 @@ def mend_locks(root: Path) -> bool:
     cut = [name for name in names if (root / name).exists() and not is_whole((root / name).read_text("utf-8"))]
     for name in cut:
         _restore(root, name)
-    running = root / RUNNING
+    home = next((folder for folder in (root, *root.parents) if (folder / ".dvc").is_dir()), root)  # a world has none
+    running = home / RUNNING
     if running.exists() and not _is_json(running.read_text("utf-8")):
         running.unlink()
         return True
