@@ -118,7 +118,11 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
         return
     for pattern in (*_COPIED, *_custom_code(base)):
         for file in sorted(base.glob(pattern)):
-            taken = file.name.endswith(".index.json") or file.name == RECORD or file.suffix in _WEIGHTS
+            taken = (
+                file.name.endswith(".index.json")
+                or file.name in (RECORD, "trainer_state.json")
+                or file.suffix in _WEIGHTS
+            )
             if file.is_file() and not taken:
                 shutil.copyfile(file, folder / file.name)
     if (base / MORE).is_dir():

@@ -1,0 +1,184 @@
+"""Averages of the checkpoints of one training run: a window, rising weights, or those that help on validation."""
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import merge, prepare
+from mergeflow.search.command import command_scorer
+from mergeflow.search.functions import function_scorer
+from mergeflow.search.score_file import CommandScore, FunctionScore, read_score
+from mergeflow.search.scorer import Candidate, CandidateModel, CheckedScorer
+
+Weights = Literal["uniform", "linear", "greedy"]
+_CHECKPOINT = re.compile(r"(?:checkpoint|step|epoch)[-_]?(\d+)(?:\.safetensors|\.pt|\.bin)?$")
+
+
+@dataclass(frozen=True)
+class Soup:
+    """An average that was made.
+
+    Attributes:
+        path: The file or folder.
+        fingerprint: Of its weights.
+        weights: Of the checkpoints in it, by name, in the order of the run; they sum to 1.
+        scores: Mean score on validation of each checkpoint and of the `soup`; empty without a scorer.
+        warnings: What speaks against averaging, a sentence each.
+    """
+
+    path: Path
+    fingerprint: str
+    weights: dict[str, float]
+    scores: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def checkpoints_of(run: Path, window: int | None = None) -> dict[str, Path]:
+    """Return the last checkpoints of a run by name, the oldest first.
+
+    Args:
+        run: A folder of `checkpoint-N` folders (transformers' Trainer writes such), or of files so named.
+        window: How many; all by default.
+
+    Raises:
+        MergeflowError: There is no such folder, or it holds fewer than two.
+    """
+    if not run.is_dir():
+        raise MergeflowError(
+            f"run '{run}' is not a folder: give the one that holds `checkpoint-100`, `checkpoint-200`, …"
+        )
+    found = {path: int(match.group(1)) for path in run.iterdir() if (match := _CHECKPOINT.match(path.name))}
+    ordered = sorted(found, key=lambda path: (found[path], path.name))
+    if window is not None and not 2 <= window <= len(ordered):
+        raise MergeflowError(
+            f"--window {window}: '{run}' holds {len(ordered)} checkpoints, so a window is 2 to {len(ordered)} of them."
+        )
+    if len(ordered) < 2:
+        held = ", ".join(sorted(path.name for path in run.iterdir())[:5]) or "nothing"
+        raise MergeflowError(
+            f"run '{run}' holds {len(ordered)} checkpoints named like `checkpoint-100`, two at least are needed: "
+            f"found {held}."
+        )
+    return {path.name: path for path in ordered[-(window or len(ordered)) :]}
+
+
+def soup(
+    run: str | Path,
+    out: str | Path,
+    window: int | None = None,
+    weights: Weights = "uniform",
+    score: Any = None,
+    *,
+    force: bool = False,
+) -> Soup:
+    """Average the last checkpoints of one run, out of core.
+
+    θ = Σ w_t θ_t;  uniform: w_t = 1/k;  linear: w_t = 2t / (k(k + 1)), so that the last weighs most;  greedy: of the
+    checkpoints from the best down, each is added where the mean of those taken then scores no less
+
+    With a scorer, the midpoint of the window's first and last checkpoint is scored too: where it is worse than both,
+    a barrier lies between them, and averages across it lose what training won.
+
+    Args:
+        run: A folder of `checkpoint-N`.
+        out: A `.safetensors` file, or a folder, which gets the last checkpoint's configuration and tokenizer.
+        window: How many of the last checkpoints; all by default.
+        weights: uniform, linear or greedy.
+        score: Who scores on validation, as in a sweep's file; greedy needs it.
+        force: Replace an output file even if mergeflow did not make it.
+
+    Raises:
+        MergeflowError: Too few checkpoints, a scorer that fails, or as `merge`.
+
+    Source:
+        Wortsman et al., Model soups (ICML 2022), recipe 1; linear weights as in averages of late checkpoints (WSM).
+    """
+    places = checkpoints_of(Path(run), window)
+    if weights not in ("uniform", "linear", "greedy"):
+        raise MergeflowError(f"weights '{weights}': expected uniform, linear or greedy.")
+    if weights == "greedy" and score is None:
+        raise MergeflowError("greedy weights choose on validation: give a scorer, as --score scorers.py:perplexity.")
+    tasting = _Tasting(places, score) if score is not None else None
+    scores = tasting.all_scores() if tasting else {}
+    warnings = tasting.barrier(scores) if tasting else ()
+    if weights == "greedy":
+        assert tasting is not None
+        chosen = dict.fromkeys(tasting.greedy(scores), 1.0)
+    else:
+        chosen = {name: float(place + 1) if weights == "linear" else 1.0 for place, name in enumerate(places)}
+    if tasting:
+        scores["soup"] = tasting.of(chosen)
+        best = max(places, key=lambda name: scores[name])
+        if scores["soup"] < scores[best]:
+            warnings = (*warnings, f"the average scores {scores['soup']:.6g}, '{best}' alone {scores[best]:.6g}.")
+    # The last checkpoint comes first: its configuration and tokenizer go with the result.
+    listed = {name: str(places[name]) for name in reversed(list(chosen))}
+    made = merge(
+        {"method": "average", "experts": listed, "weights": {n: chosen[n] for n in listed}, "out": str(out)},
+        force=force,
+    )
+    total = sum(chosen.values())
+    shares = {name: chosen[name] / total for name in places if name in chosen}
+    return Soup(made.path, made.fingerprint, shares, scores, warnings)
+
+
+class _Tasting:
+    """Scores checkpoints and averages of them on validation."""
+
+    def __init__(self, places: Mapping[str, Path], score: Any) -> None:
+        self.places = dict(places)
+        part = read_score(score)
+        if isinstance(part, FunctionScore):
+            self._score: CheckedScorer = function_scorer(part)[0]
+        elif isinstance(part, CommandScore):
+            self._score = command_scorer(part)[0]
+        else:
+            from mergeflow.search.lm_eval import lm_eval_scorer
+
+            self._score = lm_eval_scorer(part, "cpu")[0]
+
+    def of(self, weights: Mapping[str, float]) -> float:
+        """Return the mean score of an average."""
+        states = {name: open_checkpoint(self.places[name]) for name in weights}
+        try:
+            last = list(weights)[-1]
+            merged = states[last]
+            if len(states) > 1:
+                merged = prepare("average", states[last], states, weights).at(1.0)  # type: ignore[assignment]
+            with tempfile.TemporaryDirectory(prefix="mergeflow-soup-") as scratch:
+                model = CandidateModel(merged, self.places[last], Path(scratch))
+                found = self._score(model, Candidate("+".join(weights)))
+        finally:
+            for state in states.values():
+                state.close()
+        return sum(found.values()) / len(found)
+
+    def all_scores(self) -> dict[str, float]:
+        """Return the score of each checkpoint alone."""
+        return {name: self.of({name: 1.0}) for name in self.places}
+
+    def greedy(self, scores: Mapping[str, float]) -> Sequence[str]:
+        """Return the names that a greedy soup takes, in the order of the run."""
+        ranked = sorted(self.places, key=lambda name: -scores[name])
+        taken, best = [ranked[0]], scores[ranked[0]]
+        for name in ranked[1:]:
+            tried = self.of(dict.fromkeys([*taken, name], 1.0))
+            if tried >= best:
+                taken, best = [*taken, name], tried
+        return [name for name in self.places if name in taken]
+
+    def barrier(self, scores: Mapping[str, float]) -> tuple[str, ...]:
+        """Return a warning where the middle between the window's ends scores worse than both."""
+        first, *_, last = self.places
+        middle, worse = self.of({first: 1.0, last: 1.0}), min(scores[first], scores[last])
+        if middle >= worse:
+            return ()
+        return (
+            f"a barrier of {worse - middle:.6g} lies between '{first}' ({scores[first]:.6g}) and '{last}' "
+            f"({scores[last]:.6g}): halfway the score is {middle:.6g}. Take a smaller window of later checkpoints.",
+        )

@@ -1,0 +1,133 @@
+"""Soups of one run: the weights of each kind, the barrier's warning, and a run of transformers' own Trainer."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.commands.soup import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.search.soup import checkpoints_of, soup
+
+ROOT = Path(__file__).parents[2]
+SCORERS = """
+def closeness(state, candidate):
+    assert candidate.split == "validation"
+    return {"ones": -float(abs(state["w"] - 1).mean())}
+
+
+def ends(state, candidate):
+    return {"far": float(abs(state["w"]).mean())}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Weights 3, 0, 1.5, 0.5 at steps 9, 10, 20, 100: in order of their numbers, not of their names."""
+    monkeypatch.chdir(tmp_path)
+    Path("scorers.py").write_text(SCORERS)
+    for step, value in ((9, 3.0), (10, 0.0), (20, 1.5), (100, 0.5)):
+        write_checkpoint(f"run/checkpoint-{step}/model.safetensors", {"w": torch.full((4,), value)})
+    Path("run/runs").mkdir()
+    return "run"
+
+
+def weight(path="soup"):
+    with open_checkpoint(path) as state:
+        return float(state["w"][0])
+
+
+def test_checkpoints_are_in_the_order_of_the_run(run):
+    assert list(checkpoints_of(Path(run))) == [f"checkpoint-{step}" for step in (9, 10, 20, 100)]
+    assert list(checkpoints_of(Path(run), 2)) == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_uniform_and_linear_weights(run):
+    assert soup(run, "soup", window=2).weights == {"checkpoint-20": 0.5, "checkpoint-100": 0.5}
+    assert weight() == 1.0
+    linear = soup(run, "linear", weights="linear")
+    assert list(linear.weights.values()) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert weight("linear") == pytest.approx(0.1 * 3 + 0.3 * 1.5 + 0.4 * 0.5)
+    assert linear.scores == {}
+
+
+def test_greedy_takes_what_helps(run):
+    made = soup(run, "soup", weights="greedy", score="scorers.py:closeness")
+    # 1.5 and 0.5 are best, their mean is exact; neither 0 nor 3 keeps it so.
+    assert made.weights == {"checkpoint-20": 0.5, "checkpoint-100": 0.5}
+    assert made.scores["soup"] == 0
+    assert weight() == 1.0
+
+
+def test_a_barrier_and_a_better_single_checkpoint_are_told(run):
+    write_checkpoint("run/checkpoint-100/model.safetensors", {"w": torch.full((4,), -3.0)})
+    made = soup(run, "soup", score="scorers.py:ends")
+    assert "a barrier of 3 lies between 'checkpoint-9' (3) and 'checkpoint-100' (3)" in made.warnings[0]
+    assert "'checkpoint-9' alone 3" in made.warnings[1]
+    assert soup(run, "other", score="scorers.py:closeness", window=2).warnings[0].startswith("the average scores")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"run": "nowhere"}, "is not a folder"),
+        ({"run": "run/runs"}, "holds 0 checkpoints named like `checkpoint-100`.*found nothing"),
+        ({"window": 5}, "a window is 2 to 4"),
+        ({"window": 1}, "a window is 2 to 4"),
+        ({"weights": "greedy"}, "give a scorer"),
+        ({"weights": "cubic"}, "expected uniform, linear or greedy"),
+        ({"score": "scorers.py:nothing"}, "nothing"),
+    ],
+)
+def test_faults_are_one_message_and_nothing_is_written(run, given, told):
+    with pytest.raises(MergeflowError, match=told):
+        soup(**{"run": run, "out": "soup", **given})
+    assert not Path("soup").exists()
+
+
+def test_the_pages_python_runs(run):
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/soup.md").read_text(), flags=re.S)
+    names: dict[str, object] = {}
+    exec(text, names)
+    assert weight() == 1.0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_the_trainer(tmp_path, monkeypatch):
+    """Trained, averaged and scored by perplexity as the page says; transformers loads the result."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config)
+    tokens = torch.arange(16).roll(3)[None].repeat(8, 1)
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    settings = transformers.TrainingArguments(
+        "outputs/run", max_steps=8, save_steps=2, learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    transformers.Trainer(model, settings, train_dataset=rows).train()
+    Path("scorers.py").write_text(
+        "import torch\nfrom transformers import AutoModelForCausalLM\n\n\n"
+        "def perplexity(state, candidate):\n"
+        "    model = AutoModelForCausalLM.from_pretrained('outputs/run/checkpoint-8').eval()\n"
+        "    model.load_state_dict(state, strict=False)\n"
+        f"    rows = torch.tensor([{tokens[0].tolist()}])\n"
+        "    return {'text': -float(model(rows, labels=rows).loss)}\n"
+    )
+    app = Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    line = re.search(r"mergeflow (soup .* --weights greedy .*) +#", (ROOT / "docs/soup.md").read_text())
+    assert line is not None
+    done = CliRunner().invoke(app, line.group(1).split())
+    assert done.exit_code == 0, done.output
+    assert "checkpoint-8   score" in done.output
+    found = transformers.LlamaForCausalLM.from_pretrained("outputs/soup")
+    assert found.config.num_hidden_layers == 1
+    assert not Path("outputs/soup/trainer_state.json").exists()
