@@ -1,5 +1,6 @@
 """YAML as people write it: like the safe loader's, but a key that stands twice is an error, not the last one's."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,27 @@ def read_yaml(path: Path, kind: str) -> Any:
     Raises:
         MergeflowError: As `parse_yaml`, or the file cannot be read.
     """
+    return parse_yaml(_text(path, kind), f"{kind} '{path}'")
+
+
+def read_documents(path: Path, kind: str) -> list[Any]:
+    """Read the documents of a YAML file, which lines of three dashes part.
+
+    Raises:
+        MergeflowError: As `read_yaml`.
+    """
+    parts = re.split(r"^---(?:[ \t].*)?$", _text(path, kind), flags=re.MULTILINE)
+    values = [parse_yaml(part, f"{kind} '{path}'") for part in parts]
+    return [value for value in values if value is not None]
+
+
+def _text(path: Path, kind: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise MergeflowError(f"cannot read {kind} '{path}': {error.strerror}. Check the path.") from None
     except UnicodeDecodeError as error:
         raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is no UTF-8 text ({error.reason}).") from None
-    return parse_yaml(text, f"{kind} '{path}'")
 
 
 def _told(error: Exception) -> str:

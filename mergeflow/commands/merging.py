@@ -177,7 +177,7 @@ def convert(
     Of a configuration of mergekit, write the recipe that merges as it says, or name what cannot be carried over.
     """
     from mergeflow.merging.files.convert import convert as run
-    from mergeflow.merging.files.mergekit import write_recipe
+    from mergeflow.merging.files.mergekit_documents import write_recipe
     from mergeflow.merging.files.recipe import parse_size
 
     if Path(source).suffix in (".yml", ".yaml"):

@@ -1,5 +1,6 @@
 """Configurations in mergekit's documented style: our recipe gives what their arithmetic, written plainly, gives."""
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
-from mergeflow.merging.files.mergekit import recipe_of
+from mergeflow.merging.files.mergekit_documents import converted
 
 LAYERS = 5
 NAMES = ["embed_tokens.weight", *(f"layers.{i}.{p}.weight" for i in range(LAYERS) for p in ("self_attn.q", "mlp.up"))]
@@ -209,7 +210,7 @@ def models(tmp_path_factory):
 def test_a_converted_configuration_gives_what_theirs_means(models, which, monkeypatch, tmp_path):
     folder, states = models
     config = yaml.safe_load(CONFIGURATIONS[which])
-    recipe, _ = recipe_of(config)
+    recipe, _ = converted([config])
     place = {key: f"{folder}/{path}.safetensors" for key, path in recipe["experts"].items()}
     recipe |= {"experts": place, "out": str(tmp_path / "out.safetensors")}
     recipe |= {"base": f"{folder}/{recipe['base']}.safetensors"} if "base" in recipe else {}
@@ -219,21 +220,15 @@ def test_a_converted_configuration_gives_what_theirs_means(models, which, monkey
             torch.testing.assert_close(found[name], theirs(config, states, name), rtol=1e-9, atol=1e-9)
 
 
+PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {
-                "merge_method": "passthrough",
-                "slices": [{"sources": [{"model": "a", "layer_range": [0, 3]}]}, {"sources": [{"model": "b"}]}],
-            },
-            "slices that put layers .*\n.*merge_method 'passthrough'",
-        ),
-        ({"merge_method": "linear", "models": [{"model": "a+lora"}]}, "name the adapter as an expert"),
-        (
-            {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}], "tokenizer_source": "union"},
-            "union",
-        ),
+        ({**PAIR, "tokenizer_source": "model:strange"}, "the tokenizer of 'strange', which is not among the models"),
+        ({**PAIR, "chat_template": "chatml"}, "chat_template: chatml, which mergekit brings along"),
+        ({**PAIR, "modules": {"text": {}}}, "`modules`"),
         ({"merge_method": "sce", "base_model": "a", "models": [{"model": "b", "parameters": {"odd": 1}}]}, "'odd'"),
         (
             {
@@ -244,24 +239,148 @@ def test_a_converted_configuration_gives_what_theirs_means(models, which, monkey
             },
             "rescale: false",
         ),
-        ({"merge_method": "linear", "models": [{"model": "a"}], "chat_template": "auto"}, "`chat_template`"),
         (
             {
-                "merge_method": "slerp",
+                "merge_method": "ties",
                 "base_model": "a",
-                "slices": [{"sources": [{"model": "a", "layer_range": [2, 4]}, {"model": "b", "layer_range": [2, 4]}]}],
+                "slices": [{"sources": [{"model": "b", "layer_range": [2, 4]}, {"model": "c", "layer_range": [2, 4]}]}],
             },
-            "layer_range that is not the whole model",
+            "a slice without layers of the base 'a'",
         ),
+        (
+            {"merge_method": "passthrough", "tokenizer_source": "union", "slices": [{"sources": [{"model": "a"}]}]},
+            "a tokenizer of its own for slices",
+        ),
+        ({"gate_mode": "uniform_random", "base_model": "a", "experts": []}, "gate_mode: uniform_random"),
     ],
 )
 def test_what_cannot_be_carried_over_is_named(config, message):
     with pytest.raises(MergeflowError, match=message):
-        recipe_of(config)
+        converted([config])
+
+
+def test_several_documents_are_steps(models, tmp_path):
+    """A mean, a slerp from it, and TIES with that: what three merges in float64 give."""
+    folder, states = models
+    documents = list(
+        yaml.safe_load_all(
+            """
+            name: second
+            merge_method: slerp
+            base_model: first
+            models: [{model: c}]
+            parameters: {t: 0.25}
+            ---
+            name: first
+            merge_method: linear
+            models: [{model: a, parameters: {weight: 1.0}}, {model: b, parameters: {weight: 0.3}}]
+            ---
+            merge_method: ties
+            base_model: base
+            models: [{model: second, parameters: {density: 0.6}}, {model: b, parameters: {density: 0.5, weight: 0.5}}]
+            """.replace("\n            ", "\n")
+        )
+    )
+    recipe, _ = converted(documents)
+    assert set(recipe["steps"]) == {"first", "second"}
+    text = json.dumps({**recipe, "out": str(tmp_path / "out.safetensors")})
+    for name in ("a", "b", "c", "base"):
+        text = text.replace(f': "{name}"', f': "{folder}/{name}.safetensors"')
+    made = merge(make_recipe(json.loads(text)))
+    known = {name: dict(state) for name, state in states.items()}
+    for name, place in (("first", 1), ("second", 0)):
+        known[name] = {tensor: theirs(documents[place] | _slerp_base(documents[place]), _as_base(known, name), tensor)
+                       for tensor in NAMES}  # fmt: skip
+    with open_checkpoint(made.path) as found:
+        for name in NAMES:
+            expected = theirs(documents[2], known, name)
+            torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)
+
+
+def _slerp_base(document):
+    """The reference takes the model `base` for the one that SLERP begins at."""
+    return {"base_model": "base"} if document["merge_method"] == "slerp" else {}
+
+
+def _as_base(known, name):
+    return {**known, "base": known["first"]} if name == "second" else known
+
+
+def test_documents_without_one_result():
+    named = [{**PAIR, "name": name} for name in ("x", "y")]
+    with pytest.raises(MergeflowError, match="has 2 merges that no other reads"):
+        converted(named)
+    recipe, _ = converted([named[0], {**PAIR, "name": "y", "models": [{"model": "x"}]}])
+    assert recipe["experts"] == {"a": "a", "step:x": "step:x"}
+
+
+def test_slices_of_layers():
+    stack = """
+        merge_method: passthrough
+        dtype: float16
+        slices:
+          - sources: [{model: a, layer_range: [0, 24]}]
+          - sources: [{model: b, layer_range: [8, 32]}]
+        parameters: {scale: [{filter: o_proj, value: 0.5}, {value: 1.0}]}"""
+    recipe, _ = converted([yaml.safe_load(stack)])
+    assert recipe["slices"] == [{"model": "a", "layers": [0, 24]}, {"model": "b", "layers": [8, 32]}]
+    assert recipe["dtype"] == "float16"
+    assert make_recipe(recipe).call().arguments.varied["scale"][0]["value"] == 0.5
+    merged = """
+        merge_method: slerp
+        base_model: a
+        parameters: {t: 0.5}
+        slices:
+          - sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [1, 3]}]
+            parameters: {t: [0, 1]}
+          - sources: [{model: a, layer_range: [2, 3]}, {model: b, layer_range: [0, 1]}]"""
+    recipe, _ = converted([yaml.safe_load(merged)])
+    first, second = (recipe["steps"][one["model"].removeprefix("step:")] for one in recipe["slices"])
+    assert (first["args"], second["args"]) == ({"t": [0, 1]}, {"t": 0.5})
+    places = [recipe["steps"][path.removeprefix("step:")] for path in first["experts"].values()]
+    assert places == [[{"model": "a", "layers": [0, 2]}], [{"model": "b", "layers": [1, 3]}]]
+
+
+def test_an_adapter_on_a_model_is_a_step():
+    recipe, _ = converted([{"merge_method": "linear", "models": [{"model": "m/a+l/x"}, {"model": "m/b"}]}])
+    assert recipe["experts"]["step:a_x"] == "step:a_x"
+    assert recipe["steps"]["a_x"]["experts"] == {"adapter": "l/x"}
+    make_recipe(recipe)
+
+
+def test_tokenizers_and_templates():
+    tokens = {
+        "<x>": {"source": "b"},
+        "<y>": {"source": {"kind": "model_token", "model": "a", "token": "z"}, "force": True},
+    }
+    config = {**PAIR, "tokenizer": {"source": "union", "tokens": tokens}, "chat_template": "auto"}
+    recipe, _ = converted([config])
+    found = make_recipe(recipe)
+    assert (found.tokenizer.source, found.chat_template) == ("union", "auto")
+    assert recipe["tokenizer"]["tokens"]["<y>"]["source"]["model"] == "a"
+    assert converted([{**PAIR, "tokenizer_source": "b"}])[0]["tokenizer_source"] == "b"
+
+
+def test_a_mixture_of_experts():
+    config = """
+        base_model: m/a
+        gate_mode: cheap_embed
+        dtype: bfloat16
+        experts_per_token: 1
+        experts:
+          - {source_model: m/b, positive_prompts: [x, y], negative_prompts: [z]}
+          - {source_model: m/c, positive_prompts: [w]}
+        shared_experts: [{source_model: m/a, residual_scale: 0.1}]"""
+    recipe, notes = converted([yaml.safe_load(config)])
+    found = dict(make_recipe(recipe).steps)["mixture"]
+    assert (found.base, found.gate, found.experts_per_token, found.shared.scale) == ("m/a", "cheap_embed", 1, 0.1)
+    assert found.experts[0].prompts == ("x", "y")
+    assert recipe["dtype"] == "bfloat16"
+    assert any("half" in note for note in notes)
 
 
 def test_random_masks_are_said_to_differ():
     plan = {"merge_method": "dare_ties", "base_model": "x", "models": [{"model": "a", "parameters": {"density": 0.53}}]}
-    recipe, notes = recipe_of(plan)
+    recipe, notes = converted([plan])
     assert recipe["args"]["drop"] == 0.47
     assert "another generator" in notes[0]

@@ -125,7 +125,7 @@ def test_the_record_keeps_the_order_of_experts(folder):
         (on("average", steps={"s": on("slerp")}), "steps read each other in a circle: s ← s"),
         (on("average", steps={"s": {**AVERAGE, "out": "x"}}), "`out` belongs to the whole recipe"),
         (on("average", steps={"s": {**AVERAGE, "args": {"scal": 1}}}), r"step 's'.*unknown argument.*'scal'"),
-        (on("average", steps={"s": "x"}), "expected a merge .* or a list of slices, found 'x'"),
+        (on("average", steps={"s": "x"}), "expected a merge .* or a mixture, found 'x'"),
         (on("average", steps={"s/t": AVERAGE}), "the name 's/t' of a step: use letters"),
         (on("average", steps={"s": []}), "no slices"),
         (on("average", steps={"s": [{"model": "a", "layers": [3, 1]}]}), r"0 ≤ first < end.*\[3, 1\]"),

@@ -14,7 +14,7 @@ STACKED = (
     *("llama", "mixture", "deepseek", "gpt_oss", "dbrx", "phi", "phi3", "glm", "gpt2", "gpt_bigcode", "gpt_neo"),
     *("codegen", "gpt_neox", "falcon", "mpt", "opt", "starcoder2", "mamba"),
 )
-_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # What a block is depends on its index by these keys; they are harmless with these values.
 _BY_INDEX: dict[str, tuple[Any, ...]] = {
     "first_k_dense_replace": (0,),
@@ -61,7 +61,7 @@ def count_key(architecture: Architecture, blocks: int, path: str) -> str:
             f"'{path}' ({kind}): layers can be taken only from models whose blocks are known to be alike, decoders "
             "such as llama, mistral, qwen2 or gpt2 in a folder with config.json; docs/architectures.md lists them."
         )
-    key = next((key for key in _COUNTS if key in config), None)
+    key = next((key for key in COUNTS if key in config), None)
     if key is None or config[key] != blocks:
         raise MergeflowError(
             f"'{path}' has {blocks} blocks, but config.json says {config.get(key or '', 'nothing of it')}: "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mergeflow.merging.files.place import CARD_HEAD
 from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.files.step_fields import PREFIX, Slices
+from mergeflow.merging.files.step_fields import PREFIX
 
 if TYPE_CHECKING:
     from mergeflow.merging.files.plan import Plan
@@ -32,7 +32,7 @@ def model_card(
         **dict(recipe.task_vectors),
     }
     for name, step in recipe.steps or ():
-        if not isinstance(step, Slices):
+        if isinstance(step, Recipe):
             own = {"base": step.base or "none: the first expert", **dict(step.experts), **dict(step.task_vectors)}
             paths |= {f"{PREFIX}{name}/{owner}": path for owner, path in own.items()}
     rows = "\n".join(f"| {name} | `{paths[name]}` | `{inputs.get(name, 'not read whole')}` |" for name in paths)

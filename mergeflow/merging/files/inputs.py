@@ -16,6 +16,7 @@ from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.alignment.files import match_experts
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.files.computed import Computed
+from mergeflow.merging.files.mixture import Mixture, mixed
 from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.files.output import output_infos
 from mergeflow.merging.files.recipe import Recipe
@@ -106,6 +107,8 @@ class _Opened:
         try:
             if isinstance(step, Slices):
                 return stacked(step, [self.state(one.model) for one in step])
+            if isinstance(step, Mixture):
+                return mixed(step, {path: self.state(path) for path in step.paths()})
             inputs = self.inputs(step)
         except MergeflowError as error:
             raise MergeflowError(f"step '{name}': {error}") from None

@@ -1,17 +1,10 @@
-"""A configuration of mergekit as a recipe: what means the same is carried over, all else is named."""
+"""One merge of mergekit as a recipe: what means the same is carried over, all else is named."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from mergeflow.checkpoints.writer import write_text
-from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.values import varies
-from mergeflow.yaml_text import read_yaml
 
 # Keys that change neither the result's weights nor its files here.
 _WITHOUT_MEANING = {"int8_mask", "allow_negative_weights"}
@@ -36,6 +29,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
     "arcee_fusion": {},
     "model_stock": {},
     "nuslerp": {},
+    "passthrough": {"scale": "scale"},
 }
 
 
@@ -46,31 +40,11 @@ class _Reader:
         self.faults: list[str] = []
         self.notes: list[str] = []
         self.config = config
-        self.sources = self._sources()
+        self.sources: list[Mapping[str, Any]] = list(config.get("models") or [])
         self.base = config.get("base_model")
         self.paths = list(dict.fromkeys(str(source.get("model")) for source in self.sources))
-        self.faults += [f"model '{one}': name the adapter as an expert of its own" for one in self.paths if "+" in one]
-        self.scopes: list[Mapping[str, Any]] = [*self._slice_scopes(), config.get("parameters") or {}]
+        self.scopes: list[Mapping[str, Any]] = [config.get("parameters") or {}]
         self.used: set[str] = set()
-
-    def _sources(self) -> list[Mapping[str, Any]]:
-        slices = self.config.get("slices")
-        if slices is None:
-            return list(self.config.get("models") or [])
-        if len(slices) != 1 or any("residual_weight" in one for one in slices):
-            self.faults.append("slices that put layers of models one behind the other (passthrough)")
-            return [source for one in slices for source in one.get("sources") or []]
-        sources = list(slices[0].get("sources") or [])
-        ranges = {tuple(source.get("layer_range") or ()) for source in sources}
-        if len(ranges) > 1 or any(found and found[0] != 0 for found in ranges):
-            self.faults.append("layer_range that is not the whole model, from 0 and the same for all")
-        elif ranges != {()}:
-            self.notes.append(f"layer_range {list(ranges.pop())} is taken for the whole model")
-        return sources
-
-    def _slice_scopes(self) -> list[Mapping[str, Any]]:
-        slices = self.config.get("slices") or []
-        return [one.get("parameters") or {} for one in slices[:1]]
 
     def shared(self, key: str, default: Any = None) -> Any:
         """Return a parameter of the whole merge."""
@@ -91,15 +65,11 @@ class _Reader:
         return sorted({key for scope in scopes for key in scope} - self.used - _WITHOUT_MEANING)
 
 
-def recipe_of(config: Mapping[str, Any], origin: str = "configuration") -> tuple[dict[str, Any], list[str]]:
-    """Return the recipe that merges as a configuration of mergekit says, and notes on what means something else here.
+def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the recipe of one merge of whole models, notes on what means something else here, and what is left out.
 
     Args:
-        config: The configuration.
-        origin: Its name, for messages.
-
-    Raises:
-        MergeflowError: What cannot be carried over, all of it.
+        config: The configuration, with `models` and without `slices`.
     """
     reader = _Reader(config)
     theirs = str(config.get("merge_method"))
@@ -110,7 +80,7 @@ def recipe_of(config: Mapping[str, Any], origin: str = "configuration") -> tuple
     experts = _experts(reader, method)
     recipe: dict[str, Any] = {"method": method}
     args = _delta_arguments(reader, theirs, method, experts) if delta else _plain_arguments(reader, method)
-    if reader.base and method not in ("average", "slerp", "karcher"):
+    if reader.base and method not in ("average", "slerp", "karcher", "passthrough"):
         recipe["base"] = str(reader.base)
     recipe |= {"experts": experts}
     weights = {name: reader.own(path, "weight", 1.0) for name, path in experts.items()}
@@ -121,48 +91,9 @@ def recipe_of(config: Mapping[str, Any], origin: str = "configuration") -> tuple
         recipe["args"] = args
     if dtype := config.get("out_dtype") or config.get("dtype"):
         recipe["dtype"] = str(dtype)
+    _tokens(reader, experts, recipe)
     _rest(reader)
-    if reader.faults:
-        listed = "\n".join(f"  - {fault}" for fault in reader.faults)
-        raise MergeflowError(f"{origin} cannot be carried over whole; a recipe has nothing for:\n{listed}")
-    return recipe, reader.notes
-
-
-def write_recipe(
-    source: str | Path, out: str | Path, *, dtype: str | None = None, shard_size: str | None = None, force: bool = False
-) -> list[str]:
-    """Write the recipe of a configuration in a file; notes stand in it as comments.
-
-    Args:
-        source: The configuration.
-        out: The `.yaml`, `.yml` or `.json` file to make.
-        dtype: Type of the result, instead of the configuration's.
-        shard_size: Largest shard of the result, such as 5GB.
-        force: Replace `out` if it exists.
-
-    Returns:
-        The notes: what means something else here.
-
-    Raises:
-        MergeflowError: As `recipe_of`; the file cannot be read or is not a configuration, or `out` exists.
-    """
-    values, target = read_yaml(Path(source), "configuration"), Path(out)
-    if not isinstance(values, dict) or "merge_method" not in values:
-        raise MergeflowError(f"'{source}' is not a configuration of mergekit: it has no merge_method.")
-    if target.suffix not in (".yaml", ".yml", ".json"):
-        raise MergeflowError(f"out '{out}': a recipe is a text file, end its name in .yaml.")
-    if target.exists() and not force:
-        raise MergeflowError(f"out '{out}' exists: choose another name, or give --force to replace it.")
-    recipe, notes = recipe_of(values, f"configuration '{source}'")
-    recipe |= {key: value for key, value in (("dtype", dtype), ("shard_size", shard_size)) if value is not None}
-    make_recipe(recipe, f"the recipe of configuration '{source}'")
-    if target.suffix == ".json":
-        text = json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
-    else:
-        comments = [f"# {line}\n" for line in (f"From {Path(source).name}, a configuration of mergekit.", *notes)]
-        text = "".join(comments) + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-    write_text(target, text)
-    return notes
+    return recipe, reader.notes, reader.faults
 
 
 def _experts(reader: _Reader, method: str) -> dict[str, str]:
@@ -170,7 +101,7 @@ def _experts(reader: _Reader, method: str) -> dict[str, str]:
     paths = list(reader.paths)
     if method == "slerp" and reader.base:
         paths = [str(reader.base), *(path for path in paths if path != reader.base)]
-    elif method not in ("average", "karcher") and reader.base:
+    elif method not in ("average", "karcher", "passthrough") and reader.base:
         paths = [path for path in paths if path != reader.base]
     names = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in paths]
     names = ["base_model" if name == "base" else name for name in names]  # a recipe keeps `base` for the base
@@ -243,17 +174,45 @@ def _normalised(reader: _Reader, theirs: str, weights: dict[str, Any]) -> dict[s
     return {name: weight / total if abs(total) > 1e-8 else weight for name, weight in weights.items()}
 
 
+def _tokens(reader: _Reader, experts: Mapping[str, str], recipe: dict[str, Any]) -> None:
+    """Carry over whose tokenizer and chat template the result has."""
+    names = {path: name for name, path in experts.items()} | ({str(recipe["base"]): "base"} if "base" in recipe else {})
+
+    def named(value: Any) -> Any:
+        path = str(value).removeprefix("model:")
+        if value not in ("base", "union") and path not in names:
+            reader.faults.append(f"the tokenizer of '{path}', which is not among the models")
+        return names.get(path, value)
+
+    if (source := reader.config.get("tokenizer_source")) is not None:
+        recipe["tokenizer_source"] = named(source)
+    if isinstance(given := reader.config.get("tokenizer"), Mapping):
+        found = {**given, "source": named(given.get("source", "union"))}
+        if given.get("tokens"):
+            found["tokens"] = {token: _token(own, named) for token, own in given["tokens"].items()}
+        recipe["tokenizer"] = found
+    template = reader.config.get("chat_template")
+    if template == "auto" or (template and ("{" in template or str(template).endswith(".jinja"))):
+        recipe["chat_template"] = template
+    elif template:
+        reader.faults.append(f"chat_template: {template}, which mergekit brings along (give its Jinja text or file)")
+
+
+def _token(own: Mapping[str, Any], named: Callable[[Any], Any]) -> dict[str, Any]:
+    source = own.get("source")
+    if isinstance(source, Mapping) and "model" in source:
+        source = {**source, "model": named(source["model"])}
+    elif isinstance(source, str):
+        source = named(source)
+    return {**own, **({"source": source} if source is not None else {})}
+
+
 def _rest(reader: _Reader) -> None:
     """Name what is left of a configuration."""
     config = reader.config
     reader.faults += [f"parameter '{key}'" for key in reader.unused()]
-    reader.faults += [f"`{key}`" for key in ("modules", "tokenizer", "chat_template") if config.get(key)]
-    if config.get("tokenizer_source") not in (None, "base"):
-        reader.faults.append(
-            f"tokenizer_source: {config['tokenizer_source']} (files beside the weights are the base's)"
-        )
-    known = {"merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype", "tokenizer_source"}
-    known |= {"modules", "tokenizer", "chat_template", "name"}
+    known = {"merge_method", "models", "base_model", "parameters", "dtype", "out_dtype", "tokenizer_source"}
+    known |= {"tokenizer", "chat_template", "name"}
     reader.faults += [f"`{key}`" for key in config if key not in known]
 
 

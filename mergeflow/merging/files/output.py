@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -16,6 +16,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combi
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.naming import loaded_name
 from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.ties import head_and_embedding
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
@@ -93,6 +94,12 @@ def shard_names(infos: Mapping[str, TensorInfo], size: int | None) -> list[tuple
         shards[-1].append(name)
         held += infos[name].nbytes
     return [tuple(shard) for shard in shards]
+
+
+def shards_like(states: Sequence[LazyStateDict], infos: Mapping[str, TensorInfo]) -> tuple[tuple[str, ...], ...]:
+    """Return the tensors of each file, of the size of the states' largest; none where none of them has several."""
+    sizes = [sum(state.infos[name].nbytes for name in held) for state in states for held in state.shards]
+    return tuple(shard_names(infos, max(sizes))) if sizes else ()
 
 
 def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) -> None:

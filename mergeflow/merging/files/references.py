@@ -1,9 +1,11 @@
 """Paths in recipes that stand for something else: models of a registry, by alias or by version."""
 
 from collections.abc import Callable
+from typing import Any
 
 from mergeflow.checkpoints.hub import fixed_id
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.vocabulary.templates import read_template
@@ -48,9 +50,15 @@ def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
     def fixed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple((name, fixed_path(path, resolve)) for name, path in paths)
 
-    def fixed_step(step: Recipe | Slices) -> Recipe | Slices:
+    def place(one: Any) -> Any:
+        return one and one.model_copy(update={"model": fixed_path(one.model, resolve)})
+
+    def fixed_step(step: Recipe | Slices | Mixture) -> Recipe | Slices | Mixture:
         if isinstance(step, Slices):
-            return Slices(one.model_copy(update={"model": fixed_path(one.model, resolve)}) for one in step)
+            return Slices(map(place, step))
+        if isinstance(step, Mixture):
+            base, experts = fixed_path(step.base, resolve), tuple(map(place, step.experts))
+            return step.model_copy(update={"base": base, "experts": experts, "shared": place(step.shared)})
         return fix_references(step, resolve)
 
     return recipe.model_copy(

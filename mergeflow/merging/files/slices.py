@@ -10,7 +10,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, stacked_config
 from mergeflow.merging.files.fields import Location
-from mergeflow.merging.files.output import shard_names
+from mergeflow.merging.files.output import shards_like
 from mergeflow.merging.methods.layerwise import depth
 from mergeflow.schema import Frozen
 
@@ -108,7 +108,7 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
         dict(sorted(infos.items())),
         {},
         tied={name: first for name, first in models[0].state.tied.items() if name in infos and first in infos},
-        shards=_shards(states, infos),
+        shards=shards_like(states, infos),
         config=config,
     )
 
@@ -143,9 +143,3 @@ def _check_block(first: tuple[_Model, int], other: tuple[_Model, int]) -> None:
             f"block {index} of '{strange.path}' does not fit block {block} of '{model.path}': '{odd[0]}' "
             f"is {list(found.get(odd[0], ())) or 'missing'}, there {list(wanted.get(odd[0], ())) or 'missing'}."
         )
-
-
-def _shards(states: Sequence[LazyStateDict], infos: dict[str, TensorInfo]) -> tuple[tuple[str, ...], ...]:
-    """Return files of the size of the models' largest."""
-    sizes = [sum(state.infos[name].nbytes for name in held) for state in states for held in state.shards]
-    return tuple(shard_names(infos, max(sizes))) if sizes else ()

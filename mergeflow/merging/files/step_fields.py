@@ -9,6 +9,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.files.fields import shown
+from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.slices import Slice
 from mergeflow.schema import refusal, validated
 
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 
 PREFIX = "step:"
 # Keys of a recipe whose value is the one step that it passes through.
-ASSEMBLED = ("slices",)
+ASSEMBLED = ("slices", "mixture")
 _ONLY_WHOLE = ("out", "steps", "device", "shard_size", "adapter", "chat_template")
 
 
 class Slices(tuple[Slice, ...]):
     """A step that puts blocks of models one behind the other."""
+
+    def paths(self) -> Iterator[str]:
+        """Yield the models it is made of."""
+        yield from (one.model for one in self)
 
 
 def step_named(path: str) -> str | None:
@@ -37,8 +42,8 @@ def step_named(path: str) -> str | None:
 
 def paths_of(step: Any) -> Iterator[str]:
     """Yield the paths that a step, or a recipe, reads."""
-    if isinstance(step, Slices):
-        yield from (one.model for one in step)
+    if isinstance(step, Slices | Mixture):
+        yield from step.paths()
         return
     yield from (path for path in (step.base,) if path)
     for paths in (step.experts, step.task_vectors, *(paths for _, paths in step.data)):
@@ -46,7 +51,7 @@ def paths_of(step: Any) -> Iterator[str]:
 
 
 def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's values with `slices` as its one step and expert, which `passthrough` takes as it is."""
+    """Return a recipe's values with `slices` or `mixture` as its one step and expert, which is taken as it is."""
     found = dict(values)
     for key in ASSEMBLED:
         if key in found:
@@ -54,7 +59,7 @@ def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(
                     f"`{key}` is the whole model: in a recipe with experts or steps it is a step of its own"
                 )
-            found |= {"steps": {key: found.pop(key)}, "experts": {key: PREFIX + key}}
+            found |= {"steps": {key: {key: found.pop(key)}}, "experts": {key: PREFIX + key}}
             found.setdefault("method", "passthrough")
     return found
 
@@ -99,8 +104,10 @@ def _step(name: str, value: Any) -> Any:
     from mergeflow.merging.files.recipe import Recipe, make_recipe
 
     origin = f"step '{name}'"
-    if isinstance(value, Recipe | Slices):
+    if isinstance(value, Recipe | Slices | Mixture):
         return value
+    if isinstance(value, Mapping) and set(value) == {"mixture"}:
+        return validated(Mixture, value["mixture"], origin)
     if isinstance(value, Mapping) and set(value) == {"slices"}:
         value = value["slices"]
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -108,7 +115,9 @@ def _step(name: str, value: Any) -> Any:
             raise MergeflowError(f"{origin}: no slices")
         return Slices(validated(Slice, one, f"{origin}, slice {index + 1}") for index, one in enumerate(value))
     if not isinstance(value, Mapping):
-        raise ValueError(f"{origin}: expected a merge (method, experts …) or a list of slices, found {shown(value)}")
+        raise ValueError(
+            f"{origin}: expected a merge (method, experts …), a list of slices, or a mixture, found {shown(value)}"
+        )
     strange = [f"`{key}` belongs to the whole recipe, not to a step" for key in _ONLY_WHOLE if key in value]
     if strange:
         raise refusal(origin, strange)
@@ -119,6 +128,8 @@ def _plain_steps(value: Any) -> Any:
     return value and {
         name: [one.model_dump(mode="json", exclude_none=True) for one in step]
         if isinstance(step, Slices)
+        else {"mixture": step.model_dump(mode="json", exclude_none=True)}
+        if isinstance(step, Mixture)
         else step.model_dump(mode="json", exclude_none=True, exclude=set(_ONLY_WHOLE))
         for name, step in value
     }

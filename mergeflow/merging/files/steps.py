@@ -16,6 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.engine import treats_elements_alone
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.lock import lock_file
+from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
 
@@ -35,7 +36,7 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
     steps = dict(recipe.steps or ())
     reads = {name: [found for path in paths_of(step) if (found := step_named(path))] for name, step in steps.items()}
     order = [name for name in TopologicalSorter(reads).static_order() if name in steps]
-    readers: dict[str, Recipe | Slices] = {"": recipe, **steps}
+    readers: dict[str, Recipe | Slices | Mixture] = {"": recipe, **steps}
     written: list[str] = []
     times = {"": 1}  # how often a reader's own result is read
     for name in reversed(order):
@@ -48,12 +49,12 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
         times[name] = read
         step = steps[name]
         # Files of a tokenizer of its own lie beside its weights.
-        if not isinstance(step, Slices) and (read > 1 or not alone or step.tokenizer is not None):
+        if isinstance(step, Recipe) and (read > 1 or not alone or step.tokenizer is not None):
             written.append(name)
     return tuple(reversed(written))
 
 
-def _count(step: Recipe | Slices, name: str) -> int:
+def _count(step: Recipe | Slices | Mixture, name: str) -> int:
     """Return how often a reader reads a step's result when it reads its inputs once."""
     if not isinstance(step, Slices):
         return sum(step_named(path) == name for path in paths_of(step))
@@ -62,21 +63,21 @@ def _count(step: Recipe | Slices, name: str) -> int:
     return min(len(blocks), 1) if apart else len(blocks)
 
 
-def _passes(reader: str, step: Recipe | Slices, times: Mapping[str, int], inputs: Inputs) -> int:
+def _passes(reader: str, step: Recipe | Slices | Mixture, times: Mapping[str, int], inputs: Inputs) -> int:
     """Return how often a reader reads its inputs."""
-    if isinstance(step, Slices):
+    if not isinstance(step, Recipe):
         return times[reader]
     model = inputs.model if reader == "" else inputs.steps[reader].inputs.model
     return 1 + len(step.call().method.passes(step.call().arguments, model.dtype))
 
 
-def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices) -> bool:
+def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices | Mixture) -> bool:
     """Whether a step's method makes what its reader asks for, blocks or whole tensors, without work done twice."""
     if name not in inputs.steps:
         return True
     made = inputs.steps[name].inputs
     whole = [key for key in made.model.shapes if not treats_elements_alone(made.call, made.model, key)]
-    if isinstance(step, Slices):
+    if not isinstance(step, Recipe):
         return not whole
     found = inputs if reader == "" else inputs.steps[reader].inputs
     shapes = found.model.shapes
