@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.merging.devices import table
+from benchmarks.merging.peers import CONFIGS, mergekit_command
 from benchmarks.merging.shapes import TOWERS, make_checkpoints, tower
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.device import check_device
@@ -38,10 +39,11 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in (
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run one job in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.merging.worker", json.dumps(job)]
+    """Run one job, or a peer's `command`, in a process of its own."""
+    command = job.get("command") or [sys.executable, "-m", "benchmarks.merging.worker", json.dumps(job)]
+    quiet = subprocess.DEVNULL if "command" in job else None  # progress bars
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
         assert process.stdout is not None
         text = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
@@ -49,7 +51,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     wall = time.perf_counter() - began
     if process.returncode:
         return {"wall": float("nan"), "cpu": float("nan"), "peak": float("nan"), "failed": process.returncode}
-    notes = json.loads(next(line for line in text.splitlines() if line.startswith("NOTES "))[6:])
+    found = next((line for line in text.splitlines() if line.startswith("NOTES ")), None)
+    notes = {"peak": usage.ru_maxrss / 2**20} if found is None else json.loads(found[6:])
     return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, **notes}
 
 
@@ -74,7 +77,11 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
 
     def row(label: str, job: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
-        found = measure({**common, **job})
+        runs = [measure({**common, **job}) for _ in range(options.rounds)]
+        # On a shared machine the least of several says more than their mean.
+        found = {
+            key: min(run[key] for run in runs) if key in ("wall", "cpu") else value for key, value in runs[0].items()
+        }
         show(label, found, limit, start)
         rows.append({"label": label, **found})
         return found
@@ -107,6 +114,9 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         )
         if name in options.plain:
             row(f"plain torch {name}", {"kind": "plain", "method": method, "experts": chosen}, limits[len(chosen)])
+        if options.mergekit and name in CONFIGS:
+            command = mergekit_command(options.mergekit, scratch, name, base, chosen)
+            row(f"mergekit {name}", {"command": command}, limits[len(chosen)])
     return rows
 
 
@@ -120,6 +130,8 @@ def main() -> None:
         "--plain", nargs="*", choices=list(WORK), default=list(WORK), help="plain formulas to measure too"
     )
     parser.add_argument("--blocks", type=int, default=2, help="blocks a plain SVD is measured on and extrapolated from")
+    parser.add_argument("--mergekit", type=Path, help="bin folder of an environment with mergekit: its column too")
+    parser.add_argument("--rounds", type=int, default=1, help="times each row is run; the least times are printed")
     parser.add_argument("--device", help="measure every method there and on the processor, and nothing else")
     parser.add_argument("--scratch", type=Path, help="folder for the checkpoints; a temporary one by default")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoints in --scratch")
@@ -142,8 +154,9 @@ def main() -> None:
         if not options.keep:
             for path in scratch.glob(f"{options.model}-*.safetensors"):
                 path.unlink()
-            for name in ("out.safetensors", "out.md"):
+            for name in ("out.safetensors", "out.md", *(f"mergekit-{work}.yml" for work in CONFIGS)):
                 (scratch / name).unlink(missing_ok=True)
+            shutil.rmtree(scratch / "mergekit-out", ignore_errors=True)
             if options.scratch is None:
                 shutil.rmtree(scratch, ignore_errors=True)
 

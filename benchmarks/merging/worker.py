@@ -32,7 +32,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
     names = {f"e{index:02d}": str(path) for index, path in enumerate(experts)}
     recipe = {"method": job["method"], "args": job["args"], "base": str(base), "experts": names, "out": str(out)}
-    return {"seconds": merge(make_recipe(recipe), workers=job.get("workers")).seconds}
+    return {"seconds": merge(make_recipe(recipe), workers=job.get("workers"), force=True).seconds}
 
 
 def plain(method: str, base: Path, experts: list[Path], out: Path, blocks: int | None) -> dict[str, Any]:
