@@ -1,6 +1,6 @@
 """kill -9 of a run, by either driver: nothing of it lives on, and the next run ends with the undisturbed bits.
 
-The night's part, 60 kills in a quarter of an hour: `pytest -s -n 0 tests/flows/test_kills.py -m nightly`.
+The night's part, 60 kills in half an hour on a busy machine: `pytest -s -n 0 tests/flows/test_kills.py -m nightly`.
 """
 
 import json
@@ -128,7 +128,7 @@ def end_with_the_same_bits(kind: str, alone: Undisturbed, folder: Path, kills: i
     done = kill_at_random(folder, kills, alone.seconds, seed, alone.hashes)
     assert not [kill for kill in done if kill.left and not (kill.driver == "dvc" and kill.alone)]
     continued(folder)
-    assert ask(folder, "SELECT state_type FROM flow_run") <= {("COMPLETED",), ("CRASHED",)}
+    assert ("RUNNING",) not in ask(folder, "SELECT state_type FROM flow_run")
     found = hashes(folder)
     assert found == alone.hashes, (done, {name for name in found if found[name] != alone.hashes.get(name)})
     assert all(wait_for_end(kill.leader) for kill in done)
