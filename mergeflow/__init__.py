@@ -40,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("importlib.metadata").version("mergeflow")
+        return import_module("mergeflow.version").version()
     if name not in _HOMES:
         raise AttributeError(f"module 'mergeflow' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

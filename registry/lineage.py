@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
 from registry.lookup import find_version
-from registry.provenance import read_documents
+from registry.provenance import examples_of, read_documents
 from registry.quiet import mlflow
 from registry.store import Store
 from registry.versions import CHAMPION
@@ -121,7 +121,7 @@ def _expert_node(expert: dict[str, Any]) -> Node:
     manifest = expert["manifest"]
     source = Node(_tracked(f"data {expert['source']}, manifest {_short(manifest['sha256'])}", manifest))
     for split in expert["data"]:
-        text = f"{split['split']}, {split['images']} examples, sha256 {_short(split['sha256'])}"
+        text = f"{split['split']}, {examples_of(split)} examples, sha256 {_short(split['sha256'])}"
         source.children.append(Node(_tracked(text, split)))
     return Node(_tracked(", ".join(words), expert), [source])
 

@@ -62,7 +62,7 @@ def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
                 split=split,
                 digest=split_digest(io, task, split),
                 path=layout.split(split, task),
-                counts={"images": facts["count"]},
+                counts={"examples": facts["count"]},
             )
 
 

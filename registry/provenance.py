@@ -58,7 +58,7 @@ def describe_expert(
         split: {
             "path": layout.split(split, task),
             "sha256": split_digest(io, task, split),
-            "images": facts["count"],
+            "examples": facts["count"],
             "dvc": hashes.get(layout.split(split, task)),
         }
         for split, facts in manifest["splits"].items()
@@ -103,3 +103,8 @@ def read_documents(store: Store, name: str, which: str | int) -> tuple[dict[str,
 
 def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def examples_of(split: Mapping[str, Any]) -> int:
+    """Return how many examples a split of a provenance document has; versions of before count `images`."""
+    return int(split["examples"] if "examples" in split else split["images"])

@@ -12,6 +12,7 @@ from registry.gates import Decision
 from registry.logging import log_pipeline
 from registry.pipeline_records import StageFiles, expert_record, method_record, read_json
 from registry.promotion import promote, register
+from registry.provenance import examples_of
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
 from registry.reevaluation import evaluate_version
 from registry.store import Store
@@ -120,7 +121,7 @@ def _datasets(origin: Mapping[str, Any]) -> Iterator[DatasetRecord]:
                 split=split,
                 digest=facts["sha256"],
                 path=facts["path"],
-                counts={"images": facts["images"]},
+                counts={"examples": examples_of(facts)},
             )
 
 

@@ -41,7 +41,7 @@ class DatasetRecord(_Record):
         split: "train", "validation" or "test".
         digest: SHA-256 of the split's file, hexadecimal.
         path: where it is, relative to the project folder or a URI.
-        counts: images in the split, by class or as {"images": n}.
+        counts: examples in the split, by class or as {"examples": n}.
     """
 
     task: str

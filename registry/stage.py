@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
+from mergeflow.documents import Registration, read_registration, write_document
 from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json
 
 PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
@@ -38,7 +39,7 @@ def run(io: StageFiles) -> None:
         reevaluate=lambda number: evaluate_version(store, settings.model, number, splits, candidate.evidence),
     )
     now = current(store, settings.model)
-    found = {
+    found: Registration = {
         "model": settings.model,
         "version": version.version,
         "aliases": [alias for alias in ("candidate", "champion") if _holds(now, alias, version.version)],
@@ -48,7 +49,7 @@ def run(io: StageFiles) -> None:
         "lineage": _lasting(lineage(store, settings.model, version.version)),  # for the report, which asks no registry
         "decision": None if promotion.decision is None else _plain(promotion.decision),
     }
-    io.out(layout.REGISTRATION).write_text(json.dumps(found, indent=1, default=str) + "\n")
+    write_document(io.out(layout.REGISTRATION), json.loads(json.dumps(found, default=str)))
 
 
 def is_registered(root: Path) -> bool:
@@ -56,7 +57,7 @@ def is_registered(root: Path) -> bool:
     from registry.lookup import find_registered
     from registry.store import connect
 
-    found = json.loads((root / layout.REGISTRATION).read_text())
+    found = read_registration(root / layout.REGISTRATION)
     tasks = [expert["task"] for expert in found["lineage"]["experts"]]
     return find_registered(connect(project_root=root), found["model"], found["fingerprint"], tasks) is not None
 

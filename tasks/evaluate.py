@@ -1,11 +1,11 @@
 """Stage `evaluate`: the one look at the locked test set, for the base, the experts and each method's chosen merge."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.documents import Test, TestRow, read_selection, write_document
 from mergeflow.evaluation import accuracies, mean, normalised
 from mergeflow.modality import Examples
 from tasks.models import choose_device, load_for_experts, load_model
@@ -16,7 +16,7 @@ def run(io: StageIO) -> None:
     """Write `outputs/results/test.json` (a row per model) and `outputs/results/metrics.json` (for `dvc metrics`)."""
     device, tasks = choose_device(io), list(io.section("tasks"))
     batch_size = io.section("evaluation").batch_size
-    selection = json.loads(io.dep(layout.SELECTION).read_text())
+    selection = read_selection(io.dep(layout.SELECTION))
     model = load_model(io, layout.BASE_MODEL, device)
     data = load_for_experts(io, "test", tasks, device)
     checkpoints = {method: layout.merge(method) for method in selection["methods"]}
@@ -41,10 +41,12 @@ def run(io: StageIO) -> None:
         rows.append(_row(method, args, score(checkpoint, tasks), individual))
         io.report("models", done, total)
     examples = {task: len(data[task]) for task in tasks}
-    test = {"split": "test", "tasks": tasks, "examples": examples, "winner": selection["winner"], "rows": rows}
-    io.out(layout.TEST).write_text(json.dumps(test, indent=1) + "\n")
-    metrics = {row["name"]: {key: row[key] for key in ("mean", "normalised", "accuracy")} for row in rows}
-    io.out(layout.METRICS).write_text(json.dumps(metrics, indent=1) + "\n")
+    test: Test = {"split": "test", "tasks": tasks, "examples": examples, "winner": selection["winner"], "rows": rows}
+    write_document(io.out(layout.TEST), test)
+    metrics = {
+        row["name"]: {"mean": row["mean"], "normalised": row["normalised"], "accuracy": row["accuracy"]} for row in rows
+    }
+    write_document(io.out(layout.METRICS), metrics)
 
 
 def _base_name(data: Mapping[str, Examples]) -> str:
@@ -53,7 +55,7 @@ def _base_name(data: Mapping[str, Examples]) -> str:
     return "base" if any(weight.requires_grad for head in heads for weight in head.parameters()) else "zero_shot"
 
 
-def _row(name: str, args: dict[str, Any], accuracy: dict[str, float], individual: dict[str, float]) -> dict[str, Any]:
+def _row(name: str, args: dict[str, Any], accuracy: dict[str, float], individual: dict[str, float]) -> TestRow:
     return {
         "name": name,
         "args": args,

@@ -1,13 +1,12 @@
 """What the stages share: the base's model and heads, the experts, and prepared splits, from the project's outputs."""
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, read_state
+from mergeflow.documents import Training, read_training
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
@@ -22,8 +21,6 @@ def choose_device(io: StageIO) -> torch.device:
     Raises:
         MergeflowError: CUDA is asked for and there is none.
     """
-    # One thread per stage: results must not depend on how many stages run at once.
-    torch.set_num_threads(1)
     device = torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
     io.holds.enter_context(arithmetic())  # after the device: who holds none waits for nobody
     return device
@@ -73,10 +70,9 @@ def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torc
     return {task: load_examples(io, split, task, device, load_expert_head(io, task, device)) for task in tasks}
 
 
-def expert_summary(io: StageIO, task: str) -> dict[str, Any]:
+def expert_summary(io: StageIO, task: str) -> Training:
     """Return what `finetune` recorded of an expert."""
-    summary: dict[str, Any] = json.loads(io.dep(layout.expert_training(task)).read_text())
-    return summary
+    return read_training(io.dep(layout.expert_training(task)))
 
 
 def load_states(

@@ -60,7 +60,7 @@ def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
         rows = [{**row, "round": record["round"]} for record in records for row in record["epochs"]]
         tensors = read_state(run.expert(run.rounds, task))
         run.load_head(run.rounds, bench.examples(task))
-        write_expert(bench, target, [task], tensors, run.settings, run.seed, rows, {})
+        write_expert(bench, target, [task], tensors, run.settings, run.seed, rows)
         total = sum((_cost(record["cost"]) for record in records), total)
     return total
 

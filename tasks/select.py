@@ -7,6 +7,7 @@ import numpy as np
 
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, write_checkpoint
+from mergeflow.documents import Chosen, Selection, read_sweep, write_document
 from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.code import code_of
@@ -24,9 +25,9 @@ def run(io: StageIO) -> None:
     base, experts = load_states(io, tasks)
     folder = io.out(layout.MERGED)
     folder.mkdir()
-    chosen: dict[str, dict[str, Any]] = {}
+    chosen: dict[str, Chosen] = {}
     for done, (method, grid) in enumerate(grids.items(), start=1):
-        sweep = json.loads(io.dep(layout.sweep(method)).read_text())
+        sweep = read_sweep(io.dep(layout.sweep(method)))
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
         merged = prepare(call, base, experts).at(call.scale)
@@ -38,13 +39,13 @@ def run(io: StageIO) -> None:
             "fingerprint": digest,
             "candidates": len(sweep["candidates"]),
             "at_grid_edge": at_grid_edge(best["args"], grid),
-            "validation": {key: best[key] for key in ("accuracy", "mean", "normalised")},
+            "validation": {"accuracy": best["accuracy"], "mean": best["mean"], "normalised": best["normalised"]},
         }
         io.report("methods", done, len(grids))
     winner = max(chosen, key=lambda method: chosen[method]["validation"]["normalised"])
     individual = {task: expert_summary(io, task)["validation_accuracy"] for task in tasks}
-    selection = {"tasks": tasks, "winner": winner, "individual": individual, "methods": chosen}
-    io.out(layout.SELECTION).write_text(json.dumps(selection, indent=1) + "\n")
+    selection: Selection = {"tasks": tasks, "winner": winner, "individual": individual, "methods": chosen}
+    write_document(io.out(layout.SELECTION), selection)
     _write_winner_scores(io, folder / f"{winner}.safetensors", tasks)
 
 

@@ -1,13 +1,12 @@
 """Stage `sweep`: every candidate of one method, scored on validation."""
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
-from mergeflow.evaluation import CandidateScorer, normalised, score_of
+from mergeflow.documents import Candidate, Sweep, write_document
+from mergeflow.evaluation import CandidateScorer, mean, normalised
 from mergeflow.search.candidates import Strategy, remembered, score_all
 from mergeflow.search.climb import climb
 from mergeflow.search.grid import grid, grid_of
@@ -16,13 +15,12 @@ from tasks.models import choose_device, expert_summary, load_for_experts, load_m
 from tasks.project.stage import StageIO
 
 JOURNAL = "candidates.jsonl"
-Row = dict[str, Any]
 
 
 def run(io: StageIO) -> None:
     """Write `outputs/sweeps/<method>.json`: each candidate's arguments, accuracy per task, mean and normalised mean."""
     values = io.section(f"sweep.{io.item}")
-    rows, total = list[Row](), len(grid_of(io.item, values))
+    rows, total = list[Candidate](), len(grid_of(io.item, values))
     for row in score_candidates(io, grid(io.item, values)):
         rows.append(row)
         io.report("candidates", len(rows), total)
@@ -41,7 +39,7 @@ def sweep_near(io: StageIO, start: Mapping[str, Any]) -> None:
         write_rows(io, io.root / layout.sweep(io.item), rows)
 
 
-def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Row]:
+def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Candidate]:
     """Yield the candidates of the stage's method that a strategy asks for, scored on validation.
 
     Each score is in the journal before the next candidate is merged, so a killed stage goes on after the last one.
@@ -53,7 +51,8 @@ def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Row]:
         journal.begin({"individual": known})  # the scratch folder belongs to one state of all other inputs
         score = remembered(open_scorer(io).candidate, journal)
         for found in score_all(io.item, strategy, score, lambda accuracy: normalised(accuracy, known)):
-            yield {"args": found.varied, **asdict(score_of(found.scores, known))}
+            reached, accuracy = normalised(found.scores, known), found.scores
+            yield {"args": found.varied, "accuracy": accuracy, "mean": mean(accuracy), "normalised": reached}
 
 
 def open_scorer(io: StageIO) -> CandidateScorer:
@@ -71,8 +70,7 @@ def individual(io: StageIO) -> dict[str, float]:
     return {task: expert_summary(io, task)["validation_accuracy"] for task in io.section("tasks")}
 
 
-def write_rows(io: StageIO, path: Path, rows: list[Row]) -> None:
+def write_rows(io: StageIO, path: Path, rows: list[Candidate]) -> None:
     """Write the scored candidates of the stage's method."""
-    found = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    found: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
+    write_document(path, found)

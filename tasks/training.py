@@ -1,6 +1,5 @@
 """Train experts on the project's tasks, in every regime; shared by the stages, the studies and `mergeflow finetune`."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.documents import Training, write_document
 from mergeflow.evaluation import accuracies
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modality import Examples, Model
@@ -104,12 +104,11 @@ def train(
         shutil.copytree(scratch / "epochs", folder / "epochs")  # a run killed from here on needs them again
     if isinstance(tuned, LoraModel):
         tuned.module.save(folder / "adapter")
-    state, extra = tuned.state(), dict[str, Any]()
+    state, nonlinear = tuned.state(), None
     if settings.regime == "linearised":  # the expert's weights in the network that is not linearised
         base.load(state)
-        extra["validation_accuracy_nonlinear"] = validate(base)
-    rows = outcome.trajectory.as_json()
-    write_expert(bench, folder, tasks, state, settings, seed, rows, extra)
+        nonlinear = validate(base)
+    write_expert(bench, folder, tasks, state, settings, seed, outcome.trajectory.as_json(), nonlinear)
     return outcome.cost
 
 
@@ -121,7 +120,7 @@ def write_expert(
     settings: FineTuneSettings,
     seed: int,
     rows: list[dict[str, Any]],
-    extra: dict[str, Any],
+    nonlinear: float | None = None,
 ) -> None:
     """Write an expert's weights, its head or those of its tasks, and `training.json`, its settings and trajectory."""
     name = ",".join(tasks)
@@ -139,7 +138,7 @@ def write_expert(
             path = head_file(folder, tasks, task)
             path.parent.mkdir(exist_ok=True)
             save_head(head, path)
-    summary = {
+    summary: Training = {
         "task": name,
         "fingerprint": fingerprint,
         "settings": settings.model_dump(),
@@ -147,10 +146,11 @@ def write_expert(
         "steps": rows[-1]["steps"],
         "examples": sum(len(bench.examples(task)) for task in tasks),
         "validation_accuracy": rows[-1]["validation_accuracy"],
-        **extra,
         "epochs": rows,
     }
-    (folder / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if nonlinear is not None:
+        summary["validation_accuracy_nonlinear"] = nonlinear
+    write_document(folder / layout.TRAINING_FILE, summary)
 
 
 def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:

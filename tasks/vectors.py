@@ -1,10 +1,9 @@
 """Stage `vectors`: task vectors, and how they lie to each other."""
 
-import json
-
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.documents import Geometry, write_document
 from tasks.models import load_states
 from tasks.project.stage import StageIO
 
@@ -21,9 +20,9 @@ def run(io: StageIO) -> None:
         write_checkpoint(folder / f"{task}.safetensors", vectors[task], {"task": task, "role": "task vector"})
         io.report("task vectors", done, len(tasks))
     base_norm = norm(base)
-    geometry = {
+    geometry: Geometry = {
         "tasks": tasks,
         "cosine": cosine_matrix(list(vectors.values())),
         "relative_norm": {task: norm(vector) / base_norm for task, vector in vectors.items()},
     }
-    io.out(layout.GEOMETRY).write_text(json.dumps(geometry, indent=1) + "\n")
+    write_document(io.out(layout.GEOMETRY), geometry)

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 # package: what of this project it may import, besides itself
 FILES = {
     *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.shelf"),
-    *("mergeflow.parts", "mergeflow.application", "mergeflow.late", "mergeflow.checkpoints"),
+    *("mergeflow.parts", "mergeflow.application", "mergeflow.late", "mergeflow.version", "mergeflow.checkpoints"),
+    "mergeflow.documents",
 }
 DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data", "mergeflow.suites"}
 LEARNING = {*FILES, *DATA, "mergeflow.merging"}

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mergeflow.documents import Candidate
 from mergeflow.errors import MergeflowError
 
 
-def best_candidate(candidates: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def best_candidate(candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate with the highest `normalised` validation accuracy; the first of equals.
 
     Args:
-        candidates: rows with `args` and `normalised`, in the order of the sweep.
+        candidates: the rows of a sweep, in its order.
 
     Raises:
         MergeflowError: there is no candidate.

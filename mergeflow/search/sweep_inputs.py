@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mergeflow.search.lm_eval import lm_eval_scorer
 from mergeflow.search.score_file import CommandScore, FunctionScore
 from mergeflow.search.scorer import SweepScorer
 from mergeflow.search.sweep_file import Sweep
+from mergeflow.version import version
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def open_sweep(
         score, facts = scorer or _images(sweep, folder, checkpoints.base, say)
         say("fingerprints")
         record = {
-            "version": _version(),
+            "version": version(),
             "split": sweep.split,
             "base": fingerprint(checkpoints.base, scheme),
             **{f"expert {name}": fingerprint(state, scheme) for name, state in checkpoints.experts.items()},
@@ -92,10 +92,3 @@ def _images(
     from mergeflow.search.images import open_images  # what merges language models needs no open_clip
 
     return open_images(sweep, folder, base, say)
-
-
-def _version() -> str:
-    try:
-        return version("mergeflow")
-    except PackageNotFoundError:
-        return "unknown"

@@ -58,7 +58,6 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         _forget_other_runs(scratch)
         done = scratch / "complete"
         if force or not done.exists():
-            compute_on_one_thread()
             with progress_file(state, stage.folder_name) as report, io.holds:
                 _build(replace(io, report=report), done)
         _publish(io)
@@ -70,11 +69,13 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
 def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
     """Return what a stage would work with now, and its fingerprint; nothing is run.
 
-    The scratch folder is the one that a run finds, so parts of a stage's work can be done before it, elsewhere.
+    The scratch folder is the one that a run finds, so parts of a stage's work can be done before it, elsewhere. From
+    here on this process computes on one thread, whatever part of the work it does.
 
     Raises:
         MergeflowError: an input is missing, or a parameter is wrong.
     """
+    compute_on_one_thread()
     params = load_params(root / "params.yaml")
     studies = load_study_params(root, params) if stage.file != MAIN else None
     fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from mergeflow.merging.files.step_fields import PREFIX
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.vocabulary.templates import write_templates
+from mergeflow.version import version
 
 
 class Job:
@@ -83,7 +83,7 @@ class Job:
     @property
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, as JSON values."""
-        return {"recipe": self.recipe.record(), "version": library_version(), "inputs": identity_of(self.inputs.paths)}
+        return {"recipe": self.recipe.record(), "version": version(), "inputs": identity_of(self.inputs.paths)}
 
     def run(self, resume: bool) -> tuple[str, dict[str, str]]:
         """Write the result; returns its fingerprint and those of the inputs."""
@@ -124,7 +124,7 @@ class Job:
         notes = {name: first for name, first in self.inputs.model.tied.items() if name in chosen and first in chosen}
         found = {
             "format": "pt",
-            "mergeflow.version": library_version(),
+            "mergeflow.version": version(),
             "mergeflow.recipe": self.recipe.record(),
             "mergeflow.fingerprint": result,
             "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
@@ -144,9 +144,7 @@ class Job:
             inputs = self._input_fingerprints()
             result = writer.fingerprint()
             writer.commit(self._metadata(self.infos, result, inputs))
-        write_text(
-            self.target.with_suffix(".md"), model_card(self.recipe, self.plan, result, inputs, library_version())
-        )
+        write_text(self.target.with_suffix(".md"), model_card(self.recipe, self.plan, result, inputs, version()))
         return result, inputs
 
     def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
@@ -193,23 +191,15 @@ class Job:
         if self.inputs.templates is not None:
             write_templates(self.inputs.templates, partial)
         record = {
-            "version": library_version(),
+            "version": version(),
             "recipe": json.loads(self.recipe.record()),
             "fingerprint": result,
             "inputs": inputs,
             "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
-        write_text(partial / "README.md", model_card(self.recipe, self.plan, result, inputs, library_version()))
+        write_text(partial / "README.md", model_card(self.recipe, self.plan, result, inputs, version()))
 
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
     return {name: infos[name] for name in names}
-
-
-def library_version() -> str:
-    """Return the installed version of this library."""
-    try:
-        return version("mergeflow")
-    except PackageNotFoundError:
-        return "unknown"

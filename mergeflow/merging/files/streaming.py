@@ -11,11 +11,12 @@ from mergeflow.merging.adapters.job import AdapterJob
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.inputs import open_inputs
-from mergeflow.merging.files.job import Job, library_version
+from mergeflow.merging.files.job import Job
 from mergeflow.merging.files.plan import check_target, make_plan
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, fix_references
 from mergeflow.merging.files.stepwise import after_steps
+from mergeflow.version import version
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of inputs done and in all, from any thread, one call at a time."""
@@ -90,7 +91,7 @@ def merge(
         on_read = _counted(progress, plan.bytes_read)
         notes: tuple[str, ...] = ()
         if recipe.adapter is not None:
-            made = AdapterJob(recipe, inputs, plan, on_read, workers, buffer, scheme, library_version()).write(target)
+            made = AdapterJob(recipe, inputs, plan, on_read, workers, buffer, scheme, version()).write(target)
             result, digests, notes = made.fingerprint, made.inputs, made.notes
         else:
             job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 from pydantic import Field
 
@@ -110,7 +109,6 @@ DECLARED = Declaration(Options, systems=("G1", "G2", "G3", "G4"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/equivalence`."""
-    torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
 
     def measured(name: str, done: int, total: int, work: Work) -> Tables:

@@ -84,7 +84,6 @@ DECLARED = Declaration(Options, runs=lambda options: [options.run, *options.comp
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/interference`."""
-    torch.set_num_threads(1)  # results must not depend on how many studies run at once
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
     cases = [(options.run, count) for count in options.counts] + list(options.compared.items())
