@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
-    from tasks.studies.page import Study
+    from tasks.project.studies import Study
     from tasks.studies.results import StudyResult, Table
 
 
@@ -128,7 +128,7 @@ def find_studies(root: Path) -> dict[str, "Study"]:
     A name that is taken already gets its world's name before it.
     """
     from tasks.project.graph import load_graph
-    from tasks.studies.page import Study
+    from tasks.project.studies import Study
 
     found: dict[str, Study] = {}
     for folder in _projects(root):

@@ -1,6 +1,8 @@
 """The studies that a project can have, found by name: those of the papers, and those of its own folder `studies`."""
 
+import ast
 import pkgutil
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +11,7 @@ from types import ModuleType
 from mergeflow.errors import MergeflowError
 from mergeflow.plugins import load_file
 from tasks.project.declaration import Declaration
+from tasks.project.stage import Stage
 
 PAPERS = "tasks.studies.papers"
 OWN = "studies/*/study.py"
@@ -50,6 +53,13 @@ def module_file(root: Path, module: str) -> Path:
     return Path(found.origin)
 
 
+def study_text(root: Path, module: str) -> tuple[str, str]:
+    """Return the title and the text of a study: its module's docstring, without importing it."""
+    text = ast.get_docstring(ast.parse(module_file(root, module).read_text("utf-8"))) or ""
+    title, _, rest = text.partition("\n")
+    return title.rstrip("."), rest.strip()
+
+
 def load_declaration(root: Path, module: str) -> Declaration:
     """Return what a study declares.
 
@@ -64,3 +74,32 @@ def load_declaration(root: Path, module: str) -> Declaration:
             "tasks.project.declaration, and a function `run(io)`. `mergeflow study new NAME` writes one to start from."
         )
     return declared
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study and the project that it reads.
+
+    Attributes:
+        root: that project's folder.
+        stage: the study's stage in its graph.
+    """
+
+    root: Path
+    stage: Stage
+
+    @property
+    def folder(self) -> Path:
+        """Where the result is."""
+        return self.root / self.stage.outs[0]
+
+    @property
+    def text(self) -> tuple[str, str]:
+        """The title and the text of its module's docstring."""
+        return study_text(self.root, self.stage.module)
+
+    @property
+    def question(self) -> str:
+        """What it asks: the title, without the study's name before it."""
+        title = self.text[0]
+        return title.partition(": ")[2] or title

@@ -1,6 +1,5 @@
 """studies/dvc.yaml, written from what the studies declare and studies/params.yaml chooses."""
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from mergeflow.schema import refusal
 from tasks.project.files import read_yaml
 from tasks.project.parameters import StudyParams, load_params, load_study_params
 from tasks.project.stage import CHOICES, STUDIES
-from tasks.project.studies import module_file
+from tasks.project.studies import study_text
 from tasks.project.study_options import ChosenStudy, check_study_options, unchosen
 
 _HEAD = """\
@@ -72,13 +71,6 @@ def names_differ(root: Path) -> bool:
         raise refusal(CHOICES, faults)
     known = read_yaml(root / STUDIES)["stages"] if (root / STUDIES).exists() else {}
     return set(known) != {_TRAIN, *sections}
-
-
-def study_text(root: Path, module: str) -> tuple[str, str]:
-    """Return the title and the text of a study: its module's docstring, without importing it."""
-    text = ast.get_docstring(ast.parse(module_file(root, module).read_text("utf-8"))) or ""
-    title, _, rest = text.partition("\n")
-    return title.rstrip("."), rest.strip()
 
 
 def _body(root: Path, study: ChosenStudy) -> dict[str, Any]:

@@ -6,12 +6,11 @@ import platform
 import shutil
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.project.stage import Stage, read_record
-from tasks.project.study_graph import study_text
+from tasks.project.stage import read_record
+from tasks.project.studies import Study
 from tasks.studies.results import ROWS, Finding, StudyResult, markdown_table
 from tasks.studies.verdicts import WORDS
 
@@ -22,35 +21,6 @@ _INDEX = (
     "raw rows. Another model and other tasks are a matter of `params.yaml`."
 )
 _COSTS = "results/costs.json"
-
-
-@dataclass(frozen=True)
-class Study:
-    """A study and the project that it reads.
-
-    Attributes:
-        root: that project's folder.
-        stage: the study's stage in its graph.
-    """
-
-    root: Path
-    stage: Stage
-
-    @property
-    def folder(self) -> Path:
-        """Where the result is."""
-        return self.root / self.stage.outs[0]
-
-    @property
-    def text(self) -> tuple[str, str]:
-        """The title and the text of its module's docstring."""
-        return study_text(self.root, self.stage.module)
-
-    @property
-    def question(self) -> str:
-        """What it asks: the title, without the study's name before it."""
-        title = self.text[0]
-        return title.partition(": ")[2] or title
 
 
 def write_page(root: Path, study: Study) -> Path:

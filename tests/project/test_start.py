@@ -17,7 +17,7 @@ try:
     main()
 except SystemExit:
     pass
-print([name for name in ("torch", "mlflow", "prefect", "pandas") if name in sys.modules], file=sys.stderr)
+print([name for name in ("torch", "mlflow", "prefect", "pandas", "matplotlib") if name in sys.modules], file=sys.stderr)
 """
 
 
@@ -25,7 +25,8 @@ print([name for name in ("torch", "mlflow", "prefect", "pandas") if name in sys.
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the results of a run, as far as the commands read them."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("dvc.yaml", "params.yaml"):
+    for name in ("dvc.yaml", "params.yaml", "studies/dvc.yaml", "studies/params.yaml"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
     tasks = list(yaml.safe_load((ROOT / "params.yaml").read_text())["tasks"])
     row = {
@@ -41,7 +42,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [["--help"], ["results"], ["new", "birds"], ["run", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["results"], ["new", "birds"], ["run", "--help"], ["study"]])
 def test_what_needs_no_torch_imports_none(words: list[str], project: Path) -> None:
     assert _run(project, COMMAND, *words) == "[]"
 
