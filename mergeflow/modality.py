@@ -62,7 +62,7 @@ class Examples(Predictions, Protocol):
         ...
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
-        """Return the mean loss over `rows`, differentiable, in float32 or wider even under autocast."""
+        """Return the mean loss over `rows`, a scalar [], differentiable, in float32 or wider even under autocast."""
         ...
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
@@ -71,6 +71,11 @@ class Examples(Predictions, Protocol):
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return what the named submodules give for `rows`, [n, ...] each.
+
+        Args:
+            model: whose module has the layers.
+            rows: int64 [n].
+            layers: names of submodules.
 
         Raises:
             MergeflowError: the module has no submodule of such a name.
@@ -83,12 +88,12 @@ class Prefetching(Protocol):
     """Examples that bring a batch to the device while it computes another."""
 
     def prefetch(self, rows: Tensor) -> None:
-        """Begin to bring examples; the call that asks for them is given this very tensor of rows."""
+        """Begin to bring examples; the call that asks for them is given this very tensor of rows, int64 [n]."""
         ...
 
 
 def prefetch(examples: Predictions, rows: Tensor) -> None:
-    """Tell examples which rows come after the next call, where they can make use of it."""
+    """Announce to examples which rows, int64 [n], come after the next call, where they can make use of it."""
     if isinstance(examples, Prefetching):
         examples.prefetch(rows)
 

@@ -35,7 +35,13 @@ def open_rounds(io: StageIO) -> IterativeRun:
 
 
 def tune(io: StageIO, number: int, task: str) -> None:
-    """Tune one task of one round, unless it is done; two callers never do the same piece at once."""
+    """Tune one task of one round, unless it is done; two callers never do the same piece at once.
+
+    Args:
+        io: the stage `multitask`.
+        number: the round, from 1.
+        task: the task's name.
+    """
     rounds = open_rounds(io)
     rounds.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(rounds.folder / f"{task}.lock"), ExitStack() as held:
@@ -45,13 +51,27 @@ def tune(io: StageIO, number: int, task: str) -> None:
 
 
 def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, report: Report) -> None:
-    """Tune one task in one round of an iterative run."""
+    """Tune one task in one round of an iterative run.
+
+    Args:
+        bench: the base and the examples.
+        run: the rounds on disk.
+        number: the round, from 1.
+        task: the task's name.
+        report: called with the steps done and in all.
+    """
     model, validate = bench.model(), bench.validation([task])
     run.tune(number, model, bench.examples(task), lambda: validate(model), report)
 
 
 def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
-    """Write every task's last expert below `folder`, its trajectory that of all rounds; return the whole cost."""
+    """Write every task's last expert below `folder`, its trajectory that of all rounds; return the whole cost.
+
+    Args:
+        bench: the base and the examples.
+        run: rounds that are all done.
+        folder: where each task's folder is made.
+    """
     total = Cost()
     for task in run.tasks:
         target = folder / task

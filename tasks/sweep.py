@@ -71,6 +71,12 @@ def individual(io: StageIO) -> dict[str, float]:
 
 
 def write_rows(io: StageIO, path: Path, rows: list[Candidate]) -> None:
-    """Write the scored candidates of the stage's method."""
+    """Write the scored candidates of the stage's method.
+
+    Args:
+        io: the stage; its item is the method.
+        path: the file to write.
+        rows: the candidates, in the order of the search.
+    """
     found: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
     write_document(path, found)

@@ -122,7 +122,18 @@ def write_expert(
     rows: list[dict[str, Any]],
     nonlinear: float | None = None,
 ) -> None:
-    """Write an expert's weights, its head or those of its tasks, and `training.json`, its settings and trajectory."""
+    """Write an expert's weights, its head or those of its tasks, and `training.json`, its settings and trajectory.
+
+    Args:
+        bench: the base and the examples.
+        folder: made by the caller, empty of these files.
+        tasks: those that the model was trained on.
+        state: its shared weights.
+        settings: how it was trained.
+        seed: of the run.
+        rows: the trajectory, a row an epoch or part of one.
+        nonlinear: validation accuracy of the network that is not linearised, for that regime.
+    """
     name = ",".join(tasks)
     record = {
         "task": name,
@@ -154,7 +165,13 @@ def write_expert(
 
 
 def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
-    """Return the file of a task's head in the folder of a model of `tasks`."""
+    """Return the file of a task's head in the folder of a model of `tasks`.
+
+    Args:
+        folder: of the model.
+        tasks: those that the model was trained on.
+        task: one of them.
+    """
     return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
 

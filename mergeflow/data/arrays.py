@@ -44,7 +44,13 @@ class Split:
 
 
 def array_file(folder: Path, split: str, name: str) -> Path:
-    """Return the path of one array of a split."""
+    """Return the path of one array of a split.
+
+    Args:
+        folder: of the prepared split.
+        split: train, validation or test.
+        name: of the array, such as `labels`.
+    """
     return folder / f"{split}.{name}.npy"
 
 
@@ -131,7 +137,13 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
 
 
 def label_error(where: str, label: object, class_names: Sequence[str]) -> MergeflowError:
-    """Return the error for a label that no class name belongs to."""
+    """Return the error for a label that no class name belongs to.
+
+    Args:
+        where: what the message calls the example.
+        label: what was found.
+        class_names: those that there are.
+    """
     return MergeflowError(
         f"{where}: label {label} is outside the class names (0 to {len(class_names) - 1}, "
         f"'{class_names[0]}' to '{class_names[-1]}'). Correct the label or name the class; "

@@ -112,6 +112,13 @@ class Copies:
 def check_filled(raw: RawTask, split: str, read: int, left_out: int, kept: int) -> None:
     """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
 
+    Args:
+        raw: the task.
+        split: train, validation or test.
+        read: examples that the source gave.
+        left_out: those that transforms left out.
+        kept: those that are not copies of others.
+
     Raises:
         MergeflowError: saying which.
     """

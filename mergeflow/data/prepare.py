@@ -148,6 +148,12 @@ def map_ordered(
 ) -> Iterator[R]:
     """Yield function(item) in the order of `items`, computed by the pool at most `ahead` items ahead.
 
+    Args:
+        function: called on the pool's threads.
+        items: taken one at a time, as results are asked for.
+        pool: the threads.
+        ahead: items in work at most, at least 1.
+
     Example:
         >>> with ThreadPoolExecutor(2) as pool:
         ...     list(map_ordered(lambda x: x * x, range(4), pool))

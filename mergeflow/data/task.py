@@ -137,6 +137,11 @@ class RawTask:
 def check_names(task: str, class_names: Sequence[str] | None, templates: Sequence[str] | None) -> None:
     """Refuse class names and templates from which no classifier can be built.
 
+    Args:
+        task: the task's name.
+        class_names: None where the task has no classes.
+        templates: None where the task has no prompts.
+
     Example:
         >>> check_names("pets", ["cat", "dog", "cat"], ["a photo of a {}."])
         Traceback (most recent call last):

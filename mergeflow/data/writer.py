@@ -61,7 +61,7 @@ class ArrayWriter:
         self._header_bytes = self.file.tell()
 
     def add(self, row: np.ndarray) -> None:
-        """Append one row."""
+        """Append one row, of the shape and type of the first one: [...]."""
         assert (row.dtype, row.shape) == self._row, f"{self.path}: {row.dtype} {row.shape} after {self._row}"
         content = np.ascontiguousarray(row).data
         self.file.write(content)

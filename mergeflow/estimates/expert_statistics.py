@@ -57,6 +57,11 @@ class StatisticOrder:
 def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress | None = None) -> tuple[str, int]:
     """Measure a statistic and write it as safetensors, with what made it in the metadata.
 
+    Args:
+        order: what to measure, of which expert, on what.
+        out: the safetensors file to write.
+        progress: called with the examples done and in all.
+
     Returns:
         The file's fingerprint and the number of images used.
 
@@ -108,7 +113,13 @@ def _check(order: StatisticOrder, out: Path) -> None:
 
 
 def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> Classification:
-    """Return examples of a prepared split in an order drawn from the seed."""
+    """Return examples of a prepared split in an order drawn from the seed.
+
+    Args:
+        order: names the task, the split, how many examples, and the seed.
+        image_size: the side that the model takes, in pixels.
+        head: of the task; None where the estimate needs none.
+    """
     split = load_split(order.task, order.split)
     if split.images.shape[1] != image_size:
         raise MergeflowError(

@@ -12,13 +12,25 @@ from mergeflow.modality import Examples, Model, prefetch
 
 @torch.inference_mode()
 def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> np.ndarray:
-    """Return each example's score: float32 [N] in [0, 1], in the split's order; of classes 1 where right, else 0."""
+    """Return each example's score: float32 [N] in [0, 1], in the split's order; of classes 1 where right, else 0.
+
+    Args:
+        model: judged as it stands.
+        examples: N examples of one split.
+        batch_size: examples per forward pass; only rounding depends on it.
+    """
     found = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
     return torch.cat(found).cpu().numpy()
 
 
 def accuracies(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -> dict[str, float]:
-    """Return each task's accuracy, the mean of its scores: a fraction in [0, 1]."""
+    """Return each task's accuracy, the mean of its scores: a fraction in [0, 1].
+
+    Args:
+        model: judged as it stands.
+        tasks: the examples of each task by its name.
+        batch_size: examples per forward pass; only rounding depends on it.
+    """
     return {
         task: float(example_scores(model, examples, batch_size).mean(dtype=np.float64))
         for task, examples in tasks.items()

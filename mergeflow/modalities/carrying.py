@@ -23,11 +23,11 @@ class Ahead:
         self._coming: list[tuple[Tensor, Future[tuple[Tensor, ...]]]] = []
 
     def expect(self, rows: Tensor) -> None:
-        """Begin to gather rows. The same tensor object has to be taken later; the two last ones are kept."""
+        """Begin to gather rows, int64 [n]. The same tensor object has to be taken later; the two last ones are kept."""
         self._coming = [*self._coming[-1:], (rows, _gatherer().submit(self._gather, rows))]
 
     def take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return what was gathered for these rows, or gather it now."""
+        """Return what was gathered for these rows, int64 [n], or gather it now; each tensor is [n, ...]."""
         for place, (known, coming) in enumerate(self._coming):
             if known is rows:
                 del self._coming[: place + 1]
@@ -41,14 +41,14 @@ def _gatherer() -> ThreadPoolExecutor:
 
 
 def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows of a tensor, and the rows' numbers, in memory that a device reads without a copy in between."""
+    """Return rows [n, ...] of a tensor and their numbers [n] in memory that a device reads without another copy."""
     found = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
     numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True)
     return torch.index_select(values, 0, rows, out=found), numbers.copy_(rows)
 
 
 def carry(batch: Tensor, device: torch.device) -> Tensor:
-    """Copy pinned memory to a CUDA device on a stream of its own; what is computed with it waits for it there."""
+    """Copy pinned memory [n, ...] to a CUDA device on a stream of its own; what computes with it waits for it."""
     copies, computes = _copies(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(copies):
         there = batch.to(device, non_blocking=True)

@@ -75,7 +75,7 @@ class Classification:
         return activations(model.module, layers, lambda: self.encode(model.module, self._batch(rows)[0]))
 
     def prefetch(self, rows: Tensor) -> None:
-        """Begin to gather `rows`, which some call after the next one will ask for; on the processor do nothing."""
+        """Begin to gather `rows`, int64 [n], for a call after the next one; on the processor do nothing."""
         if self._carried:
             self._ahead.expect(rows)
 
@@ -114,6 +114,11 @@ class Classification:
 
 def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> None:
     """Refuse a head of other classes than the data's.
+
+    Args:
+        task: the task's name, for the message.
+        head: None where the task has none.
+        class_names: those of the prepared data, in label order.
 
     Raises:
         MergeflowError: number or names differ.

@@ -90,7 +90,12 @@ def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def on_pixels(module: nn.Module, images: Tensor) -> Tensor:
-    """Call a net on uint8 images: what `Classification.encode` wants of it."""
+    """Call a net on uint8 images: what `Classification.encode` wants of it.
+
+    Args:
+        module: takes normalised float images [n, 3, S, S].
+        images: uint8 [n, S, S, 3].
+    """
     logits: Tensor = module(pixels(images, next(module.parameters()).dtype))
     return logits
 

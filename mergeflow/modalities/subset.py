@@ -50,4 +50,5 @@ class Subset:
         return self.whole.log_p(model, self.chosen[rows])
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return what the named submodules give for `rows`, [n, ...] each."""
         return self.whole.features(model, self.chosen[rows], layers)

@@ -45,6 +45,11 @@ def plan_batches(sizes: Sequence[int], settings: FineTuneSettings, seed: int) ->
     each part weighted by its share, so that the sum is the exact mean. `joint`: one batch of every task with weight 1
     (`sum`), or shuffled batches of all examples together, whose parts weigh their share (`proportional`).
 
+    Args:
+        sizes: examples of each task.
+        settings: regime, batch size and how a batch is split.
+        seed: of the order, at least 0.
+
     Example:
         >>> [part.indices.tolist() for part in plan_batches([3], FineTuneSettings(batch_size=2), seed=0).parts(0)]
         [[2, 0]]

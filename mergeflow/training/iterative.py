@@ -96,6 +96,13 @@ class IterativeRun:
     ) -> None:
         """Tune one task in one round.
 
+        Args:
+            number: the round, from 1.
+            model: takes the weights that the round starts from.
+            data: the task's training examples, with its head.
+            validate: returns the validation accuracy of `model` as it stands.
+            report: called with the steps done and in all.
+
         Raises:
             MergeflowError: another run's rounds are in the folder, or training fails; the message names the round.
         """

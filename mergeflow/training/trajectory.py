@@ -96,7 +96,14 @@ class Trajectory:
 
     @torch.no_grad()
     def close_epoch(self, steps: int, parameters: Sequence[Tensor], start: Sequence[Tensor], accuracy: float) -> None:
-        """End the epoch under way with a row."""
+        """End the epoch under way with a row.
+
+        Args:
+            steps: optimiser steps so far.
+            parameters: the trained parameters θ, of any shapes.
+            start: what they were before the run.
+            accuracy: on validation, in [0, 1].
+        """
         count = self.steps_in_epoch
         mean = [gradient / count for gradient in self.gradient_sum]
         self.first_gradient = self.first_gradient or mean

@@ -13,6 +13,11 @@ from mergeflow.errors import MergeflowError
 def add_task_line(text: str, name: str, source: str) -> str:
     """Return the text of params.yaml with one more task, the last of `tasks`.
 
+    Args:
+        text: of params.yaml.
+        name: the task's name.
+        source: where its examples come from.
+
     Example:
         >>> print(add_task_line("tasks:\\n  a: suite:x  # drawn\\n\\nseed: 0\\n", "b", "folder:inputs/b"), end="")
         tasks:
@@ -26,6 +31,12 @@ def add_task_line(text: str, name: str, source: str) -> str:
 
 def add_line(text: str, section: str, name: str, value: Any) -> str:
     """Return the text of a file of parameters with one more entry, the last of a section.
+
+    Args:
+        text: of the file.
+        section: a key at the top level.
+        name: the new entry's key.
+        value: what it says, plain YAML values.
 
     Raises:
         MergeflowError: the section is written in a way that cannot be edited safely, or there is none.

@@ -161,7 +161,13 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
 
 
 def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
-    """Whether the outputs are those that the stage made with this fingerprint."""
+    """Whether the outputs are those that the stage made with this fingerprint.
+
+    Args:
+        root: the project folder.
+        stage: which stage.
+        fingerprint: of its parameters, inputs and code as they are now.
+    """
     manifest = _manifest(root, stage)
     if not manifest.exists() or not all((root / out).exists() for out in stage.outs):
         return False

@@ -41,6 +41,11 @@ Part = TypeVar("Part", bound=Frozen)
 def read_section(root: Path, name: str, section: type[Part]) -> Part:
     """Read and validate one section of the project's params.yaml; the others are not looked at.
 
+    Args:
+        root: the project folder.
+        name: the section's key.
+        section: what it may say.
+
     Raises:
         MergeflowError: no such section, or all that is wrong in it.
     """

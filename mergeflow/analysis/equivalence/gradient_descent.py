@@ -27,6 +27,11 @@ def gradient(loss: Loss, point: Tensor) -> Tensor:
 def hessian_vector(loss: Loss, point: Tensor, vector: Tensor) -> Tensor:
     """Return ∇²L(θ) v, [P], by differentiating ⟨∇L(θ), v⟩: twice the memory of a gradient, no matrix.
 
+    Args:
+        loss: L.
+        point: θ, [P].
+        vector: v, [P].
+
     Example:
         >>> hessian_vector(lambda theta: (theta**3).sum(), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0])).tolist()
         [6.0, 12.0]
@@ -52,6 +57,12 @@ def hessian(loss: Loss, point: Tensor) -> Tensor:
 
 def spectral_norm(loss: Loss, point: Tensor, products: int, seed: int = 0) -> float:
     """Return an estimate from below of ‖∇²L(θ)‖₂: power iteration with `products` Hessian-vector products.
+
+    Args:
+        loss: L.
+        point: θ, [P].
+        products: Hessian-vector products, at least 1.
+        seed: of the vector that the iteration starts from.
 
     Example:
         >>> round(spectral_norm(lambda theta: (theta**2 * torch.tensor([1.0, -3.0])).sum(), torch.zeros(2), 20), 4)

@@ -60,6 +60,10 @@ class Net:
         """Count the (input, hidden unit) pairs whose pre-activation changes its sign between the points.
 
         A Taylor expansion of a ReLU net holds while none does: beyond a kink the gradient jumps.
+
+        Args:
+            points: flat weights, [P] each.
+            inputs: [N, D_0].
         """
         sides = torch.stack([self._sides(point, inputs) for point in points])
         return int((sides != sides[0]).any(dim=0).sum())
@@ -85,6 +89,13 @@ def random_tasks(count: int, inputs: int, classes: int, examples: int, seed: int
     """Return `count` tasks of the source `toy:clouds` with float64 inputs [N, D], ‖x‖₂ ≤ 1, and labels [N].
 
     Every task has its own mean and its own teacher, so that the tasks' gradients differ.
+
+    Args:
+        count: T ≥ 1.
+        inputs: D, the width of the inputs.
+        classes: labels of each task.
+        examples: N, for each task.
+        seed: of all that is drawn.
     """
     place = f"clouds,inputs={inputs},classes={classes},train={examples},seed={seed}"
     tasks = []

@@ -50,7 +50,13 @@ class Problem:
         return tuple(flat_loss(self.module, one) for one in self.examples)
 
     def expert(self, task: int, step: float, epochs: int) -> Tensor:
-        """Return θ_t^(k) as the training loop makes it, [P]."""
+        """Return θ_t^(k) as the training loop makes it, [P].
+
+        Args:
+            task: index of the task.
+            step: η > 0.
+            epochs: k ≥ 1.
+        """
         return trained(self.module, self.examples[task : task + 1], step, epochs)
 
     def joint(self, step: float, epochs: int) -> Tensor:
@@ -58,11 +64,23 @@ class Problem:
         return trained(self.module, self.examples, step, epochs)
 
     def joint_points(self, scale: float, step: float, count: int) -> list[Tensor]:
-        """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1)."""
+        """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1).
+
+        Args:
+            scale: α; the joint run has step α η.
+            step: η > 0.
+            count: iterates, the start among them.
+        """
         return [self.start + move for move in descend(summed(self.losses), self.start, scale * step, count - 1)]
 
     def switched_units(self, scale: float, step: float, epochs: int) -> int:
-        """Count ReLUs that switch side at any iterate of the experts or the joint run; 0 for smooth models."""
+        """Count ReLUs that switch side at any iterate of the experts or the joint run; 0 for smooth models.
+
+        Args:
+            scale: α; the joint run has step α η.
+            step: η > 0.
+            epochs: k, whose last iterate does not count.
+        """
         if self.net is None or self.net.activation != "relu":
             return 0
         joint = self.joint_points(scale, step, epochs)

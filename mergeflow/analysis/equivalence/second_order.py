@@ -33,6 +33,11 @@ from mergeflow.errors import MergeflowError
 def mismatches(losses: Sequence[Loss], point: Tensor, scale: float) -> Tensor:
     """Return r_t(θ) = α Σ_t' ∇L_t'(θ) − ∇L_t(θ) for every task, [T, P]: how one joint step differs from a task's own.
 
+    Args:
+        losses: T task losses.
+        point: θ, [P].
+        scale: α.
+
     Source: Zhou et al. 2025, equation 6.
     """
     gradients = torch.stack([gradient(loss, point) for loss in losses])

@@ -28,7 +28,14 @@ def one_epoch_rows(problem: Problem, step: float) -> Iterator[Row]:
 
 
 def joint_rows(problem: Problem, step: float, scales: Sequence[float], epochs: int) -> Iterator[Row]:
-    """Yield per scale how far merged experts are from the joint run of step αη, after one epoch and after `epochs`."""
+    """Yield per scale how far merged experts are from the joint run of step αη, after one epoch and after `epochs`.
+
+    Args:
+        problem: the tasks and their common start.
+        step: η > 0 of the experts.
+        scales: α, each with a joint run of step α η.
+        epochs: k, compared with one epoch.
+    """
     for count in (1, epochs):
         experts = [problem.expert(number, step, count) for number in range(len(problem.tasks))]
         for scale in scales:
@@ -45,7 +52,14 @@ def joint_rows(problem: Problem, step: float, scales: Sequence[float], epochs: i
 
 
 def gap_rows(problem: Problem, scale: float, steps: Sequence[float], epochs: int) -> Iterator[Row]:
-    """Yield the gap at every step size, and what the derived, the printed and the halved term leave of it."""
+    """Yield the gap at every step size, and what the derived, the printed and the halved term leave of it.
+
+    Args:
+        problem: the tasks and their common start.
+        scale: α of task arithmetic.
+        steps: η, ascending.
+        epochs: k ≥ 2.
+    """
     for step in steps:
         found = measure_gap(problem.losses, problem.start, scale, step, epochs)
         switched = problem.switched_units(scale, step, epochs)
@@ -66,7 +80,14 @@ def slope_row(rows: Sequence[Row]) -> Row:
 
 
 def coefficient_rows(problem: Problem, scales: Sequence[float], step: float, epochs: int) -> Iterator[Row]:
-    """Yield per scale the coefficient c of gap = c η² C as measured, beside the three that are claimed."""
+    """Yield per scale the coefficient c of gap = c η² C as measured, beside the three that are claimed.
+
+    Args:
+        problem: the tasks and their common start.
+        scales: α.
+        step: η > 0.
+        epochs: k ≥ 2.
+    """
     for scale in scales:
         found = measure_gap(problem.losses, problem.start, scale, step, epochs)
         yield {
@@ -83,7 +104,14 @@ def coefficient_rows(problem: Problem, scales: Sequence[float], step: float, epo
 
 
 def epoch_rows(problem: Problem, scale: float, step: float, epochs: Sequence[int]) -> Iterator[Row]:
-    """Yield how the gap grows with k: k(k−1)/2 times that of k = 2, since each term of the sum is the same to O(η)."""
+    """Yield how the gap grows with k: k(k−1)/2 times that of k = 2, since each term of the sum is the same to O(η).
+
+    Args:
+        problem: the tasks and their common start.
+        scale: α of task arithmetic.
+        step: η > 0.
+        epochs: k ≥ 2, each.
+    """
     first = measure_gap(problem.losses, problem.start, scale, step, 2).gap
     for count in epochs:
         gap = measure_gap(problem.losses, problem.start, scale, step, count).gap

@@ -23,6 +23,12 @@ def factor_rows(problem: Problem, scales: Sequence[float], step: float, epochs: 
     """Yield per scale ‖C‖₂ / (T · pairs · H · G) with measured H and G, and the three task factors that bound it.
 
     H is exact for nets and estimated from below by power iteration for others, which makes their ratio too large.
+
+    Args:
+        problem: the tasks and their common start.
+        scales: α.
+        step: η > 0.
+        epochs: k ≥ 2.
     """
     count = len(problem.losses)
     for scale in scales:
@@ -45,6 +51,13 @@ def network_row(problem: Problem, gain: float, scale: float, step: float, epochs
     """Return ‖C‖₂, G and H of a feed-forward net beside the bounds in its weights' spectral norms.
 
     Each version of the theorem is taken whole: the statement with |αT − 1|, the appendix with the proof's |α(T+1) − 1|.
+
+    Args:
+        problem: of a feed-forward net.
+        gain: factor on the initial weights, for the row.
+        scale: α of task arithmetic.
+        step: η > 0.
+        epochs: k ≥ 2.
     """
     assert problem.net is not None
     points = problem.joint_points(scale, step, epochs)

@@ -26,6 +26,12 @@ def build(section: ModelSection) -> Model:
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from.
 
+    Args:
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        manifests: of every task by its name.
+        base: where the files go.
+
     Raises:
         MergeflowError: the examples have another number of inputs than the net, or more classes than its logits.
     """
@@ -58,7 +64,15 @@ def _drawn_head(section: ModelSection, task: str, class_names: list[str]) -> Hea
 
 
 def open_examples(task: str, folder: Path, split: str, head: Head | None, device: torch.device) -> Classification:
-    """Return one prepared split; inputs stay on disk."""
+    """Return one prepared split; inputs stay on disk.
+
+    Args:
+        task: the task's name.
+        folder: of the prepared split.
+        split: train, validation or test.
+        head: of the task, on `device`; None where it has none.
+        device: of the labels, to which batches go.
+    """
     data = load_split(folder, split)
     check_classes(task, head, data.class_names)
     labels = torch.from_numpy(data.labels.copy()).to(device)

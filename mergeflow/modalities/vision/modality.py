@@ -25,6 +25,12 @@ def build(section: ModelSection) -> Model:
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the pre-trained image tower, and one zero-shot head for each task.
 
+    Args:
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        manifests: of every task by its name.
+        base: where the files go.
+
     Raises:
         MergeflowError: the weights cannot be loaded, or the images are prepared at another size than the model takes.
     """
@@ -43,7 +49,15 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
 
 
 def open_examples(task: str, folder: Path, split: str, head: Head | None, device: torch.device) -> Classification:
-    """Return one prepared split; images stay on disk."""
+    """Return one prepared split; images stay on disk.
+
+    Args:
+        task: the task's name.
+        folder: of the prepared split.
+        split: train, validation or test.
+        head: of the task, on `device`; None where it has none.
+        device: of the labels, to which batches go.
+    """
     data = load_split(folder, split)
     check_classes(task, head, data.class_names)
     labels = torch.from_numpy(data.labels.copy()).to(device)

@@ -29,7 +29,14 @@ def open_model(
 
 
 def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -> None:
-    """Refuse a head of other classes than the data's, or of other features than the model's."""
+    """Refuse a head of other classes than the data's, or of other features than the model's.
+
+    Args:
+        task: the task's name, for the message.
+        head: of C classes on features [n, D].
+        class_names: those of the data, in label order.
+        clip: the model that gives the features.
+    """
     differing = [f"{a!r} / {b!r}" for a, b in zip(head.class_names, class_names, strict=False) if a != b]
     if len(head.class_names) != len(class_names) or differing:
         told = f": {differing[0]} (head / data)" if differing else ""

@@ -136,7 +136,13 @@ def draw_captions(settings: PretrainSettings) -> Tensor:
 
 
 def draw_images(settings: PretrainSettings, workers: int, progress: Progress | None = None) -> Tensor:
-    """Draw the pre-training images, uint8 [N, 32, 32, 3], task by task."""
+    """Draw the pre-training images, uint8 [N, 32, 32, 3], task by task.
+
+    Args:
+        settings: how many images, of which tasks.
+        workers: processes that draw; no pixel depends on it.
+        progress: called with the images done and in all.
+    """
     jobs = [
         (settings.suite, name, start, min(start + _CHUNK, count), settings.photo_share, settings.seed)
         for name, count in _counts(settings).items()
@@ -213,7 +219,14 @@ def _batches(count: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
 def train_base(
     settings: PretrainSettings, images: Tensor, captions: Tensor, progress: Progress | None = None
 ) -> tuple[ClipModel, float]:
-    """Train a pocket-clip; return it and the mean loss of the last fiftieth of the steps."""
+    """Train a pocket-clip; return it and the mean loss of the last fiftieth of the steps.
+
+    Args:
+        settings: steps, batches and learning rate.
+        images: uint8 [N, S, S, 3].
+        captions: tokens of each image's caption, int64 [N, L].
+        progress: called with the steps done and in all.
+    """
     suite = get_suite(settings.suite)
     clip = load_clip(POCKET, settings.start, seed=settings.seed)
     loss = _Loss(clip, [name for task in suite.tasks.values() for name in task.class_names])

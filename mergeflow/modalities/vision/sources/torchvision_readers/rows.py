@@ -50,13 +50,25 @@ def file_rows(items: Iterable[tuple[Path, int]], root: Path) -> Rows:
 
 
 def array_rows(images: Any, labels: Any, split: str) -> Rows:
-    """Return the rows of a data set that torchvision holds as arrays: images uint8 [N, H, W] or [N, H, W, 3]."""
+    """Return the rows of a data set that torchvision holds as arrays: images uint8 [N, H, W] or [N, H, W, 3].
+
+    Args:
+        images: uint8 [N, H, W] or [N, H, W, 3].
+        labels: [N].
+        split: names the rows, with their index.
+    """
     keys = [(f"{split}/{row:06d}.png", int(label)) for row, label in enumerate(labels)]
     return Rows(keys, lambda row: Image.fromarray(images[row]))
 
 
 def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str, Rows]:
-    """Return the rows of every official list; a list that names a file that is not there is an error."""
+    """Return the rows of every official list; a list that names a file that is not there is an error.
+
+    Args:
+        rows: all that the data set holds.
+        wanted: list to the names of its files.
+        base: the folder that these names start from.
+    """
     there = {path for path, _ in rows.keys}
     for split, paths in wanted.items():
         if missing := sorted(paths - there):
