@@ -78,5 +78,7 @@ def _text(path: Path, kind: str) -> str:
 
 def _told(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        if "another document" in str(error.problem):
+            return f"it holds several documents, the second from line {error.problem_mark.line + 1} on, expected one"
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return str(error).splitlines()[0].removesuffix(".")

@@ -213,3 +213,19 @@ def test_a_configuration_given_as_recipe_is_told_the_command(run: Run, folder: P
     (folder / "kit.yml").write_text("merge_method: slerp\nbase_model: a\nmodels: []\n")
     with pytest.raises(MergeflowError, match=r"kit.yml: this is a configuration of mergekit.*`mergeflow convert"):
         run("merge", "kit.yml")
+
+
+def test_layers_and_several_documents_on_the_command_line(run: Run, folder: Path) -> None:
+    (folder / "kit.yml").write_text(
+        "name: first\nmerge_method: linear\nmodels: [{model: a.safetensors}, {model: b.safetensors}]\n---\n"
+        "merge_method: slerp\nbase_model: first\nmodels: [{model: b.safetensors}]\nparameters: {t: 0.5}\n"
+    )
+    with pytest.raises(MergeflowError, match=r"several documents, the second from line 4 on.*`mergeflow convert`"):
+        run("merge", "kit.yml")
+    assert run("convert", "kit.yml", "--out", "kit.yaml").exit_code == 0
+    checked = run("check", "kit.yaml").output
+    assert "step          first: average of 2 experts, written first" in checked or "computed as it is read" in checked
+    assert run("merge", "kit.yaml", "--out", "kit.safetensors").exit_code == 0
+    (folder / "tall.yaml").write_text("slices: [{model: a.safetensors, layers: [0, 2]}]\n")
+    with pytest.raises(MergeflowError, match=r"step 'slices': 'a.safetensors' \(no config.json with a model_type\)"):
+        run("check", "tall.yaml")

@@ -241,6 +241,14 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
         ),
         (
             {
+                "merge_method": "della",
+                "base_model": "a",
+                "models": [{"model": "b", "parameters": {"epsilon": 0.1}}, {"model": "c"}],
+            },
+            "epsilon that differs between models",
+        ),
+        (
+            {
                 "merge_method": "ties",
                 "base_model": "a",
                 "slices": [{"sources": [{"model": "b", "layer_range": [2, 4]}, {"model": "c", "layer_range": [2, 4]}]}],
@@ -311,7 +319,7 @@ def test_documents_without_one_result():
     with pytest.raises(MergeflowError, match="has 2 merges that no other reads"):
         converted(named)
     recipe, _ = converted([named[0], {**PAIR, "name": "y", "models": [{"model": "x"}]}])
-    assert recipe["experts"] == {"a": "a", "step:x": "step:x"}
+    assert recipe["experts"] == {"a": "a", "x": "step:x"}
 
 
 def test_slices_of_layers():
@@ -343,7 +351,7 @@ def test_slices_of_layers():
 
 def test_an_adapter_on_a_model_is_a_step():
     recipe, _ = converted([{"merge_method": "linear", "models": [{"model": "m/a+l/x"}, {"model": "m/b"}]}])
-    assert recipe["experts"]["step:a_x"] == "step:a_x"
+    assert recipe["experts"]["a_x"] == "step:a_x"
     assert recipe["steps"]["a_x"]["experts"] == {"adapter": "l/x"}
     make_recipe(recipe)
 

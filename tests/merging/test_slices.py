@@ -37,6 +37,9 @@ def test_a_frankenmerge_runs_the_chosen_blocks(name, tmp_path):
     """Blocks 0, 1 of a, then 1, 0 … of b: as a ModuleList put together by hand gives it."""
     a, b = (saved(tmp_path / place, name, seed) for seed, place in enumerate("ab"))
     slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": [1, 2]}, {"model": f"{tmp_path}/b"}]
+    assert (
+        check_recipe({"slices": slices}).steps["slices"] == f"layers of {tmp_path}/a, {tmp_path}/b [1, 2], {tmp_path}/b"
+    )
     merge({"slices": slices}, tmp_path / "tall")
     tall = load(tmp_path / "tall")
     row, own, other = (model.get_submodule(ROWS[name]) for model in (tall, a, b))

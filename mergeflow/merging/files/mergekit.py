@@ -104,6 +104,7 @@ def _experts(reader: _Reader, method: str) -> dict[str, str]:
     elif method not in ("average", "karcher", "passthrough") and reader.base:
         paths = [path for path in paths if path != reader.base]
     names = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in paths]
+    names = [name.removeprefix("step:") for name in names]
     names = ["base_model" if name == "base" else name for name in names]  # a recipe keeps `base` for the base
     unique = len(set(names)) == len(names)
     return {name if unique else path.replace("/", "_"): path for name, path in zip(names, paths, strict=True)}
@@ -128,7 +129,10 @@ def _delta_arguments(reader: _Reader, theirs: str, method: str, experts: Mapping
                 "masks are drawn by another generator, and rescaled by 1/(1 - drop) instead of the L1 norm"
             )
     if method.startswith("della"):
-        args["window"] = _mapped(reader.shared("epsilon", 0.15), lambda epsilon: round(2 * epsilon, 12))
+        widths = [reader.own(path, "epsilon", 0.15) for path in experts.values()]
+        if any(width != widths[0] for width in widths):
+            reader.faults.append("epsilon that differs between models")
+        args["window"] = _mapped(widths[0] if widths else 0.15, lambda epsilon: round(2 * epsilon, 12))
         if any(value == 0 for value in _numbers(args["drop"])):
             args["window"] = 0.0  # at density 1 nothing is dropped, whatever epsilon says
     if method.startswith("breadcrumbs"):

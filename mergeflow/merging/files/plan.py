@@ -13,10 +13,12 @@ from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, units_of
 from mergeflow.merging.files.computed import Computed
 from mergeflow.merging.files.inputs import Inputs, open_inputs
+from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.output import output_infos, shard_names
 from mergeflow.merging.files.place import check_adapter_place, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
+from mergeflow.merging.files.step_fields import Slices
 from mergeflow.merging.files.steps import steps_to_write
 from mergeflow.merging.stacks import unit_bytes
 from mergeflow.merging.treatment import Treatment, survey
@@ -44,7 +46,7 @@ class Plan:
         notes: What was done to make the inputs fit each other.
         rank: Largest rank of a matrix, where the result is an adapter.
         warnings: What to know of: settings, tokens, templates, licences that differ.
-        steps: Each step that is a merge, in words.
+        steps: Each step, in words.
         written: Those of them that are written before the merge, in order.
     """
 
@@ -175,7 +177,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER, written: tup
         notes=inputs.notes,
         rank=recipe.adapter.rank if recipe.adapter is not None else None,
         warnings=inputs.warnings,
-        steps={name: _in_words(step, name in written) for name, step in inputs.steps.items()},
+        steps={name: _in_words(step, inputs.steps.get(name), name in written) for name, step in recipe.steps or ()},
         written=written,
     )
 
@@ -187,10 +189,17 @@ def _check_step(name: str, step: Computed) -> None:
     survey(owner, args.selection, args.splits, infos, model.tied, model.architecture)
 
 
-def _in_words(step: Computed, written: bool) -> str:
-    count, size = len(step.inputs.experts), sum(info.nbytes for info in step.infos.values())
-    how = f"written first, {_size(size)} that are removed at the end" if written else "computed as it is read"
-    return f"{step.inputs.call.name} of {count} expert{'s' * (count > 1)}, {how}"
+def _in_words(step: Recipe | Slices | Mixture, computed: Computed | None, written: bool) -> str:
+    """Return what a step is, for people."""
+    if isinstance(step, Slices):
+        parts = (f"{one.model} [{one.layers[0]}, {one.layers[1]}]" if one.layers else one.model for one in step)
+        return f"layers of {', '.join(parts)}"
+    if isinstance(step, Mixture):
+        return f"mixture of {len(step.experts)} experts, gate {step.gate}"
+    count = len(step.experts) + len(step.task_vectors)
+    size = _size(sum(info.nbytes for info in computed.infos.values())) if computed is not None else ""
+    how = f"written first, {size} that are removed at the end" if written else "computed as it is read"
+    return f"{step.method} of {count} expert{'s' * (count > 1)}, {how}"
 
 
 def _shards(recipe: Recipe, base: LazyStateDict, infos: Mapping[str, TensorInfo]) -> tuple[tuple[str, ...], ...]:

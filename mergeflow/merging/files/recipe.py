@@ -218,11 +218,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             (all at once).
     """
     place = Path(path)
-    values = read_yaml(place, "recipe")
+    try:
+        values = read_yaml(place, "recipe")
+    except MergeflowError as error:
+        if "several documents" in str(error):
+            raise MergeflowError(f"{error} `mergeflow convert` makes one recipe of mergekit's documents.") from None
+        raise
     if not isinstance(values, dict):
-        raise MergeflowError(
-            f"recipe '{place}' holds a {type(values).__name__}, expected keys such as method and base."
-        )
+        raise MergeflowError(f"recipe '{place}' holds a {type(values).__name__}, expected keys such as method, base.")
     for change in overrides:
         _override(values, change)
     return make_recipe(values, str(place))
