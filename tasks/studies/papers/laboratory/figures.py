@@ -1,0 +1,128 @@
+"""Figures of the study `laboratory`, from its rows alone."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.palette import INK
+from tasks.studies.papers.laboratory.results import Row, part, whole
+
+_SHOWN = (-3.0, 3.0)
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Return the study's figures, name → figure."""
+    return {
+        "phases": phase_figure(rows),
+        "curves": curve_figure(rows),
+        "convergence": convergence_figure(rows),
+        "targets": target_figure(rows),
+        "pruning": pruning_figure(rows),
+    }
+
+
+def phase_figure(rows: Sequence[Row]) -> Figure:
+    """Draw the hinge losses of both tasks over α and λ, with the predicted boundaries."""
+    figure, axes = panels(2, 2, 3.9)
+    own = [row for row in whole(rows) if _SHOWN[0] <= row["scale"] <= _SHOWN[1]]
+    alphas, scales = (sorted({row[key] for row in own}) for key in ("alpha", "scale"))
+    line = np.linspace(min(alphas), max(alphas), 200)
+    for number, panel in enumerate(axes, 1):
+        dress(panel, f"Hinge loss on task {number}", "α", "λ" if number == 1 else "", grid="")
+        loss = [[_mean(own, f"hinge_{number}", alpha=alpha, scale=scale) for alpha in alphas] for scale in scales]
+        drawn = panel.pcolormesh(alphas, scales, np.minimum(loss, 1), shading="nearest", cmap="cividis", vmin=0, vmax=1)
+        drawn.set_rasterized(False)
+        addable = line >= 0
+        panel.plot(line[addable], 1 - line[addable], color="white", label="λ = 1 − α")
+        negative = line < -1e-9
+        lower = -1 / line[negative] ** 2
+        panel.plot(line[negative][lower >= _SHOWN[0]], lower[lower >= _SHOWN[0]], "w--", label="λ = −1/α²")
+        panel.set_ylim(*_SHOWN)
+    figure.colorbar(drawn, ax=axes, label="hinge loss, cut at 1")
+    handles, labels = axes[0].get_legend_handles_labels()
+    box = figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=True, facecolor="#555555")
+    for text in box.get_texts():
+        text.set_color("white")
+    return figure
+
+
+def curve_figure(rows: Sequence[Row]) -> Figure:
+    """Draw y f over λ on both tasks, measured and predicted, for a contradictory, an irrelevant and an aligned pair."""
+    alphas = sorted({row["alpha"] for row in whole(rows)})
+    chosen = [min(alphas, key=lambda alpha, near=near: abs(alpha - near)) for near in (-0.5, 0.0, 0.5)]  # type: ignore[misc]
+    figure, axes = panels(3, 3, 3.4, sharey=True)
+    for panel, alpha in zip(axes, chosen, strict=True):
+        own = part(whole(rows), alpha=alpha)
+        scales = sorted({row["scale"] for row in own if row["scale"] >= -8})
+        dress(panel, f"α = {alpha:g}", "λ", "mean y f" if panel is axes[0] else "", grid="both")
+        for number, predicted in ((1, [1 + scale * alpha for scale in scales]), (2, [scale + alpha for scale in scales])):
+            style = series_style(number - 1)
+            measured = [_mean(own, f"margin_{number}", scale=scale) for scale in scales]
+            panel.plot(scales, measured, label=f"task {number}, measured", **style)
+            plain = {**style, "marker": "", "linestyle": ":"}
+            panel.plot(scales, predicted, label=f"task {number}, predicted", **plain)
+        panel.axhline(1, color=INK, linewidth=0.6)
+        panel.set_ylim(-3, 4)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def convergence_figure(rows: Sequence[Row]) -> Figure:
+    """Draw the steps until the task is solved over η, δ_* and c, and the loss over B, on logarithmic axes."""
+    named = {"step": "step size η", "relevant": "share δ_*", "bits": "labels c", "batch": "batch B"}
+    figure, axes = panels(len(named), 4, 3.0)
+    slopes = {"step": -1, "relevant": -2, "bits": 2}
+    for panel, (varied, label) in zip(axes, named.items(), strict=True):
+        own = part(rows, part="convergence", varied=varied)
+        key = "hinge" if varied == "batch" else "steps"
+        at = sorted({row["at"] for row in own})
+        means = [_mean(own, key, at=one) for one in at]
+        dress(panel, label, "", "hinge" if varied == "batch" else "steps" if panel is axes[0] else "", grid="both")
+        panel.plot(at, means, label="measured", **series_style(0))
+        if varied in slopes:
+            style = {**series_style(1), "marker": "", "linestyle": ":"}
+            panel.plot(at, [means[0] * (one / at[0]) ** slopes[varied] for one in at], label=f"slope {slopes[varied]}", **style)
+            panel.legend(frameon=False)
+        panel.set(xscale="log", yscale="log")
+    return figure
+
+
+def target_figure(rows: Sequence[Row]) -> Figure:
+    """Draw every drawn λ by its two sums, and whether the task was solved, with the corner that Equation 7 asks for."""
+    figure, (panel,) = panels(1, 1, 4.6)
+    dress(panel, "Tasks that nobody trained", "Σ λγ", "Σ λγ²", grid="both")
+    own = part(rows, part="target", kind="drawn")
+    for number, (label, wanted) in enumerate((("solved", True), ("not solved", False))):
+        points = [(row["first_sum"], row["second_sum"]) for row in own if (row["hinge_1"] <= 0.05) is wanted]
+        style = {**series_style(number), "linestyle": "", "markersize": 3, "alpha": 0.6}
+        panel.plot(*zip(*points, strict=True), label=label, **style)
+    _corner(panel)
+    legend(figure, 4.6, loc="outside lower center")
+    return figure
+
+
+def _corner(panel: Axes) -> None:
+    right, top = panel.get_xlim()[1], panel.get_ylim()[1]
+    panel.plot([1.05, 1.05, right], [top, 1.05, 1.05], color=INK, linewidth=1, label="Equation 7, without the limit on |λ|")
+
+
+def pruning_figure(rows: Sequence[Row]) -> Figure:
+    """Draw the loss of task 1 in the sum of two irrelevant tasks over the share of rows of ΔV that are kept."""
+    figure, (panel,) = panels(1, 1, 3.6)
+    dress(panel, "Rows of ΔV kept", "share of rows", "hinge loss on task 1", grid="both")
+    own: list[Any] = part(rows, part="phase", alpha=0.0, scale=1.0)
+    for number, (word, label) in enumerate((("rows", "the largest"), ("smallest", "the smallest (control)"))):
+        kept = sorted({float(row["kind"].split()[1]) for row in own if row["kind"].startswith(word)})
+        losses = [_mean(own, "hinge_1", kind=f"{word} {keep:g}") for keep in kept]
+        panel.plot(kept, losses, label=label, **series_style(number))
+    legend(figure, 4.6, loc="outside lower center")
+    return figure
+
+
+def _mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
+    return fmean(row[key] for row in part(rows, **wanted))

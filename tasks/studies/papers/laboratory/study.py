@@ -1,0 +1,57 @@
+"""Study `laboratory` (P9, P11 to P17, P23): in the model of the theory, does what it says of task vectors hold?
+
+**Question.** *When is Task Vector Provably Effective for Model Editing?* proves for a one-layer Transformer which λ add a
+task, which make it forget one, and which reach a task that nobody trained. Every one of these statements can be measured
+exactly in that model. Which hold, and with which constants?
+
+**Method.** Sequences of P = 20 tokens from ±μ and M orthonormal irrelevant patterns (Definition 2, exact counts), d = 16;
+
+    f(X; Ψ) = (1/P) Σ_l aᵀ ReLU(V Σ_s x_s softmax_s(x_sᵀ W x_l)),   ℓ = max(1 − y f, 0)   (Equation 4, m = 512, float64).
+
+W and V are trained by mini-batch SGD (B = 264, η = 0.5, 70 steps) from one small random Ψ^(0) that all tasks of a seed
+share; a stays as it is. For two tasks with μ_1ᵀμ_2 = α, Ψ = Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 is judged on fresh sequences of both. A
+task counts as solved up to a hinge loss of 0.05 and as forgotten from 0.5. Tasks that nobody trained have
+μ = Σ γ_i μ_i + κ μ_⊥. Five seeds of everything: initial weights, batches, test sets; verdicts from 95 % intervals over them.
+
+**Rules.** They stand beside each finding and were written before the runs of these five seeds, from the plan of the
+paper's rows; the first seed had been looked at.
+
+**Source.** Li et al. 2025, Definition 2, Equation 4, Theorems 1 to 3, Corollaries 1 and 2, Lemmas 1 to 5, Appendix F.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from mergeflow import layout
+from tasks.project.declaration import Declaration
+from tasks.project.stage import StageIO
+from tasks.studies.papers.laboratory.convergence import convergence_rows, row_norm_rows
+from tasks.studies.papers.laboratory.figures import figures
+from tasks.studies.papers.laboratory.options import Options, Row
+from tasks.studies.papers.laboratory.phases import phase_rows
+from tasks.studies.papers.laboratory.results import study_result
+from tasks.studies.papers.laboratory.targets import target_rows
+from tasks.studies.pieces import kept
+from tasks.studies.runs import PARAMS
+
+STUDY = "laboratory"
+PARTS = {"phases": phase_rows, "convergence": convergence_rows, "row_norms": row_norm_rows, "targets": target_rows}
+DECLARED = Declaration(Options, systems=("P9", "P11", "P12", "P13", "P14", "P15", "P16", "P17", "P23"))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/laboratory`."""
+    torch.set_num_threads(1)  # results must not depend on how many studies run at once
+    options = Options.model_validate(io.section(f"{PARAMS}:studies.{STUDY}"))
+    rows: list[Row] = []
+    pieces = [(name, seed) for seed in options.seeds for name in PARTS]
+    for done, (name, seed) in enumerate(pieces):
+        io.report("parts", done, len(pieces))
+        rows += kept(io, f"{name}_{seed}", partial(_measured, name, options, seed))["rows"]
+    study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows))
+
+
+def _measured(name: str, options: Options, seed: int) -> dict[str, Any]:
+    return {"rows": list(PARTS[name](options, seed))}
