@@ -132,7 +132,7 @@ def closed_form(gammas: Sequence[float], c: float, printed: bool = False) -> np.
     """
     towards = np.asarray(gammas, dtype=float)
     nonzero = towards[towards != 0]
-    if not len(nonzero) or (nonzero < 0).all() and np.ptp(nonzero) < 1e-12:
+    if not len(nonzero) or ((nonzero < 0).all() and np.ptp(nonzero) < 1e-12):
         raise MergeflowError(
             f"No coefficients reach a task with γ = {list(gammas)}: the γ that are not 0 must not all be one negative "
             "number, and one must not be 0. Take experts that have something in common with the task."

@@ -82,7 +82,9 @@ class PatternTask:
         return kinds
 
 
-def related_patterns(alpha: float, dimensions: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def related_patterns(
+    alpha: float, dimensions: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return two discriminative patterns with μ_1ᵀμ_2 = α, and the irrelevant ones that span the rest.
 
     Args:

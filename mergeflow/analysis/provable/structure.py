@@ -1,4 +1,4 @@
-"""What task vectors of the one-layer Transformer look like: ranks, rows, attention; and what can be left out of them."""
+"""What task vectors of the one-layer Transformer look like, and what can be left out of them."""
 
 import torch
 from torch import Tensor

@@ -32,7 +32,9 @@ class Weights:
         return self.plus(other, -1.0)
 
 
-def initial(dimensions: int, width: int, seed: int, spread: float = 0.5, positions: int | None = None) -> tuple[Weights, Tensor]:
+def initial(
+    dimensions: int, width: int, seed: int, spread: float = 0.5, positions: int | None = None
+) -> tuple[Weights, Tensor]:
     """Draw Ψ^(0) and a.
 
     W, V ~ N(0, ξ²), ξ = spread/√m;  a_i ∈ {1/√m, −1/√m}

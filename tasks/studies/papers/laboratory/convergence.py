@@ -1,4 +1,4 @@
-"""Steps until a task is solved, over the step size, the share of relevant tokens, the batch and the number of labels."""
+"""Steps until a task is solved, over step size, share of relevant tokens and number of labels; loss over the batch."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,44 +13,50 @@ from tasks.studies.papers.laboratory.options import Options, Row, start, task_of
 
 
 def convergence_rows(options: Options, seed: int) -> Iterator[Row]:
-    """Yield steps to `solved` over η, δ_* and c, and the loss after the same number of steps over B."""
+    """Yield the steps until the task is solved over η, δ_*, c and B, and over B the loss after the usual steps."""
     begin, output = start(options, seed)
     first, _, rest = related_patterns(0.0, options.dimensions)
     task = task_of(options, first, rest)
-    for step in options.step_sizes:
-        taken = steps_to(options, begin, output, task, step, seed)
-        yield _row(seed, "step", step, steps=taken)
-    for relevant in options.shares:
-        changed = replace(task, relevant=relevant, confusing=0)
-        yield _row(seed, "relevant", relevant / options.tokens, steps=steps_to(options, begin, output, changed, options.step, seed))
-    for bits in options.bits:
-        taken = steps_to(options, begin, output, _one_bit(options, bits), options.step, seed)
-        yield _row(seed, "bits", bits, steps=taken)
-    for batch in options.batches:
-        ended = fine_tune(begin, output, task, Training(options.step, batch, options.steps, seed))
-        yield _row(seed, "batch", batch, hinge=_hinge(options, ended, output, task, seed), large_rows=large_rows(ended.minus(begin)))
+    usual = Training(options.step, options.batch, options.steps, seed)
+    varied = [
+        *(("step", step, task, replace(usual, step=step)) for step in options.step_sizes),
+        *(("relevant", count / options.tokens, _clean(task, count), usual) for count in options.shares),
+        *(("bits", bits, _one_bit(options, bits), usual) for bits in options.bits),
+        *(("batch", batch, task, replace(usual, batch=batch)) for batch in options.batches),
+    ]
+    for name, at, changed, training in varied:
+        steps = steps_to(options, begin, output, changed, training)
+        ended = _ended(options, begin, output, changed, training) if name == "batch" else {}
+        yield _row(seed, name, at, steps=steps, **ended)
 
 
 def row_norm_rows(options: Options, seed: int) -> Iterator[Row]:
     """Yield the share of large rows of ΔV over the width and over the spread of the initial weights."""
     first, _, rest = related_patterns(0.0, options.dimensions)
     task = task_of(options, first, rest)
-    for name, width, spread in [
-        *(("width", width, 0.5) for width in options.widths),
-        *(("spread", options.width, spread) for spread in options.spreads),
+    training = Training(options.step, 64, options.steps, seed)
+    for name, at, width, spread in [
+        *(("width", width, width, 0.5) for width in options.widths),
+        *(("spread", spread, options.width, spread) for spread in options.spreads),
     ]:
         begin, output = initial(options.dimensions, width, seed, spread)
-        ended = fine_tune(begin, output, task, Training(options.step, 64, options.steps, seed))
-        at = width if name == "width" else spread
-        yield _row(seed, name, at, hinge=_hinge(options, ended, output, task, seed), large_rows=large_rows(ended.minus(begin)))
+        yield _row(seed, name, at, **_ended(options, begin, output, task, training))
 
 
-def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask, step: float, seed: int) -> float:
-    """Return the number of steps until the test hinge is at most `solved`, interpolated; at most 40/(η δ_*²)."""
-    test = test_set(options, task, seed)
+def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask, training: Training) -> float:
+    """Return the number of steps until the test hinge is at most `solved`, interpolated.
+
+    Args:
+        options: for `solved` and the size of the test set.
+        begin: Ψ^(0).
+        output: a.
+        task: the task.
+        training: its settings; of its steps as many are taken as are needed, up to 40/(η δ_*²).
+    """
+    test = test_set(options, task, training.seed)
     found: list[tuple[int, float]] = []
-    longest = round(40 / step * (options.tokens / task.relevant) ** 2)
-    every = max(1, round(longest / 80))
+    longest = round(40 / training.step * (options.tokens / task.relevant) ** 2)
+    every = max(1, round(longest / 160))
 
     def watch(done: int, model: Weights) -> bool:
         if done % every:
@@ -58,14 +64,26 @@ def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask
         found.append((done, _mean_hinge(model, output, test)))
         return found[-1][1] <= options.solved
 
-    fine_tune(begin, output, task, Training(step, options.batch, longest, seed), watch)
+    fine_tune(begin, output, task, replace(training, steps=longest), watch)
     (before, above), (after, below) = found[-2:]
     assert below <= options.solved, f"not solved after {after} steps"
     return before + (after - before) * (above - options.solved) / (above - below)
 
 
+def _clean(task: PatternTask, relevant: int) -> PatternTask:
+    """Return a task with other counts and no confusing tokens, so that δ_* alone varies."""
+    return replace(task, relevant=relevant, confusing=0)
+
+
+def _ended(options: Options, begin: Weights, output: Tensor, task: PatternTask, training: Training) -> dict[str, float]:
+    """Return the test hinge after all steps, and the share of large rows of ΔV."""
+    model = fine_tune(begin, output, task, training)
+    loss = _mean_hinge(model, output, test_set(options, task, training.seed))
+    return {"hinge": loss, "large_rows": large_rows(model.minus(begin))}
+
+
 def _one_bit(options: Options, bits: int) -> PatternTask:
-    """Return one label of a task of c: 1/c of the relevant tokens are its own, the others' patterns are irrelevant to it.
+    """Return one label of a task of c: 1/c of the relevant tokens are its own.
 
     The patterns of the other labels take part like irrelevant ones that come in both signs; the c outputs have weights
     of their own (Equation 170), so that one stands for all.
@@ -73,10 +91,6 @@ def _one_bit(options: Options, bits: int) -> PatternTask:
     axes = torch.eye(options.dimensions, dtype=torch.float64)
     own, others, rest = axes[0], axes[1:bits], axes[bits:]
     return PatternTask(own, torch.cat([others, -others, rest]), options.tokens, 12 // bits, 0)
-
-
-def _hinge(options: Options, model: Weights, output: Tensor, task: PatternTask, seed: int) -> float:
-    return _mean_hinge(model, output, test_set(options, task, seed))
 
 
 def _mean_hinge(model: Weights, output: Tensor, test: tuple[Tensor, Tensor]) -> float:

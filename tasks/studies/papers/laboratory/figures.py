@@ -8,20 +8,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mergeflow.analysis.provable.conditions import predicted_outputs
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK
+from tasks.studies.papers.laboratory.options import Options
 from tasks.studies.papers.laboratory.results import Row, part, whole
 
 _SHOWN = (-3.0, 3.0)
 
 
-def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+def figures(rows: Sequence[Row], options: Options) -> dict[str, Figure]:
     """Return the study's figures, name → figure."""
     return {
         "phases": phase_figure(rows),
         "curves": curve_figure(rows),
         "convergence": convergence_figure(rows),
-        "targets": target_figure(rows),
+        "targets": target_figure(rows, options.c, options.solved),
         "pruning": pruning_figure(rows),
     }
 
@@ -33,7 +35,7 @@ def phase_figure(rows: Sequence[Row]) -> Figure:
     alphas, scales = (sorted({row[key] for row in own}) for key in ("alpha", "scale"))
     line = np.linspace(min(alphas), max(alphas), 200)
     for number, panel in enumerate(axes, 1):
-        dress(panel, f"Hinge loss on task {number}", "α", "λ" if number == 1 else "", grid="")
+        dress(panel, f"Hinge loss on task {number}", "α", "λ" if number == 1 else "", grid="both")
         loss = [[_mean(own, f"hinge_{number}", alpha=alpha, scale=scale) for alpha in alphas] for scale in scales]
         drawn = panel.pcolormesh(alphas, scales, np.minimum(loss, 1), shading="nearest", cmap="cividis", vmin=0, vmax=1)
         drawn.set_rasterized(False)
@@ -60,7 +62,8 @@ def curve_figure(rows: Sequence[Row]) -> Figure:
         own = part(whole(rows), alpha=alpha)
         scales = sorted({row["scale"] for row in own if row["scale"] >= -8})
         dress(panel, f"α = {alpha:g}", "λ", "mean y f" if panel is axes[0] else "", grid="both")
-        for number, predicted in ((1, [1 + scale * alpha for scale in scales]), (2, [scale + alpha for scale in scales])):
+        told = [predicted_outputs(alpha, scale) for scale in scales]
+        for number, predicted in enumerate(zip(*told, strict=True), 1):
             style = series_style(number - 1)
             measured = [_mean(own, f"margin_{number}", scale=scale) for scale in scales]
             panel.plot(scales, measured, label=f"task {number}, measured", **style)
@@ -73,42 +76,42 @@ def curve_figure(rows: Sequence[Row]) -> Figure:
 
 
 def convergence_figure(rows: Sequence[Row]) -> Figure:
-    """Draw the steps until the task is solved over η, δ_* and c, and the loss over B, on logarithmic axes."""
+    """Draw the steps until the task is solved over η, δ_*, c and B, on logarithmic axes."""
     named = {"step": "step size η", "relevant": "share δ_*", "bits": "labels c", "batch": "batch B"}
     figure, axes = panels(len(named), 4, 3.0)
     slopes = {"step": -1, "relevant": -2, "bits": 2}
     for panel, (varied, label) in zip(axes, named.items(), strict=True):
         own = part(rows, part="convergence", varied=varied)
-        key = "hinge" if varied == "batch" else "steps"
         at = sorted({row["at"] for row in own})
-        means = [_mean(own, key, at=one) for one in at]
-        dress(panel, label, "", "hinge" if varied == "batch" else "steps" if panel is axes[0] else "", grid="both")
+        means = [_mean(own, "steps", at=one) for one in at]
+        dress(panel, label, "", "steps until solved" if panel is axes[0] else "", grid="both")
         panel.plot(at, means, label="measured", **series_style(0))
         if varied in slopes:
             style = {**series_style(1), "marker": "", "linestyle": ":"}
-            panel.plot(at, [means[0] * (one / at[0]) ** slopes[varied] for one in at], label=f"slope {slopes[varied]}", **style)
+            line = [means[0] * (one / at[0]) ** slopes[varied] for one in at]
+            panel.plot(at, line, label=f"slope {slopes[varied]}", **style)
             panel.legend(frameon=False)
         panel.set(xscale="log", yscale="log")
     return figure
 
 
-def target_figure(rows: Sequence[Row]) -> Figure:
+def target_figure(rows: Sequence[Row], c: float, solved: float) -> Figure:
     """Draw every drawn λ by its two sums, and whether the task was solved, with the corner that Equation 7 asks for."""
     figure, (panel,) = panels(1, 1, 4.6)
     dress(panel, "Tasks that nobody trained", "Σ λγ", "Σ λγ²", grid="both")
     own = part(rows, part="target", kind="drawn")
     for number, (label, wanted) in enumerate((("solved", True), ("not solved", False))):
-        points = [(row["first_sum"], row["second_sum"]) for row in own if (row["hinge_1"] <= 0.05) is wanted]
+        points = [(row["first_sum"], row["second_sum"]) for row in own if (row["hinge_1"] <= solved) is wanted]
         style = {**series_style(number), "linestyle": "", "markersize": 3, "alpha": 0.6}
         panel.plot(*zip(*points, strict=True), label=label, **style)
-    _corner(panel)
+    _corner(panel, 1 + c)
     legend(figure, 4.6, loc="outside lower center")
     return figure
 
 
-def _corner(panel: Axes) -> None:
+def _corner(panel: Axes, at: float) -> None:
     right, top = panel.get_xlim()[1], panel.get_ylim()[1]
-    panel.plot([1.05, 1.05, right], [top, 1.05, 1.05], color=INK, linewidth=1, label="Equation 7, without the limit on |λ|")
+    panel.plot([at, at, right], [top, at, at], color=INK, linewidth=1, label="the corner of Equation 7")
 
 
 def pruning_figure(rows: Sequence[Row]) -> Figure:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mergeflow.analysis.provable.data import PatternTask
 from mergeflow.analysis.provable.transformer import Training, Weights, fine_tune, initial
 from tasks.project.parameters import Section
+from tasks.studies.pieces import grid
 
 Row = dict[str, Any]
 
@@ -56,8 +57,7 @@ class Options(Section):
     samples: int = Field(256, ge=8)
     alphas: list[float] = Field([-0.8, -0.65, -0.5, -0.2, 0.0, 0.2, 0.5, 0.8], min_length=2)
     scales: list[float] = Field(
-        [-12, -10, -8, -7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.75, -0.5, -0.25, 0, 0.1, 0.2, 0.3, 0.4]
-        + [0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3],
+        [*range(-12, -4), -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.75, -0.5, -0.25, *grid(0, 1.2, 0.1), 1.5, 2, 3],
         min_length=2,
     )
     solved: float = Field(0.05, gt=0)
@@ -69,12 +69,11 @@ class Options(Section):
     spreads: list[float] = Field([0.1, 0.5, 1.0], min_length=1)
     bits: list[int] = Field([1, 2, 3], min_length=2)
     targets: list[list[float]] = Field(
-        [[0.8, 0.4], [0.6, -0.5], [0.792, -0.6], [0.5, 0.5, 0.5], [0.7, -0.4, 0.3], [0.4, 0.4, -0.4, 0.4]]
-        + [[0.0, 0.0], [-0.5, -0.5]],
+        [*([0.8, 0.4], [0.6, -0.5], [0.792, -0.6], [0.5, 0.5, 0.5], [0.7, -0.4, 0.3]), [0.0, 0.0], [-0.5, -0.5]],
         min_length=1,
     )
     drawn: int = Field(40, ge=1)
-    c: float = Field(0.05, gt=0, lt=1)
+    c: float = Field(0.2, gt=0, lt=1)
     keep: list[float] = Field([0.05, 0.1, 0.25, 0.5, 0.75, 0.9], min_length=1)
 
 

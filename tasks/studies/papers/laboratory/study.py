@@ -1,20 +1,19 @@
-"""Study `laboratory` (P9, P11 to P17, P23): in the model of the theory, does what it says of task vectors hold?
+"""Study `laboratory`: in the one-layer Transformer of the theory, does what it proves of task vectors hold?
 
-**Question.** *When is Task Vector Provably Effective for Model Editing?* proves for a one-layer Transformer which λ add a
-task, which make it forget one, and which reach a task that nobody trained. Every one of these statements can be measured
-exactly in that model. Which hold, and with which constants?
+**Question.** *When is Task Vector Provably Effective for Model Editing?* proves for a one-layer Transformer which λ
+add a task, which make it forget one, and which reach a task that nobody trained. Each of these statements can be
+measured in that model exactly. Which of them hold, and with which constants?
 
-**Method.** Sequences of P = 20 tokens from ±μ and M orthonormal irrelevant patterns (Definition 2, exact counts), d = 16;
+**Method.** Sequences of P = 20 tokens from ±μ and M orthonormal irrelevant patterns (Definition 2, exact counts,
+d = 16) and the model of Equation 4 with m = 512, in float64:
 
-    f(X; Ψ) = (1/P) Σ_l aᵀ ReLU(V Σ_s x_s softmax_s(x_sᵀ W x_l)),   ℓ = max(1 − y f, 0)   (Equation 4, m = 512, float64).
+    f(X; Ψ) = (1/P) Σ_l aᵀ ReLU(V Σ_s x_s softmax_s(x_sᵀ W x_l)),    ℓ = max(1 − y f(X; Ψ), 0)
 
 W and V are trained by mini-batch SGD (B = 264, η = 0.5, 70 steps) from one small random Ψ^(0) that all tasks of a seed
-share; a stays as it is. For two tasks with μ_1ᵀμ_2 = α, Ψ = Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 is judged on fresh sequences of both. A
+share; a stays as it is. For two tasks with μ_1ᵀμ_2 = α, Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 is judged on fresh sequences of both. A
 task counts as solved up to a hinge loss of 0.05 and as forgotten from 0.5. Tasks that nobody trained have
-μ = Σ γ_i μ_i + κ μ_⊥. Five seeds of everything: initial weights, batches, test sets; verdicts from 95 % intervals over them.
-
-**Rules.** They stand beside each finding and were written before the runs of these five seeds, from the plan of the
-paper's rows; the first seed had been looked at.
+μ = Σ γ_i μ_i + κ μ_⊥. Five seeds of the initial weights, the batches and the test sets; verdicts by 95 % intervals over
+them. The rules beside the findings were written before the run, after a look at two of the seeds.
 
 **Source.** Li et al. 2025, Definition 2, Equation 4, Theorems 1 to 3, Corollaries 1 and 2, Lemmas 1 to 5, Appendix F.
 """
@@ -50,7 +49,7 @@ def run(io: StageIO) -> None:
     for done, (name, seed) in enumerate(pieces):
         io.report("parts", done, len(pieces))
         rows += kept(io, f"{name}_{seed}", partial(_measured, name, options, seed))["rows"]
-    study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows))
+    study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows, options))
 
 
 def _measured(name: str, options: Options, seed: int) -> dict[str, Any]:

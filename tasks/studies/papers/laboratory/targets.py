@@ -32,7 +32,8 @@ def target_rows(options: Options, seed: int) -> Iterator[Row]:
         towards = column(gammas)
         kappa = float((1 - towards.square().sum()).clamp_min(0).sqrt())
         target = task_of(options, towards @ patterns[: len(gammas)] + kappa * beyond, rest)
-        kinds = [("drawn", scales) for scales in draw.uniform(-1, 3, (options.drawn, len(gammas)))] + _closed(gammas, options.c)
+        chance = draw.uniform(-1, 3, (options.drawn, len(gammas)))
+        kinds = [*(("drawn", scales) for scales in chance), *_closed(gammas, options.c)]
         by = np.stack([scales for _, scales in kinds])
         models = combined(begin, vectors[: len(gammas)], torch.from_numpy(by))
         judged = judge(models, output, *test_set(options, target, 100 + seed))
