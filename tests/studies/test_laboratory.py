@@ -1,4 +1,4 @@
-"""Study `laboratory`, small: what it finds with little data, that it is deterministic, and that rows are enough to draw it."""
+"""Study `laboratory`, small: what it finds with little data, and that its rows are enough to judge and draw it."""
 
 from pathlib import Path
 

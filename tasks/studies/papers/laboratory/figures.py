@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from mergeflow.analysis.provable.conditions import predicted_outputs
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels, series_style
 from tasks.plotting.palette import INK
 from tasks.studies.papers.laboratory.options import Options
 from tasks.studies.papers.laboratory.results import Row, part, whole
@@ -66,9 +67,10 @@ def curve_figure(rows: Sequence[Row]) -> Figure:
         for number, predicted in enumerate(zip(*told, strict=True), 1):
             style = series_style(number - 1)
             measured = [_mean(own, f"margin_{number}", scale=scale) for scale in scales]
-            panel.plot(scales, measured, label=f"task {number}, measured", **style)
+            label = f"task {number}" if panel is axes[0] else "_again"
+            panel.plot(scales, measured, label=f"{label}, measured", **style)
             plain = {**style, "marker": "", "linestyle": ":"}
-            panel.plot(scales, predicted, label=f"task {number}, predicted", **plain)
+            panel.plot(scales, predicted, label=f"{label}, predicted", **plain)
         panel.axhline(1, color=INK, linewidth=0.6)
         panel.set_ylim(-3, 4)
     legend(figure, FULL_WIDTH, loc="outside lower center")
@@ -92,6 +94,10 @@ def convergence_figure(rows: Sequence[Row]) -> Figure:
             panel.plot(at, line, label=f"slope {slopes[varied]}", **style)
             panel.legend(frameon=False)
         panel.set(xscale="log", yscale="log")
+        number_ticks(panel, at, logarithmic=True)
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_locator(NullLocator())
     return figure
 
 

@@ -312,6 +312,18 @@ def _targets(rows: Rows, options: Options) -> Iterator[Finding]:
         verdict,
         f"≥ 95 % of them leave a hinge ≤ {options.solved:g}, with margin 1 and c = {options.c:g}",
     )
+    drawn = part(own, kind="drawn")
+    agree = per_seed(
+        drawn, lambda one: fmean((row["first_sum"] >= 1) == (row["hinge_1"] <= options.solved) for row in one)
+    )
+    yield Finding(
+        "P15",
+        "Whether λ solves the task is decided by Σ λγ ≥ 1 alone; the second sum of Equation 7 does not matter.",
+        f"right for {100 * fmean(agree):.1f} % of the drawn λ",
+        within(agree, low=0.95),
+        "right for ≥ 95 % of them; this rule was written after the first run of these seeds",
+        ours=True,
+    )
     none = [row for row in own if not float(row["first_sum"]) and not float(row["second_sum"])]
     if none:
         least = per_seed(none, lambda one: min(row["hinge_1"] for row in one))
