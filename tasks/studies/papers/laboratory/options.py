@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mergeflow.analysis.provable.data import PatternTask
 from mergeflow.analysis.provable.transformer import Training, Weights, fine_tune, initial
-from tasks.project.parameters import Section
+from tasks.project.sections import Section
 from tasks.studies.pieces import grid
 
 Row = dict[str, Any]

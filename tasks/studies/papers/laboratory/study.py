@@ -25,7 +25,7 @@ import torch
 
 from mergeflow import layout
 from tasks.project.declaration import Declaration
-from tasks.project.stage import StageIO
+from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.papers.laboratory.convergence import convergence_rows, row_norm_rows
 from tasks.studies.papers.laboratory.figures import figures
 from tasks.studies.papers.laboratory.options import Options, Row
@@ -33,7 +33,6 @@ from tasks.studies.papers.laboratory.phases import phase_rows
 from tasks.studies.papers.laboratory.results import study_result
 from tasks.studies.papers.laboratory.targets import target_rows
 from tasks.studies.pieces import kept
-from tasks.studies.runs import PARAMS
 
 STUDY = "laboratory"
 PARTS = {"phases": phase_rows, "convergence": convergence_rows, "row_norms": row_norm_rows, "targets": target_rows}
@@ -43,7 +42,7 @@ DECLARED = Declaration(Options, systems=("P9", "P11", "P12", "P13", "P14", "P15"
 def run(io: StageIO) -> None:
     """Write `outputs/studies/laboratory`."""
     torch.set_num_threads(1)  # results must not depend on how many studies run at once
-    options = Options.model_validate(io.section(f"{PARAMS}:studies.{STUDY}"))
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     rows: list[Row] = []
     pieces = [(name, seed) for seed in options.seeds for name in PARTS]
     for done, (name, seed) in enumerate(pieces):
