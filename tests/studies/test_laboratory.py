@@ -8,7 +8,8 @@ from tasks.plotting.drawing import to_svg
 from tasks.studies.papers.laboratory import study as laboratory
 from tasks.studies.papers.laboratory.figures import figures
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.results import critical, retained_until, slope, study_result, tidy
+from tasks.studies.papers.laboratory.results import study_result
+from tasks.studies.papers.laboratory.rows import critical, retained_until, slope, tidy
 from tasks.studies.results import Finding, StudyResult
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT, study_io

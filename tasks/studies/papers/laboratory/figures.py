@@ -13,7 +13,7 @@ from mergeflow.analysis.provable.conditions import predicted_outputs
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels, series_style
 from tasks.plotting.palette import INK
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.results import Row, part, whole
+from tasks.studies.papers.laboratory.rows import Row, part, whole
 
 _SHOWN = (-3.0, 3.0)
 
