@@ -187,7 +187,9 @@ def test_a_split_merge_is_the_merge_of_the_parts(method, args, name):
     torch.testing.assert_close(parts(found), wanted)
 
 
-@pytest.mark.parametrize("method", ["low_rank", "cart", "tsv", "iso_c", "iso_cts", "knots", "wudi", "adamerging"])
+@pytest.mark.parametrize(
+    "method", ["low_rank", "cart", "tsv", "iso_c", "iso_cts", "knots", "core_space", "wudi", "adamerging"]
+)
 @pytest.mark.parametrize("layout", ["mixtral", "gpt_oss"])
 def test_stacked_experts_are_merged_as_listed_ones(method, layout):
     """[E, 2·I, d] of Mixtral, and [E, d, I] of gpt-oss, which are stored transposed: against E matrices [out, in]."""

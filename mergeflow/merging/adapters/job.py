@@ -1,6 +1,7 @@
 """One merge on its way from opened inputs to a PEFT folder."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,18 +9,18 @@ from typing import Any
 
 import torch
 
-from mergeflow.checkpoints.checks import all_finite
+from mergeflow.checkpoints.checks import all_finite, pattern_of
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint, read_json
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from mergeflow.checkpoints.naming import loaded_name
 from mergeflow.checkpoints.ties import copies_of_embedding
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config
 from mergeflow.merging.adapters.losses import lines
+from mergeflow.merging.adapters.memory import names_in_memory
 from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
 from mergeflow.merging.adapters.slots import Slot, bias_key, check_no_mixture, slot_of, whole_modules, whole_roles
 from mergeflow.merging.direction import settle
@@ -73,7 +74,7 @@ class AdapterJob:
         self.engine = Engine(plan.call, stacks, workers, buffer)
         self.config = config_of(inputs.base)
         # Everything is known by its name in memory, which PEFT goes by, and read by its name in the base's file.
-        self.stored = {loaded_name(self.config, name): name for name in inputs.base}
+        self.stored = names_in_memory(self.config, inputs.base)
         self.copies = copies_of_embedding(self.config, self.stored)
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
         dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
@@ -237,5 +238,6 @@ class AdapterJob:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
+    """Return names with their numbers as stars, with counts."""
+    counts = Counter(map(pattern_of, names))
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())

@@ -95,6 +95,15 @@ def test_at_a_low_rank_the_weights_are_the_best_of_that_rank_and_the_error_is_to
         assert error == pytest.approx(float((change - best).norm() / change.norm()), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["vit", "dinov2", "whisper"])
+def test_modules_are_named_as_transformers_has_them_in_memory(tmp_path, name):
+    """A ViT's file says `encoder.layer.0.attention.attention.query`, the model `layers.0.attention.q_proj`."""
+    base, expert = saved(tmp_path, name)
+    extracted(tmp_path)
+    found, wanted = loaded(tmp_path, base).merge_and_unload().state_dict(), expert.state_dict()
+    assert all(torch.allclose(found[key], value, atol=2e-6) for key, value in wanted.items())
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "bert"])
 def test_a_merge_reads_the_adapter_back(tmp_path, name):
     _, expert = saved(tmp_path, name)
