@@ -19,9 +19,12 @@ _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|
 
 def folder_of(state: Mapping[str, Tensor]) -> Path | None:
     """Return the folder of the model or adapter that a state dict was opened from; None where there is none."""
-    if not isinstance(state, LazyStateDict):
-        return None
-    path = Path(state.path)
+    return folder_at(state.path) if isinstance(state, LazyStateDict) else None
+
+
+def folder_at(place: str) -> Path | None:
+    """Return the folder of a model or adapter by the path of its weights, or its own; None where there is none."""
+    path = Path(place)
     return path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
 
 

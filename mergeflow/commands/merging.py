@@ -1,4 +1,4 @@
-"""Commands that merge: merge, check, methods, diff, convert, compress, extract-task."""
+"""Commands that merge: merge, check, methods, push, diff, convert, compress, extract-task."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("merge")(merge)
     app.command("check")(check)
     app.command("methods")(methods)
+    app.command("push")(push)
     app.command("diff")(diff)
     app.command("convert")(convert)
     app.command("compress")(compress)
@@ -81,6 +82,23 @@ def check(
     _add_files(files)
     for line in check_recipe(load_recipe(recipe, overrides or []), context.obj, force=force).lines():
         typer.echo(line)
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="A folder that `mergeflow merge` made.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The model on the Hub; made if need be.")],
+    private: Annotated[bool, typer.Option(help="Make it private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, list the files, send nothing.")] = False,
+) -> None:
+    """Send a merged folder to the Hugging Face Hub: its files as the merge made them, in one commit."""
+    from mergeflow.merging.files.push import push as run
+
+    made = run(folder, repo, private=private, dry_run=dry_run, say=typer.echo)
+    for warning in made.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    for name, size in made.files if dry_run else ():
+        typer.echo(f"{size:>14,}  {name}")
+    typer.echo(made.url or f"nothing was sent: without --dry-run these files go to {repo}")
 
 
 def methods(

@@ -400,7 +400,8 @@ def test_missing_files_and_references(files):
     assert found.experts == ("best@champion",)
 
 
-def test_the_version_that_an_alias_meant_is_recorded(files):
+def test_the_version_that_an_alias_meant_is_recorded(files, monkeypatch):
+    monkeypatch.chdir(files)  # what is stored names inputs by their place here
     meant = {"models:/best@champion": "models:/best/7", "models:/best/7": str(files / "expert0.safetensors")}
     aliased = recipe(files, experts=["models:/best@champion"])
     merged = merge(aliased, resolve=lambda path: meant.get(path, path))
@@ -485,7 +486,8 @@ def test_the_configuration_says_the_result_s_type(files, key):
     assert names == copied | {"model.safetensors", "mergeflow.json", "README.md"}
 
 
-def test_the_result_carries_what_makes_it_again(files):
+def test_the_result_carries_what_makes_it_again(files, monkeypatch):
+    monkeypatch.chdir(files)  # what is stored names inputs by their place here
     result = merge(recipe(files, method="dare", args={"seed": 3}))
     with open_checkpoint(result.path) as state:
         notes = state.metadata

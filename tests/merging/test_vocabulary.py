@@ -320,7 +320,8 @@ def test_types_shards_and_older_files(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("<new>").input_ids == [rows]
 
 
-def test_the_record_makes_the_same_again(three):
+def test_the_record_makes_the_same_again(three, monkeypatch):
+    monkeypatch.chdir(three)
     tokens = {
         "<y>": {"source": {"kind": "model_token", "model": "a", "token_id": 7}, "force": True},
         "<x>": {"source": "a"},

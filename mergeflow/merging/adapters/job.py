@@ -31,6 +31,7 @@ from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.output import Digests
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.files.plan import Plan, output_infos
+from mergeflow.merging.files.published import published
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit
@@ -164,7 +165,7 @@ class AdapterJob:
         for name, key in keys.items():
             sources.setdefault(self._source(name), []).append(key)
             infos[key] = self.infos[self._source(name)]
-        notes = {"format": "pt", "mergeflow.version": self.version, "mergeflow.recipe": self.recipe.record()}
+        notes = {"format": "pt", "mergeflow.version": self.version, "mergeflow.recipe": published(self.recipe).record()}
         with StreamWriter(path, infos, notes, self.digests.scheme) as writer:
             for key, tensor in tensors.items():
                 flat = tensor.reshape(-1)
@@ -227,14 +228,16 @@ class AdapterJob:
         """Write all that the folder holds beside weights and configuration."""
         record = {
             "version": self.version,
-            "recipe": json.loads(self.recipe.record()),
+            "recipe": json.loads(published(self.recipe).record()),
             "fingerprint": made,
             "inputs": dict(inputs),
             "errors": {name: one.error for name, one in sorted(self.found.losses.items())},
             "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
-        write_text(partial / "README.md", model_card(self.recipe, self.plan, made, inputs, self.version, notes))
+        write_text(
+            partial / "README.md", model_card(self.recipe, self.plan, self.inputs, made, inputs, self.version, notes)
+        )
 
 
 def _listed(names: list[str]) -> str:

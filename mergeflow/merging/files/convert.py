@@ -20,6 +20,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.folder import OutputFolder
 from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, shard_names, write_index
 from mergeflow.merging.files.place import CONVERTED, RECORD, check_out
+from mergeflow.merging.files.published import public_name
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -128,7 +129,7 @@ class _Job:
             _forget_quantisation(folder.partial / "config.json")
             result = combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(self.infos.items()))
             files = sorted({RECORD, *(path.name for path in folder.partial.iterdir())})
-            record = {"converted": self.state.path, "fingerprint": result, "files": files}
+            record = {"converted": public_name(self.state.path), "fingerprint": result, "files": files}
             write_text(folder.partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
             folder.publish()
         return result

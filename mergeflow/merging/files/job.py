@@ -30,6 +30,7 @@ from mergeflow.merging.files.output import (
 )
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.files.plan import Plan
+from mergeflow.merging.files.published import published
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import PREFIX
 from mergeflow.merging.method import Stack
@@ -125,7 +126,7 @@ class Job:
         found = {
             "format": "pt",
             "mergeflow.version": version(),
-            "mergeflow.recipe": self.recipe.record(),
+            "mergeflow.recipe": published(self.recipe).record(),
             "mergeflow.fingerprint": result,
             "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
         }
@@ -144,7 +145,7 @@ class Job:
             inputs = self._input_fingerprints()
             result = writer.fingerprint()
             writer.commit(self._metadata(self.infos, result, inputs))
-        write_text(self.target.with_suffix(".md"), model_card(self.recipe, self.plan, result, inputs, version()))
+        write_text(self.target.with_suffix(".md"), self._card(result, inputs))
         return result, inputs
 
     def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
@@ -192,13 +193,16 @@ class Job:
             write_templates(self.inputs.templates, partial)
         record = {
             "version": version(),
-            "recipe": json.loads(self.recipe.record()),
+            "recipe": json.loads(published(self.recipe).record()),
             "fingerprint": result,
             "inputs": inputs,
             "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
-        write_text(partial / "README.md", model_card(self.recipe, self.plan, result, inputs, version()))
+        write_text(partial / "README.md", self._card(result, inputs))
+
+    def _card(self, result: str, inputs: Mapping[str, str]) -> str:
+        return model_card(self.recipe, self.plan, self.inputs, result, inputs, version())
 
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:

@@ -24,6 +24,11 @@ from mergeflow.merging.vocabulary.templates import MORE
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")
+# Notes of the training that made the base, which say nothing of the merged model.
+_TRAINING = re.compile(
+    r"(?:trainer_state|training_args|(?:all|train|eval|predict)_results|wandb.*|optimizer.*)\.json|adapter_.*"
+)
+_PATHS = re.compile(r"(?:.*name_or_path|.*_file|.*_path|.*_dir)$")
 
 
 @dataclass
@@ -125,17 +130,15 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
         return
     for pattern in (*_COPIED, *_custom_code(base)):
         for file in sorted(base.glob(pattern)):
-            taken = (
-                file.name.endswith(".index.json")
-                or file.name in (RECORD, "trainer_state.json")
-                or file.suffix in _WEIGHTS
-            )
-            if file.is_file() and not taken:
+            taken = file.name.endswith(".index.json") or file.name == RECORD or file.suffix in _WEIGHTS
+            if file.is_file() and not taken and not _TRAINING.fullmatch(file.name):
                 shutil.copyfile(file, folder / file.name)
     if (base / MORE).is_dir():
         shutil.copytree(base / MORE, folder / MORE, dirs_exist_ok=True)
     if own is not None:
         write_text(folder / "config.json", json.dumps(dict(own), indent=2, ensure_ascii=False) + "\n")
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        _forget_paths(folder / name)
     config = _config(folder / "config.json")
     key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
     if dtype is not None and key is not None and config[key] != dtype:
@@ -161,6 +164,18 @@ def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], af
     if head in before and before[head] == before.get(embedding) and after[head] != after[embedding]:
         text = json.dumps({**_config(config), "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
         write_text(config, text + "\n")
+
+
+def _forget_paths(path: Path) -> None:
+    """Take this machine's paths out of a configuration, where older versions note from where it was loaded."""
+    config = _config(path)
+    local = {
+        key: Path(value).name
+        for key, value in config.items()
+        if isinstance(value, str) and _PATHS.fullmatch(key) and Path(value).expanduser().is_absolute()
+    }
+    if local:
+        write_text(path, json.dumps({**config, **local}, indent=2, ensure_ascii=False) + "\n")
 
 
 def _custom_code(base: Path) -> list[str]:

@@ -10,7 +10,8 @@ from mergeflow.checkpoints.reader import KIND, open_safetensors
 from mergeflow.errors import MergeflowError
 
 RECORD = "mergeflow.json"
-CARD_HEAD = "---\nlibrary_name: mergeflow\n"
+CARD_HEAD = "---\n# Written by mergeflow: the next merge into this place replaces it.\n"
+_OLD_HEAD = "---\nlibrary_name: mergeflow\n"  # of cards until 0.1
 # Keys in the header of a file that a merge, `vector`, `compress`, `extract-task` or `convert` made.
 EXTRACTED, CONVERTED = "mergeflow.extracted", "mergeflow.converted"
 _MADE_HERE = {"mergeflow.recipe", KIND, EXTRACTED, CONVERTED}
@@ -109,7 +110,7 @@ def check_card(path: Path) -> None:
     Raises:
         MergeflowError: Somebody else's file or a folder has the card's name.
     """
-    if path.is_dir() or (path.exists() and not path.read_bytes().startswith(CARD_HEAD.encode())):
+    if path.is_dir() or (path.exists() and not path.read_bytes().startswith((CARD_HEAD.encode(), _OLD_HEAD.encode()))):
         raise MergeflowError(
             f"the model card would overwrite '{path}', which no merge made: give `out` another name or move that file."
         )

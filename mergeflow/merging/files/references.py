@@ -46,29 +46,34 @@ def fixed_path(path: str, resolve: Resolve | None) -> str:
 
 def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
     """Return the recipe as it is recorded: a replay reads the same models, whatever was promoted since."""
+    fixed = with_paths(recipe, lambda path: fixed_path(path, resolve))
+    return fixed.model_copy(update={"chat_template": _text(recipe)})
 
-    def fixed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        return tuple((name, fixed_path(path, resolve)) for name, path in paths)
+
+def with_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
+    """Return a recipe with every path of an input changed, those of its steps too."""
+
+    def changed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return tuple((name, change(path)) for name, path in paths)
 
     def place(one: Any) -> Any:
-        return one and one.model_copy(update={"model": fixed_path(one.model, resolve)})
+        return one and one.model_copy(update={"model": change(one.model)})
 
-    def fixed_step(step: Recipe | Slices | Mixture) -> Recipe | Slices | Mixture:
+    def of_step(step: Recipe | Slices | Mixture) -> Recipe | Slices | Mixture:
         if isinstance(step, Slices):
             return Slices(map(place, step))
         if isinstance(step, Mixture):
-            base, experts = fixed_path(step.base, resolve), tuple(map(place, step.experts))
+            base, experts = change(step.base), tuple(map(place, step.experts))
             return step.model_copy(update={"base": base, "experts": experts, "shared": place(step.shared)})
-        return fix_references(step, resolve)
+        return with_paths(step, change)
 
     return recipe.model_copy(
         update={
-            "steps": recipe.steps and tuple((name, fixed_step(step)) for name, step in recipe.steps),
-            "base": recipe.base and fixed_path(recipe.base, resolve),
-            "experts": fixed(recipe.experts),
-            "task_vectors": fixed(recipe.task_vectors),
-            "data": tuple((kind, fixed(paths)) for kind, paths in recipe.data),
-            "chat_template": _text(recipe),
+            "steps": recipe.steps and tuple((name, of_step(step)) for name, step in recipe.steps),
+            "base": recipe.base and change(recipe.base),
+            "experts": changed(recipe.experts),
+            "task_vectors": changed(recipe.task_vectors),
+            "data": tuple((kind, changed(paths)) for kind, paths in recipe.data),
         }
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "step:"
 # Keys of a recipe whose value is the one step that it passes through.
 ASSEMBLED = ("slices", "mixture")
-_ONLY_WHOLE = ("out", "steps", "device", "shard_size", "adapter", "chat_template")
+_ONLY_WHOLE = ("out", "steps", "device", "shard_size", "adapter", "chat_template", "tokenizer", "tokenizer_source")
 
 
 class Slices(tuple[Slice, ...]):

@@ -1,0 +1,246 @@
+"""What goes with a result can be published: a card that the Hub reads, names instead of paths, and the push itself."""
+
+import base64
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import huggingface_hub
+import pytest
+import typer
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from mergeflow.commands.merging import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.merging.files.convert import convert
+from mergeflow.merging.files.published import published
+from mergeflow.merging.files.push import push
+from tests.merging.model_folders import TEXT, llama, save, tokenizer
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A base from the Hub, and two experts of it with licences of their own."""
+    folder = tmp_path_factory.mktemp("private-place")
+    words = tokenizer("BPE", TEXT)
+    for seed, name in enumerate(("base", "a", "b")):
+        save(folder / name, llama(300, seed), words)
+    card(folder / "base", "license: apache-2.0\npipeline_tag: text-generation\nlibrary_name: transformers")
+    card(folder / "a", "license: mit")
+    card(folder / "b", "license: llama3.1")
+    for name, other in {
+        "base": {"_name_or_path": "big/base-7B"},
+        "a": {"_name_or_path": str(folder / "somewhere")},
+    }.items():
+        path = folder / name / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **other}))
+    settings = folder / "base/tokenizer_config.json"
+    local = {"name_or_path": str(folder / "words"), "special_tokens_map_file": "/root/.cache/map.json"}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **local}))
+    (folder / "base/trainer_state.json").write_text(json.dumps({"best_model_checkpoint": str(folder)}))
+    return folder
+
+
+def card(folder, text):
+    (folder / "README.md").write_text(f"---\n{text}\n---\n# A model\n")
+
+
+def plan(models, out, **changes):
+    experts = {name: str(models / name) for name in "ab"}
+    return {"method": "ties", "base": str(models / "base"), "experts": experts, "out": str(out), **changes}
+
+
+@pytest.mark.parametrize("out", ["out", "out.safetensors"])
+def test_no_path_of_this_machine_is_in_what_a_merge_makes(models, tmp_path, out):
+    merge(plan(models, tmp_path / "made" / out, shard_size="8KB" if out == "out" else None, weights={"a": 0.5}))
+    convert(models / "base", tmp_path / "made" / "converted", "float16")
+    made = [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
+    assert len(made) > 5
+    for path in made:
+        content = path.read_bytes()
+        for private in (str(models), str(tmp_path), str(Path.home()) + "/", "/root/.cache"):
+            assert private.encode() not in content, (path.name, private)
+
+
+def test_the_front_matter_is_what_the_hub_reads(models, tmp_path):
+    merge(plan(models, tmp_path / "out", weights={"a": 0.5}))
+    read = ModelCard.load(tmp_path / "out/README.md")
+    assert read.data.to_dict() == {
+        "library_name": "transformers",
+        "base_model": ["big/base-7B"],
+        "base_model_relation": "merge",
+        "license": "llama3.1",
+        "pipeline_tag": "text-generation",
+        "tags": ["merge", "mergeflow", "model-merging", "ties"],
+    }
+    for part in (
+        '  merge{{"ties<br>scale 1.0, keep 0.2, trim global, reduce mean"}} --> result(["result"])',
+        '  expert0["a"] -- "0.5" --> merge',
+        "| a | `a` | mit | `",
+        "licences differ: 'base' apache-2.0; 'a' mit; 'b' llama3.1; the result's card says llama3.1",
+    ):
+        assert part in read.text
+    merge(plan(models, tmp_path / "out"))  # our own card may be replaced, an older one too
+    (tmp_path / "out/README.md").write_text("---\nlibrary_name: mergeflow\n---\n")
+    merge(plan(models, tmp_path / "out"))
+
+
+def test_conflicting_licences_leave_the_card_without_one(models, tmp_path):
+    save(tmp_path / "c", llama(300, 7), tokenizer("BPE", TEXT))
+    card(tmp_path / "c", "license: cc-by-nc-4.0")
+    made = merge(plan(models, tmp_path / "out", experts={"b": str(models / "b"), "c": str(tmp_path / "c")}))
+    read = ModelCard.load(tmp_path / "out/README.md")
+    assert read.data.license is None
+    assert any("licences conflict" in warning for warning in made.warnings)
+    assert "licences conflict: 'base' apache-2.0; 'b' llama3.1; 'c' cc-by-nc-4.0: read their terms" in read.text
+
+
+def test_files_without_folders_have_a_card_too(files, monkeypatch):
+    monkeypatch.chdir(files)
+    merge({"method": "average", "experts": ["expert0.safetensors", "expert1.safetensors"], "out": "m.safetensors"})
+    read = ModelCard.load("m.md")
+    assert read.data.to_dict() == {"tags": ["merge", "mergeflow", "model-merging", "average"]}
+    assert 'base["base"]' not in read.text
+
+
+def test_names_in_place_of_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = {
+        "x": "/srv/one/model",
+        "y": "/srv/two/model",
+        "z": str(tmp_path / "in/z"),
+        "h": "big/base@main",
+        "r": "../r",
+    }
+    found = published(make_recipe({"method": "average", "base": "~/base", "experts": paths, "out": "/srv/out"}))
+    assert (found.base, found.out) == ("base", "out")
+    assert dict(found.experts) == {"x": "one/model", "y": "two/model", "z": "in/z", "h": "big/base@main", "r": "../r"}
+
+
+def test_the_card_s_recipe_makes_the_model_again_beside_the_inputs(models, tmp_path, monkeypatch):
+    made = merge(plan(models, tmp_path / "out"))
+    text = (tmp_path / "out/README.md").read_text()
+    (tmp_path / "recipe.json").write_text(text.split("```json\n")[1].split("```")[0])
+    monkeypatch.chdir(models)
+    assert merge(load_recipe(tmp_path / "recipe.json"), out=tmp_path / "again").fingerprint == made.fingerprint
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the Hub's HTTP interface as an upload of a folder uses; what arrives is kept in `files`."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    blobs: ClassVar[dict[str, bytes]] = {}
+    token = "hf_right"
+
+    def answer(self, content, status=200):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        right = self.headers.get("Authorization") == f"Bearer {self.token}"
+        if self.path == "/api/whoami-v2":
+            return self.answer({"name": "me", "type": "user"} if right else {"error": "no"}, 200 if right else 401)
+        return self.answer({"error": "unknown"}, 404)
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.blobs[hashlib.sha256(body).hexdigest()] = body
+        self.answer({})
+
+    def do_POST(self):
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        home = f"http://127.0.0.1:{self.server.server_port}"
+        if self.path == "/api/repos/create":
+            return self.answer({"url": f"{home}/me/merged", "id": "me/merged"})
+        if self.path.endswith("/api/validate-yaml"):
+            return self.answer({"errors": [], "warnings": []})
+        if "/preupload/" in self.path:
+            paths = [one["path"] for one in json.loads(raw)["files"]]
+            modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
+            listed = [{"path": path, "uploadMode": modes[path], "shouldIgnore": False} for path in paths]
+            return self.answer({"files": listed})
+        if self.path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(raw)["objects"]
+            actions = [{**one, "actions": {"upload": {"href": f"{home}/blob/{one['oid']}"}}} for one in objects]
+            return self.answer({"transfer": "basic", "objects": actions})
+        if "/commit/" in self.path:
+            for line in map(json.loads, raw.decode().splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.files[value["path"]] = self.blobs[value["oid"]]
+            return self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": f"{home}/me/merged/commit/0"})
+        return self.answer({"error": self.path}, 404)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub on this machine, with nobody logged in."""
+    served = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Hub.files, Hub.blobs = {}, {}
+    thread = threading.Thread(target=served.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setattr("mergeflow.merging.files.push._hub", lambda: client)
+    client = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{served.server_port}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    yield client
+    served.shutdown()
+    served.server_close()
+
+
+@pytest.fixture(scope="module")
+def merged(models, tmp_path_factory):
+    return merge(plan(models, tmp_path_factory.mktemp("merged") / "out", shard_size="20KB")).path
+
+
+def test_what_a_merge_made_is_pushed_and_nothing_else(merged, hub, monkeypatch):
+    with pytest.raises(MergeflowError, match=r"nobody is logged in to the Hub \(.*\): run `hf auth login`"):
+        push(merged, "me/merged")
+    assert not Hub.files
+    hub.token = Hub.token
+    (merged / "notes.txt").write_text("mine")
+    said = []
+    made = push(merged, "me/merged", say=said.append)
+    (merged / "notes.txt").unlink()
+    assert made.url.endswith("/me/merged/commit/0")
+    assert Hub.files == {path.name: path.read_bytes() for path in merged.iterdir()}
+    assert len([name for name in Hub.files if name.endswith(".safetensors")]) > 1
+    assert made.warnings == ()
+
+
+def test_a_dry_run_needs_nobody_and_says_what_would_go(merged):
+    app = typer.Typer()
+    add_commands(app)
+    ran = CliRunner().invoke(app, ["push", str(merged), "me/merged", "--dry-run"])
+    assert ran.exit_code == 0, ran.output
+    assert "README.md" in ran.output
+    assert "nothing was sent: without --dry-run these files go to me/merged" in ran.output
+
+
+def test_what_is_not_a_merge_s_is_not_pushed(models, tmp_path):
+    with pytest.raises(MergeflowError, match=r"not a folder that a merge made: it has no mergeflow.json"):
+        push(models / "base", "me/merged", dry_run=True)
+    with pytest.raises(MergeflowError, match="expected owner/name"):
+        push(models / "base", "merged", dry_run=True)
+    made = merge(plan(models, tmp_path / "out")).path
+    raw = bytearray((made / "model.safetensors").read_bytes())
+    raw[-3] ^= 1
+    (made / "model.safetensors").write_bytes(raw)
+    with pytest.raises(MergeflowError, match=r"weights of .* are not those that its mergeflow.json records"):
+        push(made, "me/merged", dry_run=True)
+    (made / "config.json").unlink()
+    with pytest.raises(MergeflowError, match=r"lacks \['config.json'\]"):
+        push(made, "me/merged", dry_run=True)
