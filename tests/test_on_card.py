@@ -163,7 +163,9 @@ def adapt(world: Path, out: Path, device: str) -> Any:
 
 def combine(world: Path, out: Path, device: str) -> Any:
     base, experts = awkward(torch.float32)
-    values = {**recipe_values(world), "method": "ties", "device": device, "out": str(out / "merged.safetensors")}
+    values = {**recipe_values(world), "method": "average", "device": device, "out": str(out / "merged.safetensors")}
+    values |= {"steps": {"both": {**recipe_values(world), "method": "ties"}}, "experts": {"both": "step:both"}}
+    values["experts"] |= {"red": str(world / "experts/red.safetensors")}
     with open_checkpoint(merge(make_recipe(values)).path) as merged:
         kept = {name: merged[name].clone() for name in merged}
     packed = compress(configure_compressor("tall_mask"), base, experts, device=device).tensors

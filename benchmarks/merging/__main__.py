@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.merging.devices import table
+from benchmarks.merging.devices import DEFAULTS, table
 from benchmarks.merging.peers import CONFIGS, mergekit_command
-from benchmarks.merging.shapes import TOWERS, make_checkpoints, tower
+from benchmarks.merging.shapes import MODELS, make_checkpoints, shapes_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.device import check_device
 
@@ -72,7 +72,7 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     common = {"base": str(base), "out": str(scratch / "out.safetensors"), "args": {}, "blocks": options.blocks}
     everything = [str(path) for path in experts]
     if options.device:
-        return table(measure, {**common, "experts": everything}, options.device)
+        return table(measure, {**common, "experts": everything}, options.device, options.methods)
     measure({**common, "kind": "limit", "experts": everything})  # warms the page cache
     rows = []
 
@@ -123,7 +123,7 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Parse the command line, check the disk, measure, clean up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=TOWERS, default="ViT-B-32")
+    parser.add_argument("--model", choices=MODELS, default="ViT-B-32")
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--only", nargs="+", choices=[*WORK, *FURTHER, "grid"], default=[*WORK, "grid"])
     parser.add_argument(
@@ -133,6 +133,9 @@ def main() -> None:
     parser.add_argument("--mergekit", type=Path, help="bin folder of an environment with mergekit: its column too")
     parser.add_argument("--rounds", type=int, default=1, help="times each row is run; the least times are printed")
     parser.add_argument("--device", help="measure every method there and on the processor, and nothing else")
+    parser.add_argument(
+        "--methods", nargs="+", choices=DEFAULTS, default=list(DEFAULTS), help="of the table of --device"
+    )
     parser.add_argument("--scratch", type=Path, help="folder for the checkpoints; a temporary one by default")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoints in --scratch")
     parser.add_argument("--json", type=Path, help="write the rows here too")
@@ -143,7 +146,7 @@ def main() -> None:
         sys.exit(str(error))
     scratch = options.scratch or Path(tempfile.mkdtemp(prefix="mergeflow-bench-"))
     scratch.mkdir(parents=True, exist_ok=True)
-    needed = (options.experts + 2) * sum(info.nbytes for info in tower(options.model).values())
+    needed = (options.experts + 2) * sum(info.nbytes for info in shapes_of(options.model).values())
     if shutil.disk_usage(scratch).free < 1.1 * needed:
         sys.exit(f"{scratch} has too little space: {needed / 1e9:.1f} GB are needed. Choose another with --scratch.")
     try:

@@ -16,11 +16,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def table(measure: Callable[[dict[str, Any]], dict[str, Any]], common: dict[str, Any], device: str) -> list[Any]:
+def table(
+    measure: Callable[[dict[str, Any]], dict[str, Any]], common: dict[str, Any], device: str, methods: list[str]
+) -> list[Any]:
     """Print one row for each method and return the rows."""
     print(f"| method | cpu | {device} | cpu / {device} | share of transfers |\n|---|---|---|---|---|")
     rows = []
-    for method, args in DEFAULTS.items():
+    for method in methods:
+        args = DEFAULTS[method]
         chosen = common["experts"][:2] if method == "slerp" else common["experts"]
         job = {**common, "kind": "device", "method": method, "args": args, "experts": chosen}
         there, here = (measure({**job, "device": place}) for place in (device, "cpu"))

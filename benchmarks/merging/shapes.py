@@ -1,4 +1,4 @@
-"""Shapes of CLIP image towers, and random checkpoints that have them."""
+"""Shapes of CLIP image towers and decoders, and random checkpoints that have them."""
 
 from pathlib import Path
 
@@ -15,6 +15,30 @@ TOWERS = {
     "ViT-L-14": (1024, 24, 14, 224, 768),
     "tiny": (64, 3, 8, 32, 32),
 }
+
+
+# name: width, layers, intermediate, words
+DECODERS = {"decoder-1.2B": (2048, 22, 5632, 32000), "tiny-decoder": (32, 2, 64, 64)}
+MODELS = [*TOWERS, *DECODERS]
+
+
+def shapes_of(name: str) -> dict[str, TensorInfo]:
+    """Return names, shapes and types of a model's tensors."""
+    return decoder(name) if name in DECODERS else tower(name)
+
+
+def decoder(name: str) -> dict[str, TensorInfo]:
+    """Return names and shapes of a decoder in Llama's layout, bfloat16."""
+    width, layers, inner, words = DECODERS[name]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (words, width), "lm_head.weight": (words, width)}
+    shapes["model.norm.weight"] = (width,)
+    for layer in range(layers):
+        block = f"model.layers.{layer}"
+        shapes |= {f"{block}.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
+        shapes |= {f"{block}.mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
+        shapes[f"{block}.mlp.down_proj.weight"] = (width, inner)
+        shapes |= {f"{block}.{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
+    return {key: TensorInfo(shape, torch.bfloat16) for key, shape in sorted(shapes.items())}
 
 
 def tower(name: str) -> dict[str, TensorInfo]:
@@ -42,7 +66,7 @@ def tower(name: str) -> dict[str, TensorInfo]:
 
 def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[Path]]:
     """Write a random base and experts, where missing: weights ~ N(0, .02²), differences ~ N(0, .001²)."""
-    infos = tower(name)
+    infos = shapes_of(name)
     paths = [
         folder / f"{name}-base.safetensors",
         *(folder / f"{name}-{index:02d}.safetensors" for index in range(experts)),
@@ -57,6 +81,6 @@ def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[
                 if seed:
                     values += torch.randn(info.numel, generator=own).mul_(0.001)
                 for start in range(0, info.numel, BLOCK):
-                    writer.write(tensor, start, values[start : start + BLOCK])
+                    writer.write(tensor, start, values[start : start + BLOCK].to(info.dtype))
             writer.commit()
     return paths[0], paths[1:]

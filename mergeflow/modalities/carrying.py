@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_copying: dict[torch.device, Any] = {}  # one stream a device
+
 Gather = Callable[[Tensor], tuple[Tensor, ...]]
 
 
@@ -49,14 +51,11 @@ def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def carry(batch: Tensor, device: torch.device) -> Tensor:
     """Copy pinned memory [n, ...] to a CUDA device on a stream of its own; what computes with it waits for it."""
-    copies, computes = _copies(device), torch.cuda.current_stream(device)
+    if device not in _copying:
+        _copying[device] = torch.cuda.Stream(device)
+    copies, computes = _copying[device], torch.cuda.current_stream(device)
     with torch.cuda.stream(copies):
         there = batch.to(device, non_blocking=True)
     computes.wait_stream(copies)
     there.record_stream(computes)  # its memory belongs to the stream of copies, which must not reuse it too early
     return there
-
-
-@cache
-def _copies(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)

@@ -1,0 +1,88 @@
+"""Merging on a card: which methods pay, and AdaMerging's memory."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.merging.devices import merge_there, table
+from benchmarks.merging.shapes import make_checkpoints
+from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
+from mergeflow.estimates.entropy import entropy_gradient
+from mergeflow.merging import configure
+from mergeflow.merging.learned.adamerging import learn
+
+
+def vit_b_32(rehearse: bool) -> Iterator[Row]:
+    """8 experts of ViT-B/32."""
+    yield from _table(rehearse, "--model", "ViT-B-32", "--experts", "8")
+
+
+def vit_l_14(rehearse: bool) -> Iterator[Row]:
+    """4 experts of ViT-L/14: 8 would not come through in the time."""
+    yield from _table(rehearse, "--model", "ViT-L-14", "--experts", "4")
+
+
+def decoder(rehearse: bool) -> Iterator[Row]:
+    """3 experts of a decoder with 1.2 B parameters in bfloat16."""
+    yield from _table(rehearse, "--model", "decoder-1.2B", "--experts", "3")
+
+
+def _table(rehearse: bool, *options: str) -> Iterator[Row]:
+    """Yield the rows of `benchmarks.merging` as it prints them, so that a stopped table keeps its first rows."""
+    if rehearse:
+        yield from _rehearsed("tiny-decoder" if "decoder-1.2B" in options else "tiny")
+        return
+    command = [sys.executable, "-m", "benchmarks.merging", "--device", "cuda:0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            if line.startswith("| `"):
+                yield dict(zip(("method", "processor", "device", "ratio", "share of transfers"), cells, strict=True))
+            else:
+                print(line, end="", flush=True)
+    if process.returncode:
+        sys.exit(process.returncode)
+
+
+def _rehearsed(model: str) -> Iterator[Row]:
+    with TemporaryDirectory() as folder:
+        base, experts = make_checkpoints(Path(folder), model, 2)
+        job = {"base": base, "experts": experts, "out": str(Path(folder) / "out.safetensors")}
+        for row in table(merge_there, job, "cpu", ["cart"]):
+            yield {"method": row["method"], "processor": row["cpu"]["seconds"], "share of transfers": row["share"]}
+
+
+def adamerging(rehearse: bool) -> Iterator[Row]:
+    """Layer-wise coefficients for 2, 4 and 8 experts: the device holds one batch's graph, whatever their number."""
+    shape, device = Shape("pocket-clip" if rehearse else "ViT-B-32", 4 if rehearse else 16, 2, 16), place(rehearse)
+    first = 0.0
+    for count in (2, 3) if rehearse else (2, 4, 8):
+        with fresh(device), task(shape, device) as (model, data):
+            base = {name: value.cpu().clone() for name, value in model.state().items()}
+            experts = {
+                f"t{number}": {name: value + 1e-3 * torch.randn_like(value) for name, value in base.items()}
+                for number in range(count)
+            }
+            tasks = dict.fromkeys(experts, data)
+            call = configure("adamerging", {"steps": shape.steps, "granularity": "layer", "lr": 0.001})
+            began = time.perf_counter()
+            loss = partial(_entropy, model, tasks, shape.batch_size)
+            learn(call, base, experts, loss, device=str(device))
+            took = time.perf_counter() - began
+        first = first or peak_gib(device)
+        yield {
+            "T": count, "s a step": took / shape.steps, "peak GiB": peak_gib(device),
+            "of that of T = 2": peak_gib(device) / first if first else 1.0,
+        }  # fmt: skip
+
+
+def _entropy(model: Any, tasks: Any, batch_size: int, state: Any, step: int) -> Any:
+    return entropy_gradient(model, tasks, state, batch_size, 0, step)

@@ -1,0 +1,81 @@
+"""What runs as it is: the tests for a device, the evaluation's own benchmark, and the embedded pipeline."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.on_device.common import Row, place
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("prepare", "base", "multitask", "finetune", "sweep", "select", "evaluate")
+
+
+def tests(rehearse: bool) -> Iterator[Row]:
+    """tests/merging/test_cuda.py; where there is no device, its tests for one would be skipped."""
+    if rehearse:
+        yield {"tests": "tests/merging/test_cuda.py", "result": "not run: they need the device"}
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/merging/test_cuda.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)
+    yield {"tests": "tests/merging/test_cuda.py", "result": done.stdout.strip().splitlines()[-1].strip("= ")}
+
+
+def evaluation(rehearse: bool) -> Iterator[Row]:
+    """`benchmarks.vision.evaluation`: images a second beside open_clip's plain zero-shot loop."""
+    from benchmarks.vision.evaluation import measure
+
+    for model, count in [("pocket-clip", 2)] if rehearse else [("ViT-B-32", 256), ("ViT-L-14", 64)]:
+        beside = ["plain, slices"] if rehearse else ["plain, tensors", "plain, slices"]
+        for row in measure(model, count, 128, 1 if rehearse else 5, place(rehearse), beside):
+            yield {
+                "model": model, "way": row.way, "images/s": 8 * count / row.seconds, "times ours": row.ratio,
+                "same predictions": row.same,
+            }  # fmt: skip
+
+
+def embedded(rehearse: bool) -> Iterator[Row]:
+    """The project's pipeline on the device and on the processor: the same findings, within a point."""
+    found: dict[str, Any] = {}
+    for device in ("cpu", str(place(rehearse)).partition(":")[0]):
+        with TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            _run(Path(folder), device, rehearse)
+            metrics = json.loads((Path(folder) / "outputs/results/metrics.json").read_text())
+        found[device] = {name: row["mean"] for name, row in metrics.items()}
+        yield {"device": device, "seconds": time.perf_counter() - began, **found[device]}
+    here, there = found["cpu"], found[device]
+    order = [sorted(part, key=lambda name: -part[name]) for part in (here, there)]
+    yield {
+        "device": "largest difference in points", "seconds": 100 * max(abs(here[name] - there[name]) for name in here),
+        "same order": order[0] == order[1],
+    }  # fmt: skip
+
+
+def _run(folder: Path, device: str, rehearse: bool) -> None:
+    """Run the stages up to the test set in a project of its own."""
+    import yaml
+
+    from tasks.project.graph import load_graph
+    from tasks.project.runner import run_stage
+
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values["run"]["device"] = device
+    if rehearse:
+        values |= {
+            "tasks": {"left": "toy:clouds", "right": "toy:clouds"}, "data": {"inputs": 8},
+            "model": {"modality": "toy", "widths": [8, 8, 4]}, "sweep": {"average": {"scale": [1.0]}},
+        }  # fmt: skip
+        values["finetune"] |= {"steps": 4, "batch_size": 8}
+    (folder / "inputs").mkdir()
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
+        (folder / name).symlink_to(ROOT / name)
+    for stage in load_graph(folder).values():
+        if stage.name in STAGES:
+            run_stage(folder, stage)
