@@ -1,14 +1,25 @@
 """GPU slots: one holder per device over processes, free again when the holder dies."""
 
 import multiprocessing
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, Lock
+from typing import Any
 
 import pytest
+import yaml
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modality import Model, device_of
+from mergeflow.training import fine_tune
 from tasks.project import devices
 from tasks.project.devices import device_names, device_slot
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
+from tests.card import card
+from tests.toy_project import make_toy_project, run_pipeline
 
 NAMES = ("cuda:0", "cuda:1")
 
@@ -108,3 +119,35 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, wanted: str
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(MergeflowError, match=f"run.device is '{wanted}', but torch finds"):
         device_names(wanted)
+
+
+def test_a_runner_s_threads_take_the_cards_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three experts, three threads, two cards: two are trained at once, each on its own card, and the third waits."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test alone
+    folder = make_toy_project(tmp_path / "project", steps=2)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["tasks"], values["run"]["device"] = dict.fromkeys(("a", "b", "c"), "toy:clouds"), "cuda"
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    run_pipeline(folder, ("prepare", "base", "multitask"))
+    used, busy, lock, both = list[str](), set[str](), Lock(), Barrier(2, timeout=60)
+
+    def watched(model: Model, *args: Any, **kwargs: Any) -> Any:
+        name = str(device_of(model))
+        with lock:
+            assert name not in busy
+            busy.add(name)
+            used.append(name)
+            number = len(used)
+        if number <= 2:
+            both.wait()
+        try:
+            return fine_tune(model, *args, **kwargs)
+        finally:
+            busy.remove(name)
+
+    monkeypatch.setattr("tasks.training.fine_tune", watched)
+    stages = [stage for stage in load_graph(folder).values() if stage.name == "finetune"]
+    with card(count=2), ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(lambda stage: run_stage(folder, stage), stages))
+    assert sorted(used[:2]) == ["cuda:0", "cuda:1"]
+    assert len(used) == 3
