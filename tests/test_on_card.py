@@ -19,7 +19,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
-from mergeflow.modalities.catalog import find_modality
+from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.modalities.vision.opening import open_model
@@ -113,7 +113,7 @@ def judge_again(project: Path) -> None:
 
 def opened(world: Path, device: str, split: str = "validation") -> dict[str, Any]:
     heads = {task: load_head(world / "heads" / f"{task}.safetensors").to(device) for task in TASKS}
-    open_split = find_modality("vision").open
+    open_split = MODALITIES.get("vision").open
     return {task: open_split(task, world / "data" / task, split, heads[task], torch.device(device)) for task in TASKS}
 
 
