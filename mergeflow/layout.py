@@ -1,7 +1,8 @@
 """Where a project keeps what its stages make: every path below `outputs`, spelled here alone.
 
 Paths are relative to the project folder, with `/` between names, as dvc.yaml has them. The stages, the registry and
-the flows ask here; that they read the same files is why they agree.
+the flows ask here; that they read the same files is why they agree. These are functions of names and not methods of a
+project, because what they return is compared with dvc.yaml before a folder is put before it.
 
 Example:
     >>> expert_model("digits"), split("train", "digits")

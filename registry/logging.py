@@ -137,7 +137,7 @@ def _log_files(store: Store, run_id: str, artifacts: Mapping[str, Sequence[str]]
 
 
 def log_file(store: Store, run_id: str, path: Path) -> None:
-    """Put a file at the top of a run's files, in place of one of the same name; a run that is gone takes nothing."""
+    """Put a file at the top of a run's files; it replaces one of the same name. A run that is gone takes nothing."""
     try:
         store.client.log_artifact(run_id, str(path))
     except MlflowException as error:

@@ -28,7 +28,7 @@ def make_importable() -> None:
 def find_project(start: Path) -> Path | None:
     """Return the project folder that is `start` or holds it: the nearest with dvc.yaml and params.yaml.
 
-    The folder `studies` of a project has the same two files and is no project of its own.
+    The folder `studies` of a project has the same two files and is not a project of its own.
     """
     for folder in [start, *start.parents]:
         if _has_choices(folder) and not (folder.name == "studies" and _has_choices(folder.parent)):

@@ -28,7 +28,7 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     Args:
         path: A safetensors file; an index of shards, or a folder with one; a `.pt`, `.pth`, `.bin` or `.ckpt` state
             dict (loaded without running code; `state_dict` and `module.` unwrapped); a Hugging Face model folder; a
-            PEFT LoRA adapter folder, which opens as a task vector. What is no path here may be a Hugging Face id,
+            PEFT LoRA adapter folder, which opens as a task vector. What is not a path here may be a Hugging Face id,
             `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
 
     Returns:

@@ -1,7 +1,7 @@
 """The safetensors header: strict parsing of what comes from outside, and building of what we write.
 
 Every number of a header is checked against the file's size before anything is allocated, so that a truncated or
-hostile file is refused with a message in place of a crash.
+hostile file is refused with a message instead of crashing the process.
 """
 
 from __future__ import annotations

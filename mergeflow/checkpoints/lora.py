@@ -108,7 +108,8 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
     start = str(config.get("init_lora_weights")).lower()
     if start.startswith(_MOVED):
         raise MergeflowError(
-            f"adapter '{folder}' was started by {start!r}, which changes the base too: it is no difference from yours. "
+            f"adapter '{folder}' was started by {start!r}, which also changes the base, so it is not the difference "
+            "from your base. "
             "Convert it when it is saved (PEFT's path_initial_model_for_weight_conversion), or merge it first."
         )
 

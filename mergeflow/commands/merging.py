@@ -40,7 +40,7 @@ def add_commands(app: typer.Typer) -> None:
 def merge(
     context: typer.Context,
     recipe: RecipePath,
-    out: Annotated[Path | None, typer.Option(help="Where to write, in place of the recipe's `out`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write instead of the recipe's `out`.")] = None,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue a sharded merge that was stopped.")] = False,
     force: Force = False,

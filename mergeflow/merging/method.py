@@ -174,7 +174,7 @@ class Pass:
     unless: str = ""
 
     def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:
-        """Return the same pass for a method that wraps another: it sees `inner(args)` in place of args."""
+        """Return the same pass for a method that wraps another: it sees `inner(args)` instead of args."""
         return replace(
             self,
             start=lambda model, args: self.start(model, inner(args)),

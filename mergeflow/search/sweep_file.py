@@ -53,7 +53,7 @@ class TaskPart(Frozen):
 
 
 class StudyPart(Frozen):
-    """An Optuna study in place of a grid.
+    """An Optuna study instead of a grid.
 
     Attributes:
         trials: Trials for each method.
@@ -80,9 +80,9 @@ class Sweep(Frozen):
         experts: Paths of the experts, named.
         model: The architecture that image encoders share.
         tasks: Images that candidates are scored on, by name.
-        score: Who scores models of any other kind, in place of `model` and `tasks`.
+        score: Who scores models of any other kind; it replaces `model` and `tasks`.
         methods: Method → argument → values (a grid), or ranges and choices (with `study`).
-        study: Search with Optuna in place of the grid.
+        study: Search with Optuna instead of the grid.
         objective: `normalised`: mean over tasks of merged / expert accuracy, the default for images; or `mean`.
         split: Always validation.
         test: Look at the winner's score on test, once.
@@ -171,7 +171,7 @@ def _check_scorer(sweep: Sweep) -> None:
         if missing:
             raise ValueError(f"{' and '.join(missing)} missing: name the images to score on, or a scorer (`score:`)")
     elif sweep.model is not None or sweep.tasks:
-        raise ValueError("`score` stands in place of `model` and `tasks`: keep the scorer, or the images")
+        raise ValueError("`score` replaces `model` and `tasks`: keep the scorer, or the images")
     elif sweep.test and isinstance(sweep.score, CommandScore) and "{split}" not in sweep.score.command:
         raise ValueError("`test: true` needs {split} in score.command, which says validation or test")
 

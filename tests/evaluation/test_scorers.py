@@ -228,7 +228,7 @@ def test_what_is_wrong_in_the_file_is_told_before_anything_is_read():
     refused("must name one of function, command, lm_eval, found function, command", {"function": "a:b", "command": "c"})
     refused("score: must name one of function, command, lm_eval, found nothing", {})
     refused("score: must be `module:function`", 3)
-    refused("`score` stands in place of `model` and `tasks`", "a:b", tasks={"ones": {"data": "d", "head": "h"}})
+    refused("`score` replaces `model` and `tasks`", "a:b", tasks={"ones": {"data": "d", "head": "h"}})
     refused(r"needs \{split\} in score.command", {"command": "run {model}"}, test=True)
     refused("model and tasks missing: name the images to score on, or a scorer", None)
     refused("score: lm_eval: ", {"lm_eval": []})

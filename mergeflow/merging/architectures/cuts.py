@@ -95,7 +95,7 @@ class Rule:
         words: The layout in words, for the page of architectures.
         cut: (config.json, length of the fused axis, length of the other) → groups and sizes.
         axis: The fused axis.
-        always: Whether the weight is cut without `split_qkv` too, because it is no matrix as it stands.
+        always: Whether the weight is cut without `split_qkv` too, because it is not a matrix as it stands.
     """
 
     words: str

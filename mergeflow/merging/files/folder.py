@@ -1,4 +1,4 @@
-"""The folder a merge makes: one merge at a time, resumable, in place of an older one only when it is whole."""
+"""The folder a merge makes: one merge at a time, resumable; it replaces an older one only when it is whole."""
 
 import ctypes
 import json
@@ -130,7 +130,7 @@ class OutputFolder:
         write_text(self._journal, json.dumps(known))
 
     def publish(self) -> None:
-        """Give the finished folder its name, in place of an older one.
+        """Give the finished folder its name; it replaces an older one.
 
         Raises:
             MergeflowError: Somebody put files into the older one in the meantime; the finished shards are kept.

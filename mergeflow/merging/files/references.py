@@ -20,7 +20,9 @@ One that may come to mean another file, such as models:/name@alias, is turned in
 def local_path(path: str, resolve: Resolve | None) -> str:
     """Return the local path a recipe's path stands for."""
     if step_named(path):
-        raise MergeflowError(f"'{path}' is a step, whose result is no file: name it where a recipe names its inputs.")
+        raise MergeflowError(
+            f"'{path}' is a step, whose result is not a file: name it where a recipe names its inputs."
+        )
     fixed = fixed_path(path, resolve)
     found = resolve(fixed) if resolve is not None else path
     if "://" in found or found.startswith("models:/"):
@@ -32,8 +34,8 @@ def local_path(path: str, resolve: Resolve | None) -> str:
 
 
 def fixed_path(path: str, resolve: Resolve | None) -> str:
-    """Return a path that means the same for ever: a version of a registered model in place of its alias, a commit of a
-    Hugging Face model in place of its newest state."""
+    """Return a path that means the same for ever: a version of a registered model instead of its alias, a commit of a
+    Hugging Face model instead of its newest state."""
     if step_named(path):
         return path
     if not path.startswith("models:/"):
@@ -79,7 +81,7 @@ def with_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
 
 
 def _text(recipe: Recipe) -> str | None:
-    """Return the chat template's choice with the text in place of a file, which may change."""
+    """Return the chat template's choice with the text instead of a file, which may change."""
     choice = recipe.chat_template
     if choice is None or choice in ("base", "auto", *dict(recipe.experts), *dict(recipe.task_vectors)):
         return choice

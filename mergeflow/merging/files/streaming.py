@@ -62,7 +62,7 @@ def merge(
     Args:
         recipe: A record, a mapping, or the path of a file; it is checked whole, with the headers of all files, before
             any weight is read.
-        out: Where to write, in place of the recipe's `out`: a `.safetensors` file, or a folder.
+        out: Where to write instead of the recipe's `out`: a `.safetensors` file, or a folder.
         progress: Called as work proceeds.
         resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
             without it an unfinished one is started again.

@@ -53,7 +53,7 @@ class TaskVectors:
 
 
 class LowRank:
-    """SVD_k(θ_t − θ̄) on the mean θ̄, as factors in one file per expert; tensors that are no matrices have none.
+    """SVD_k(θ_t − θ̄) on the mean θ̄, as factors in one file per expert; tensors that are not matrices have none.
 
     Args:
         stacks: Base and experts.

@@ -117,7 +117,7 @@ def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
         gram = args.off_diagonal * gram + (1 - args.off_diagonal) * torch.diag(gram.diagonal())
         whole += gram
         pulled += tau.double() @ gram
-    # Inputs that never fire leave empty rows: the pseudo-inverse keeps θ0 there in place of failing.
+    # Inputs that never fire leave empty rows: the pseudo-inverse keeps θ0 there instead of failing.
     merged = pulled @ torch.linalg.pinv(whole, hermitian=True)
     return stack.base, merged.to(stack.base.dtype)
 

@@ -22,7 +22,7 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or rem
     Args:
         image: encoded bytes or a PIL image of any 8-bit mode. An alpha channel is dropped, as CLIP does.
         what: how an error message names the image.
-        way_out: what an error message tells to do about bytes that are no image.
+        way_out: the advice that an error message gives when the bytes are not an image.
 
     Raises:
         MergeflowError: undecodable bytes, too many pixels for PIL's limit, or more than 8 bits a channel.

@@ -27,7 +27,7 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
 
     Raises:
         MergeflowError: missing path, no class folders, unsupported split folder, a class that `train` lacks, or a file
-            in a class folder that is no image.
+            in a class folder that is not an image.
     """
     location = Location.open(uri)
     if location.is_file():
