@@ -1,0 +1,187 @@
+"""Study `linearity_edits` (L11–L13): are features linear in task arithmetic's edits, adding and negating?
+
+**Question.** Task arithmetic adds and subtracts task vectors τ_t = θ_t − θ0. Does adding two of them average the
+features of the single edits, and does negating one mirror the features about the base's?
+
+**Method.** Nets tuned from one pre-trained net on rotated digits; every hidden layer, test examples of the tasks
+involved:
+
+    Eq. 2   f(θ0 + λ(τ_i + τ_j)) ≈ ½ f(θ0 + 2λτ_i) + ½ f(θ0 + 2λτ_j)           all pairs
+    Eq. 3   f(θ0) ≈ ½ f(θ0 + λτ_i) + ½ f(θ0 − λτ_i)                            all tasks, on D_i
+    Eq. 4   f(θ0 − λτ_i) ≈ 2 f(θ0) − f(θ0 + λτ_i)                              all tasks, on D_i
+
+*Two readings of λ*: the paper's text has 2λ at the ends of Eq. 2, the captions of its figures λ (the merged model is
+then θ0 + ½λ(τ_i + τ_j)); both are measured. The baseline of Eq. 2 and 3 is between the two ends, that of Eq. 4
+between f(θ0 + λτ_i) and f(θ0). Margins are ours and were written before the run.
+
+**Source.** Zhou et al. 2024, Cross-Task Linearity, Section 4.3, B.1.3; Ilharco et al. 2023, Editing models with task
+arithmetic.
+"""
+
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+from pydantic import Field
+
+from mergeflow import layout
+from mergeflow.linearity.affine import Combination, affine, combine
+from mergeflow.linearity.layers import find_layers
+from tasks.plotting.linearity import linearity_figure
+from tasks.project.declaration import Declaration
+from tasks.project.sections import Section
+from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.linear_rows import (
+    DIRECTION_RULE,
+    LENGTH_RULE,
+    Row,
+    by_seed,
+    direction,
+    length,
+    mean_over,
+    one_thread,
+    read_samples,
+    rows_of,
+    worst_share,
+    write_samples,
+)
+from tasks.studies.nets import NetTask, Trained, World, open_world, train_world
+from tasks.studies.pieces import kept
+from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.verdicts import within
+
+STUDY = "linearity_edits"
+ERROR = 0.2  # of Eq. 4 at the smallest λ
+
+
+class Options(Section):
+    """The study's choices. `world`: rotated digits. `scale`: the paper's λ. `scales`: of Eq. 3 and 4. `seeds`: of
+    nets."""
+
+    world: World
+    scale: float = Field(gt=0)
+    scales: list[float] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+
+
+DECLARED = Declaration(Options, systems=("L11", "L12", "L13"))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/linearity_edits`."""
+    one_thread()
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    tasks: dict[str, NetTask] = {}
+    rows: list[Row] = []
+    for done, seed in enumerate(options.seeds):
+        io.report("nets", done, len(options.seeds))
+        rows += kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed))["rows"]
+    found = read_samples(_samples(io, options.seeds[0]))
+    folder = io.out(layout.study(STUDY))
+    result = StudyResult(tables(rows), findings(rows, options), [], rows)
+    result.write(folder, {"edits": linearity_figure(found)})
+    write_samples(found, folder / "samples.parquet")
+
+
+def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+    """Return the rows of one seed."""
+    if not tasks:
+        tasks.update(open_world(options.world, io.root))
+    done = train_world(options.world, tasks, seed)
+    ends, asked = edits(done, options)
+    sources = {task: tasks[task].test for task in done.tuned}
+    layers = find_layers(done.model.module)
+    found = affine(done.model, sources, ends, {name: one for name, (one, _) in asked.items()}, layers, batch_size=500)
+    rows = [row for name, layers_ in found.items() for row in rows_of({name: layers_}, seed=seed, **asked[name][1])]
+    shown = {}
+    for equation in dict.fromkeys(known["equation"] for _, known in asked.values()):
+        shown[equation] = next(
+            found[n]
+            for n, (_, known) in asked.items()
+            if known["equation"] == equation and known["scale"] == options.scale
+        )
+    write_samples(shown, _samples(io, seed))
+    return {"rows": rows}
+
+
+def edits(done: Trained, options: Options) -> tuple[dict[str, Any], dict[str, tuple[Combination, Row]]]:
+    """Return the edited models, and the combinations of each equation with what is known of them."""
+    ends: dict[str, Any] = {"base": done.start}
+    asked: dict[str, tuple[Combination, Row]] = {}
+
+    def edited(task: str, scale: float) -> str:
+        name = f"{task} {scale:+g}"
+        ends[name] = combine([done.start, done.tuned[task]], [1 - scale, scale])
+        return name
+
+    for reading, factor in (("2λ", 2.0), ("λ", 1.0)):
+        for i, j in combinations(done.tuned, 2):
+            pair = {edited(task, factor * options.scale): 0.5 for task in (i, j)}
+            known = {"equation": f"Eq. 2, ends {reading}", "scale": options.scale, "tasks": f"{i} – {j}"}
+            asked[f"{reading} {i} – {j}"] = Combination(pair, on=frozenset({i, j})), known
+    for scale in options.scales:
+        for task in done.tuned:
+            plus, minus = edited(task, scale), edited(task, -scale)
+            only = frozenset({task})
+            mirror = Combination({plus: 0.5, minus: 0.5}, on=only)
+            asked[f"3 {task} {scale:g}"] = mirror, {"equation": "Eq. 3", "scale": scale, "tasks": task}
+            less = Combination({"base": 2.0, plus: -1.0}, on=only)
+            asked[f"4 {task} {scale:g}"] = less, {"equation": "Eq. 4", "scale": scale, "tasks": task}
+    return ends, asked
+
+
+def _samples(io: StageIO, seed: int) -> Any:
+    return io.scratch / "samples" / f"{seed}.parquet"
+
+
+def findings(rows: list[Row], options: Options) -> list[Finding]:
+    """Hold the equations against the rows."""
+    found = []
+    said = {
+        "Eq. 2, ends 2λ": (
+            "L11",
+            "Adding two task vectors averages the features of the single edits (ends 2λ, as the text has it)",
+        ),
+        "Eq. 2, ends λ": ("L11", "The same with ends λ, as the captions have it"),
+        "Eq. 3": ("L12", "The base's features are the mean of those of the edits ±λτ"),
+    }
+    for equation, (system, claim) in said.items():
+        own = [row for row in rows if row["equation"] == equation and row["scale"] == options.scale]
+        told, verdict = direction(own)
+        found.append(Finding(system, f"{claim}: direction, λ = {options.scale:g}.", told, verdict, DIRECTION_RULE))
+        told, verdict = length(own)
+        found.append(Finding(system, f"{claim}: length, λ = {options.scale:g}.", told, verdict, LENGTH_RULE))
+    for scale in options.scales:
+        errors = [max(row["error"] for row in own) for own in by_seed(rows, equation="Eq. 4", scale=scale).values()]
+        claim = f"Negating a task vector mirrors the features: f(θ0 − λτ) ≈ 2f(θ0) − f(θ0 + λτ), λ = {scale:g}."
+        found.append(
+            Finding(
+                "L13",
+                claim,
+                f"largest mean error {with_interval(errors, 2)}",
+                within(errors, high=ERROR),
+                f"mean ‖f − g‖²/‖g‖² ≤ {ERROR} for each task and layer",
+                ours=True,
+            )
+        )
+    return found
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    """Return means by equation, λ and layer."""
+    lines = []
+    for equation, scale, layer in dict.fromkeys((row["equation"], row["scale"], row["layer"]) for row in rows):
+        wanted = {"equation": equation, "scale": scale, "layer": layer}
+        lines.append(
+            {
+                "equation": equation,
+                "λ": scale,
+                "layer": layer,
+                "1 − cos": with_interval(mean_over(rows, "distance", **wanted), 4),
+                "baseline": with_interval(mean_over(rows, "base", **wanted), 3),
+                "worst share": with_interval([worst_share(own) for own in by_seed(rows, **wanted).values()], 2),
+                "coef": with_interval(mean_over(rows, "coef", **wanted), 2),
+                "error": with_interval(mean_over(rows, "error", **wanted), 3),
+            }
+        )
+    return [Table("Means over pairs or tasks", lines)]

@@ -1,0 +1,246 @@
+"""Study `linearity_stitches` (L14, L15): can the back half of the base use averaged or mirrored features?
+
+**Question.** If features are linear in edits, the layers after a block should not mind whether a feature comes from an
+edited net or from arithmetic on other nets' features. Nothing is learned between the halves.
+
+**Method.** The net is the base θ0 after a hidden layer, on a feature h of the layer; accuracy on test examples. All
+pairs of tasks, all λ of the grid, layers counted from 1 (index 0-based: one less).
+
+- *Addition*: h = ½ f(θ0 + λτ_i) + ½ f(θ0 + λτ_j); controls h = f(θ0 + λτ_i) and h = f(θ0 + λτ_j). x = accuracy on
+  D_i, y on D_j.
+- *Negation*: h = 2 f(θ0) − f(θ0 + λτ_i) beside h = f(θ0 − λτ_i); accuracy on D_i, and on the control task, which is
+  the one of the pre-training (the paper does not say which its D_PT is for CLIP).
+
+Margins are ours and were written before the run. The base of rotated digits does know the control task, and has not
+unlearned it before it was tuned: negation can only take from D_i what the upright digits gave it.
+
+**Source.** Zhou et al. 2024, Cross-Task Linearity, Section 4.3 and footnote 5, Figures 9 and 10.
+"""
+
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from mergeflow import layout
+from mergeflow.linearity.affine import combine
+from mergeflow.linearity.layers import find_layers
+from mergeflow.linearity.stitch import Terms, stitch
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.intervals import curve
+from tasks.project.declaration import Declaration
+from tasks.project.sections import Section
+from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.linear_rows import Row, by_seed, one_thread
+from tasks.studies.nets import NetTask, Trained, World, open_world, train_world
+from tasks.studies.pieces import kept
+from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.verdicts import within
+
+STUDY = "linearity_stitches"
+BETTER, FROM = 0.8, 0.3  # share of (pair, λ ≥ .3) in which the average has the better minimum
+DROP, GAP = 4.0, 5.0  # drop on D_i in drops on the control; points between the two kinds of negation for λ ≤ 1
+
+
+class Options(Section):
+    """The study's choices. `world`: rotated digits. `add`, `negate`: λ. `seeds`: of nets."""
+
+    world: World
+    add: list[float] = Field(min_length=1)
+    negate: list[float] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+
+
+DECLARED = Declaration(Options, systems=("L14", "L15"))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/linearity_stitches`."""
+    one_thread()
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    tasks: dict[str, NetTask] = {}
+    rows: list[Row] = []
+    for done, seed in enumerate(options.seeds):
+        io.report("nets", done, len(options.seeds))
+        rows += kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed))["rows"]
+    result = StudyResult(tables(rows), findings(rows), [], rows)
+    result.write(io.out(layout.study(STUDY)), {"stitches": stitch_figure(rows)})
+
+
+def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+    """Return the rows of one seed."""
+    if not tasks:
+        tasks.update(open_world(options.world, io.root))
+    done = train_world(options.world, tasks, seed)
+    rows: list[Row] = []
+    for number, layer in enumerate(find_layers(done.model.module), start=1):
+        known = {"seed": seed, "layer": layer, "index": number}
+        for i, j in combinations(done.tuned, 2):
+            rows += addition(done, layer, i, j, options.add, {**known, "what": "addition", "tasks": f"{i} – {j}"})
+        for task in done.tuned:
+            rows += negation(done, layer, task, options.negate, {**known, "what": "negation", "tasks": task})
+    return {"rows": rows}
+
+
+def addition(done: Trained, layer: str, i: str, j: str, scales: list[float], known: Row) -> list[Row]:
+    """Return accuracies of the averaged feature and of the two controls on D_i and D_j."""
+    rows = []
+    for scale in scales:
+        first, second = (_edited(done, task, scale) for task in (i, j))
+        for kind, terms in (
+            ("average", [(0.5, first), (0.5, second)]),
+            ("only i", [(1.0, first)]),
+            ("only j", [(1.0, second)]),
+        ):
+            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, i, j)})
+    return rows
+
+
+def negation(done: Trained, layer: str, task: str, scales: list[float], known: Row) -> list[Row]:
+    """Return accuracies of mirrored features and of the negated net's on D_i (`first`) and the control (`second`)."""
+    rows = []
+    for scale in scales:
+        plus, minus = _edited(done, task, scale), _edited(done, task, -scale)
+        for kind, terms in (("mirrored", [(2.0, done.start), (-1.0, plus)]), ("negated", [(1.0, minus)])):
+            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, task, done.first)})
+    return rows
+
+
+def _edited(done: Trained, task: str, scale: float) -> dict[str, Any]:
+    return combine([done.start, done.tuned[task]], [1 - scale, scale])
+
+
+def _accuracies(done: Trained, layer: str, terms: Terms, first: str, second: str) -> Row:
+    scores = [
+        stitch(done.model, done.tasks[task].test, done.start, layer, terms, batch_size=1000)[0]
+        for task in (first, second)
+    ]
+    return {"first": 100 * float(scores[0].mean()), "second": 100 * float(scores[1].mean())}
+
+
+def findings(rows: list[Row]) -> list[Finding]:
+    """Hold the two statements against the rows, for each layer."""
+    found = []
+    for index in sorted({row["index"] for row in rows}):
+        place = f"after hidden layer {index} (index {index - 1} from 0)"
+        shares = [_better(own) for own in by_seed(rows, what="addition", index=index).values()]
+        claim = f"The averaged feature serves both tasks, a single one its own only: {place}."
+        found.append(
+            Finding(
+                "L14",
+                claim,
+                f"share {with_interval(shares, 2)}",
+                within(shares, low=BETTER),
+                f"larger minimum than both controls in a share ≥ {BETTER} of (pair, λ ≥ {FROM})",
+            )
+        )
+        drops = [_drops(own) for own in by_seed(rows, what="negation", index=index).values()]
+        margin = [on_task - DROP * on_control for on_task, on_control in drops]
+        told = f"D_i −{with_interval([a for a, _ in drops])}, control −{with_interval([b for _, b in drops])} points"
+        claim = f"With λ accuracy falls on D_i and stays on the control task: {place}."
+        found.append(
+            Finding(
+                "L15",
+                claim,
+                told,
+                within(margin, low=0),
+                f"at the largest λ the drop on D_i ≥ {DROP:g} × that on the control",
+            )
+        )
+        gaps = [_gap(own) for own in by_seed(rows, what="negation", index=index).values()]
+        claim = f"Mirrored features and the negated net's give the same accuracies (Eq. 4): {place}."
+        found.append(
+            Finding(
+                "L15",
+                claim,
+                f"mean gap {with_interval(gaps)} points",
+                within(gaps, high=GAP),
+                f"mean gap for λ ≤ 1 at most {GAP:g} points",
+            )
+        )
+    return found
+
+
+def _better(rows: list[Row]) -> float:
+    least = {
+        (row["tasks"], row["scale"], row["kind"]): min(row["first"], row["second"])
+        for row in rows
+        if row["scale"] >= FROM
+    }
+    cases = dict.fromkeys(key[:2] for key in least)
+    return float(
+        np.mean([least[*case, "average"] > max(least[*case, "only i"], least[*case, "only j"]) for case in cases])
+    )
+
+
+def _drops(rows: list[Row]) -> tuple[float, float]:
+    """Return what mirrored features lose from the smallest to the largest λ on D_i and on the control, in points."""
+    ends = min(row["scale"] for row in rows), max(row["scale"] for row in rows)
+    own = [row for row in rows if row["kind"] == "mirrored"]
+    start, end = ([row for row in own if row["scale"] == scale] for scale in ends)
+    return tuple(
+        float(np.mean([row[key] for row in start]) - np.mean([row[key] for row in end])) for key in ("first", "second")
+    )  # type: ignore[return-value]
+
+
+def _gap(rows: list[Row]) -> float:
+    values = {
+        (row["tasks"], row["scale"], row["kind"]): (row["first"], row["second"]) for row in rows if row["scale"] <= 1
+    }
+    pairs = [(value, values[*key[:2], "negated"]) for key, value in values.items() if key[2] == "mirrored"]
+    return float(np.mean([abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True)]))
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    """Return means over pairs or tasks, by layer, λ and kind."""
+    made = []
+    for what, first, second in (("addition", "D_i", "D_j"), ("negation", "D_i", "control")):
+        lines = []
+        own = [row for row in rows if row["what"] == what]
+        for index, scale, kind in dict.fromkeys((row["index"], row["scale"], row["kind"]) for row in own):
+            seeds = by_seed(own, index=index, scale=scale, kind=kind).values()
+            means = {key: [float(np.mean([row[key] for row in one])) for one in seeds] for key in ("first", "second")}
+            lines.append(
+                {
+                    "layer": index,
+                    "λ": scale,
+                    "h": kind,
+                    f"{first}, %": with_interval(means["first"]),
+                    f"{second}, %": with_interval(means["second"]),
+                }
+            )
+        made.append(Table(f"{what.capitalize()}: accuracy, mean over pairs or tasks", lines))
+    return made
+
+
+def stitch_figure(rows: list[Row]) -> Figure:
+    """Draw addition as points (D_i, D_j) after the last hidden layer but one, and negation over λ there."""
+    middle = sorted({row["index"] for row in rows})[-2:][0]
+    own = [row for row in rows if row["index"] == middle]
+    figure, (left, right) = panels(2, 2, 4.2)
+    dress(left, f"Addition, after layer {middle}", "accuracy on D_i, %", "accuracy on D_j, %", grid="both")
+    for number, kind in enumerate(("average", "only i", "only j")):
+        points = [(row["first"], row["second"]) for row in own if row["kind"] == kind]
+        left.plot(*zip(*points, strict=True), label=kind, **series_style(number) | {"linestyle": "", "markersize": 3})
+    dress(right, f"Negation, after layer {middle}", "λ", "accuracy, %")
+    negated = [row for row in own if row["what"] == "negation"]
+    for number, (kind, key, label) in enumerate(
+        (
+            ("mirrored", "first", "mirrored, D_i"),
+            ("negated", "first", "negated, D_i"),
+            ("mirrored", "second", "mirrored, control"),
+            ("negated", "second", "negated, control"),
+        )
+    ):
+        samples = {
+            scale: [
+                float(np.mean([row[key] for row in one])) for one in by_seed(negated, kind=kind, scale=scale).values()
+            ]
+            for scale in sorted({row["scale"] for row in negated})
+        }
+        curve(right, samples, label, number)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
