@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ def write_page(root: Path, study: Study) -> Path:
         shutil.copy(made / ROWS, folder / "results" / f"{name}.parquet")
     text = (made / "result.json").read_text()
     for figure in json.loads(text)["figures"]:
-        shutil.copy(made / f"{figure}.svg", folder / "figures" / f"{name}_{figure}.svg")
+        shutil.copy(made / f"{figure}.svg", folder / "figures" / figure_file(name, figure))
     seconds = read_record(study.root, study.stage.address).get("seconds")
     if seconds is not None:
         costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": _hardware()}}
@@ -67,9 +68,19 @@ def page_text(study: Study, result: str) -> str:
         *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
         "## Measured",
         *(f"**{table.title}**\n\n{markdown_table(table)}" for table in found.tables),
-        *(f"![{figure}](figures/{name}_{figure}.svg)" for figure in json.loads(result)["figures"]),
+        *(f"![{figure}](figures/{figure_file(name, figure)})" for figure in json.loads(result)["figures"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def figure_file(study: str, figure: str) -> str:
+    """Return the name of a figure's file in the docs, fit for a link.
+
+    Example:
+        >>> figure_file("pairs", "digits, two layers")
+        'pairs_digits_two_layers.svg'
+    """
+    return f"{study}_{re.sub(r'[^A-Za-z0-9]+', '_', figure)}.svg"
 
 
 def write_index(root: Path, studies: Iterable[Study]) -> Path:

@@ -217,7 +217,7 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
         ({"alpha_pattern": {"mlp": "6"}}, "lora_alpha = '6' for 'mlp'"),
         ({"alpha_pattern": [3]}, r"alpha_pattern = \[3\], expected a mapping"),
         ({"rank_pattern": {"(": 2}}, "wrong expression"),
-        ({"init_lora_weights": "pissa_niter_4"}, "changes the base too"),
+        ({"init_lora_weights": "pissa_niter_4"}, "also changes the base"),
     ],
 )
 def test_adapters_that_cannot_be_merged(adapter, change, message):

@@ -30,7 +30,9 @@ def make(folder: Path, tasks: list[str], methods: list[str], evidence: str) -> P
             (folder / ".mergeflow/manifests").mkdir(parents=True, exist_ok=True)
             (folder / f".mergeflow/manifests/{stage.folder_name}.json").write_text("{}")
     if evidence == "lock":
-        (folder / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {name: {} for name in stages}}))
+        (folder / "dvc.lock").write_text(
+            yaml.safe_dump({"schema": "2.0", "stages": {name: {"cmd": "run"} for name in stages}})
+        )
     return folder
 
 

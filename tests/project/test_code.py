@@ -85,7 +85,9 @@ def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> N
 def test_a_drawing_of_the_suite_trains_nothing_again(copy: Path) -> None:
     stale = stale_after(copy, "mergeflow/suites/drawn/digits.py")
     assert "prepare" in stale
-    assert stale == {"prepare", "equivalence"}  # the study draws images of its own
+    drawing = {name for name in stale if name == "equivalence" or name.startswith("linearity_")}  # they draw images
+    assert drawing
+    assert stale - drawing == {"prepare"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
 from tasks.project.stage import Stage
-from tasks.studies.page import Study, index_text, page_text
+from tasks.studies.page import Study, figure_file, index_text, page_text
 from tasks.studies.results import Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
 from tests.studies.small_lab import ROOT
@@ -36,7 +36,7 @@ def test_the_index_is_what_the_recorded_results_render() -> None:
 
 def test_there_is_a_figure_for_each_that_a_result_names_and_no_other() -> None:
     named = {
-        f"{name}_{figure}.svg"
+        figure_file(name, figure)
         for name in RECORDED
         for figure in json.loads((PAGES / "results" / f"{name}.json").read_text())["figures"]
     }

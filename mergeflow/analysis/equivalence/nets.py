@@ -81,7 +81,7 @@ class Net:
         for weight in self._matrices(point)[:-1]:
             inputs = inputs @ weight.T
             sides.append(inputs > 0)
-            inputs = ACTIVATIONS[self.activation](inputs)
+            inputs = ACTIVATIONS[self.activation]()(inputs)
         return torch.cat(sides, dim=1)
 
 

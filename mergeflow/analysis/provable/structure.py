@@ -39,7 +39,7 @@ def row_pruned(vector: Weights, keep: float, smallest: bool = False) -> Weights:
 
 
 def frobenius_left(matrix: Tensor, rank: int) -> float:
-    """Return ‖M − M_r‖_F / ‖M‖_F of the best approximation M_r of rank r."""
+    """Return ‖M − M_r‖_F / ‖M‖_F of the best approximation M_r of rank r; M is [m, d]."""
     values = torch.linalg.svdvals(matrix)
     return float(values[rank:].norm() / values.norm())
 

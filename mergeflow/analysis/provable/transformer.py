@@ -78,7 +78,15 @@ def outputs(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) ->
 
 
 def hinge(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of max(1 − y f(X; Ψ), 0); arguments as `outputs`, labels [n]."""
+    """Return the mean of max(1 − y f(X; Ψ), 0).
+
+    Args:
+        attention: W, [d, d].
+        value: V, [m, d].
+        output: a, [m] or [P, m].
+        inputs: X, [n, P, d].
+        labels: y, [n], −1 or 1.
+    """
     return torch.relu(1 - labels * outputs(attention, value, output, inputs)).mean()
 
 
@@ -106,7 +114,7 @@ def fine_tune(
 
     Args:
         start: Ψ^(0).
-        output: a.
+        output: a, [m] or [P, m].
         task: the task.
         training: its settings.
         watch: called with the number of steps taken and the weights, before the first step and after each; True ends
