@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mergeflow import layout
 from mergeflow.errors import MergeflowError, unknown_name
@@ -226,13 +226,14 @@ def show(pairs: Sequence["Pair"], console: Console) -> None:
     from mergeflow.linearity.verdict import word
 
     names = dict(zip(layers := [one.layer for one in pairs[0].layers], short_names(layers), strict=True))
-    table = Table("layer", box=box.SIMPLE_HEAD, pad_edge=False, title="By layer, over all pairs", title_justify="left")
+    shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
+    table = Table(Column("layer", no_wrap=True), title="By layer, over all pairs", **shared)
     for column in ("1 − cos", "baseline", "worst share", "coef", "error", "direction", "length"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, *cells in layer_rows(pairs):
         table.add_row(names[name], *cells)
     console.print(table)
-    table = Table("pair", "worst layer", box=box.SIMPLE_HEAD, pad_edge=False, title="By pair", title_justify="left")
+    table = Table("pair", Column("worst layer", no_wrap=True), title="By pair", **shared)
     for column in ("1 − cos", "baseline", "coef", "LLFC", "CTL"):
         table.add_column(column, justify="right", no_wrap=True)
     for pair in pairs:

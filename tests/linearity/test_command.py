@@ -24,11 +24,11 @@ from mergeflow.modality import Network
 WORDS = "the a cat dog sat ran on mat hill and then it was very small far away".split()  # noqa: SIM905
 
 
-def run(*arguments: str, root: Path | None = None) -> Any:
+def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
     app = typer.Typer()
     app.callback()(lambda: None)
     linearity_command.add_commands(app, root or Path("/"), root is not None)
-    return CliRunner().invoke(app, ["linearity", *arguments], env={"COLUMNS": "160"})
+    return CliRunner().invoke(app, ["linearity", *arguments], env={"COLUMNS": f"{columns}"})
 
 
 def noisy(state: dict[str, Tensor], seed: int, by: float = 0.3) -> dict[str, Tensor]:
@@ -64,8 +64,10 @@ def common(clip: dict[str, str]) -> list[str]:
 
 
 def test_tables_files_and_verdicts(clip: dict[str, str], common: list[str], tmp_path: Path) -> None:
-    done = run(clip["cats"], clip["dogs"], *common, "--samples", "40", "--out", str(tmp_path / "out"))
+    done = run(clip["cats"], clip["dogs"], *common, "--samples", "40", "--out", str(tmp_path / "out"), columns=72)
     assert done.exit_code == 0, done.exception
+    named = [line.split()[0] for line in done.output.splitlines()[1:8] if line.split()]
+    assert [named[0], *named[2:]] == ["layer", *"0123"]  # in a narrow terminal, too
     assert "cats – dogs" in done.output
     assert "in 1 of 1 pairs" in done.output or "breaks first at" in done.output or "in 0 of 1" in done.output
     content = json.loads((tmp_path / "out/result.json").read_text())
