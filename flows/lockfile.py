@@ -1,6 +1,7 @@
 """DVC's lock files, which DVC rewrites in place: killed at that moment, it leaves a file that is cut off."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,4 +84,7 @@ def _is_entry(stage: Any) -> bool:
 
 
 def _is_file(file: Any) -> bool:
-    return isinstance(file, dict) and isinstance(file.get("path"), str) and None not in file.values()
+    """Whether every value is whole: the beginning of a digest may read as a number, or as another digest."""
+    if not isinstance(file, dict) or not isinstance(file.get("path"), str) or None in file.values():
+        return False
+    return "md5" not in file or bool(re.fullmatch(r"[0-9a-f]{32}(\.dir)?", str(file["md5"])))
