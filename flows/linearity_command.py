@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mergeflow.linearity.networks import Opened
     from mergeflow.linearity.pairs import Pair
     from mergeflow.modality import Model
+    from tasks.project.parameters import Params
 
 State = Mapping[str, Any]
 _SHOWN = 4  # pairs in the picture, those with the largest error
@@ -126,16 +128,23 @@ class _Asked:
         states = {name: opened.weights(path, self._read(path)) for name, path in paths.items()}
         return _Ready(opened.model, opened.weights(base, base_state), states, self._sources(opened, paths, samples))
 
-    def _tasks(self) -> list[str]:
+    @cached_property
+    def params(self) -> "Params | None":
+        """The project's parameters; None outside of one."""
         if self.project is None:
-            return []
+            return None
         from tasks.project.parameters import load_params
 
-        return list(load_params(self.project / "params.yaml").tasks)
+        return load_params(self.project / "params.yaml")
+
+    @property
+    def tasks(self) -> list[str]:
+        """The project's tasks, whose names its experts have."""
+        return list(self.params.tasks) if self.params else []
 
     def _paths(self) -> dict[str, str]:
         """Return the experts' files by name."""
-        tasks = self._tasks()
+        tasks = self.tasks
         found: dict[str, str] = {}
         for expert in self.experts or tasks:
             if expert in tasks:
@@ -181,15 +190,14 @@ class _Asked:
             return open_network(self.architecture, state)
         if (Path(base).expanduser() / "config.json").is_file():
             return open_network(base, state)
-        if self.project is None:
+        if self.params is None:
             raise MergeflowError(
                 "--architecture is missing: name open_clip's architecture, pocket-clip, torchvision:NAME, or a model "
                 "folder with config.json. A base that is such a folder needs none."
             )
         from mergeflow.modalities.catalog import MODALITIES
-        from tasks.project.parameters import load_params
 
-        section: Any = load_params(self.project / "params.yaml").model
+        section: Any = self.params.model
         if section.modality == "vision":
             return open_network(section.architecture, state)
         return Opened(MODALITIES.get(section.modality).build(section), _only_prepared)
@@ -197,16 +205,15 @@ class _Asked:
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:
             return {source: opened.read(source, samples) for source in self.data}
-        foreign = [name for name in paths if name not in self._tasks()]
-        if self.project is None or foreign:
+        foreign = [name for name in paths if name not in self.tasks]
+        if self.project is None or self.params is None or foreign:
             raise MergeflowError("--data is missing: name a source of samples; they need no labels.")
         import torch
 
         from mergeflow.modalities.catalog import MODALITIES
         from mergeflow.modalities.subset import Subset
-        from tasks.project.parameters import load_params
 
-        section: Any = load_params(self.project / "params.yaml").model
+        section: Any = self.params.model
         modality = MODALITIES.get(section.modality)
         split, cpu = "validation", torch.device("cpu")
         folders = {task: self.project / layout.split(split, task) for task in paths}

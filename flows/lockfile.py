@@ -17,9 +17,7 @@ RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes whic
 def locked_stages(root: Path) -> dict[str, Any]:
     """Return what dvc.lock has recorded by stage; nothing where it is missing or cut off."""
     path = root / MAIN.replace(".yaml", ".lock")
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    stages: dict[str, Any] = parse_yaml(text, path.name)["stages"] if is_whole(text) else {}
-    return stages
+    return (_stages(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
 
 
 def mend_locks(root: Path) -> bool:
@@ -63,12 +61,17 @@ def _is_json(text: str) -> bool:
 
 def is_whole(text: str) -> bool:
     """Whether this is a lock file that DVC can read, and not the beginning of one."""
+    return _stages(text) is not None
+
+
+def _stages(text: str) -> dict[str, Any] | None:
+    """The entries of a whole lock file by stage; None of one that is cut off."""
     try:
         found = parse_yaml(text, "dvc.lock")
     except MergeflowError:
-        return False
+        return None
     stages = found.get("stages") if isinstance(found, dict) and found.get("schema") else None
-    return isinstance(stages, dict) and all(map(_is_entry, stages.values()))
+    return stages if isinstance(stages, dict) and all(map(_is_entry, stages.values())) else None
 
 
 def _is_entry(stage: Any) -> bool:

@@ -12,7 +12,7 @@ from tasks.studies.papers.laboratory.results import study_result
 from tasks.studies.papers.laboratory.rows import critical, retained_until, slope, tidy
 from tasks.studies.results import Finding, StudyResult
 from tests.studies.documented import read_documented
-from tests.studies.small_lab import ROOT, study_io
+from tests.studies.small_lab import ROOT, run_study
 
 SMALL = {
     "seeds": [0, 1, 2],
@@ -58,9 +58,7 @@ REFUTED = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study has run; it needs no outputs of other stages."""
-    io = study_io(ROOT, "laboratory", tmp_path_factory.mktemp("laboratory"), **SMALL)
-    laboratory.run(io)
-    return io.scratch / "building/outputs/studies/laboratory"
+    return run_study(ROOT, "laboratory", tmp_path_factory.mktemp("laboratory"), **SMALL)
 
 
 def verdicts(findings: list[Finding]) -> dict[str, bool | None]:
