@@ -63,9 +63,16 @@ class Params(ParamsFile):
 
 
 class StudyRun(Section):
-    """A training run of the studies. `tasks`: how many of the project's tasks, in order; None: all of them."""
+    """A training run of the studies.
+
+    tasks: how many of the project's tasks, in order; None: all of them. seeds: how many of the seeds; None: all.
+    checkpoints: files that are the experts, with `{task}` and, for several seeds, `{seed}` in the path; nothing is
+    trained then.
+    """
 
     tasks: int | None = Field(None, ge=1)
+    seeds: int | None = Field(None, ge=1)
+    checkpoints: str | None = Field(None, pattern=r"\{task\}")
     finetune: FineTuneSettings
 
 
@@ -102,8 +109,9 @@ def load_study_params(root: Path, params: Params) -> StudyParams:
 
 
 def _run(changes: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    tuning = {key: value for key, value in changes.items() if key != "tasks"}
-    return {"tasks": changes.get("tasks"), "finetune": {**common, **tuning}}
+    own: dict[str, Any] = {key: changes[key] for key in ("tasks", "seeds", "checkpoints") if key in changes}
+    tuning = {key: value for key, value in changes.items() if key not in own}
+    return {**own, "finetune": {**common, **tuning}}
 
 
 def load_params(path: Path) -> Params:

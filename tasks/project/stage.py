@@ -86,6 +86,7 @@ class StageIO:
         report: called as `report(what, done, total)` while the stage works.
         costs: what a stage adds to its cost record.
         holds: what is held until the stage ends, such as a device.
+        withheld: inputs that this part of the stage must not read, though the stage declares them.
     """
 
     stage: Stage
@@ -96,6 +97,7 @@ class StageIO:
     report: Progress = field(default=lambda what, done, total: None)
     costs: dict[str, Any] = field(default_factory=dict)
     holds: ExitStack = field(default_factory=ExitStack)
+    withheld: tuple[str, ...] = ()
 
     @property
     def item(self) -> str:
@@ -106,12 +108,17 @@ class StageIO:
         """Return the path of an input.
 
         Raises:
-            MergeflowError: the stage does not declare it, which a study of somebody's own may forget.
+            MergeflowError: the stage does not declare it, as a study of somebody's own may, or it is withheld.
         """
         if not any(covers(dep, path) for dep in self.stage.deps):
             raise MergeflowError(
                 f"{self.stage.address} does not declare {path}, which it reads. A study names the runs and splits that "
                 f"it reads in DECLARED of its study.py, a stage of {MAIN} its deps."
+            )
+        if any(covers(one, path) for one in self.withheld):
+            raise MergeflowError(
+                f"{self.stage.address} reads {path} where it must not: what is chosen may depend on training and "
+                "validation data alone. Choose first, and look at test once with what was chosen."
             )
         return self.root / path
 

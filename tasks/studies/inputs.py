@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,12 @@ class TrainingRun:
     io: StageIO
     name: str
     tasks: Sequence[str]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of this run, which may be fewer than the project's."""
+        folder = self.io.dep(layout.study_run(self.name))
+        return sorted(int(path.name.removeprefix("seed_")) for path in folder.glob("seed_*"))
 
     def expert(self, seed: int, task: str) -> State:
         """Return θ_t; of an iterative run that of the last round."""
@@ -127,6 +133,20 @@ class StudyInputs:
         part.tasks = self.tasks[:count]
         return part
 
+    def blind(self) -> "StudyInputs":
+        """Return the same for choosing something: opening a test split is an error, even one that is open already.
+
+        Example:
+            >>> inputs.blind().accuracy(merged, "test")  # doctest: +SKIP
+            Traceback (most recent call last):
+            mergeflow.errors.MergeflowError: ... reads outputs/data/test/digits where it must not: ...
+        """
+        assert self.model  # made before the copy, so that both have the same
+        part = copy(self)
+        part.io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
+        part._examples = {key: one for key, one in self._examples.items() if key[0] != "test"}
+        return part
+
     @cached_property
     def base(self) -> State:
         """The base θ0."""
@@ -164,7 +184,7 @@ class StudyInputs:
 
     def choose(self, experts: Mapping[str, State], method: str, values: Mapping[str, Sequence[Any]]) -> Chosen:
         """Try every combination of the grid on validation, take the best by mean accuracy, look at test once."""
-        scorer = self.scorer(experts)
+        scorer = self.blind().scorer(experts)
         best = max(score_all(method, grid(method, values), scorer.candidate, mean), key=lambda found: found.value)
         state = scorer.merge(best.call)
         return Chosen(best.varied, best.scores, self.accuracy(state, "test"), state)

@@ -14,6 +14,7 @@ from mergeflow.linearity.affine import Linearity, combine
 from mergeflow.linearity.verdict import DIRECTION, LENGTH, TRIVIAL
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
+from tasks.project.stage import StageIO
 from tasks.studies.results import with_interval
 from tasks.studies.verdicts import Verdict, within
 
@@ -114,6 +115,11 @@ def loss_gap(rows: Sequence[Row]) -> float:
     ends = loss[1.0], loss[0.0]
     barrier = max(value - alpha * ends[0] - (1 - alpha) * ends[1] for alpha, value in loss.items())
     return max(abs(ends[0] - ends[1]), barrier)
+
+
+def samples_file(io: StageIO, name: object) -> Path:
+    """Return where the samples of a piece are kept until the study is complete."""
+    return io.scratch / "samples" / f"{name}.parquet"
 
 
 def write_samples(found: Mapping[str, Mapping[str, Linearity]], path: Path) -> None:

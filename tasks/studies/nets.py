@@ -84,6 +84,10 @@ class NetTask:
     test: Classification
 
 
+Tasks = Callable[[], dict[str, NetTask]]
+"""Opens a world when the first net that is not kept yet needs it, and keeps it."""
+
+
 def open_world(world: World, root: Path) -> dict[str, NetTask]:
     """Return the world's tasks by name; the first is the one that nets are pre-trained on."""
     if world.angles:

@@ -21,6 +21,10 @@ _INDEX = (
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
     "raw rows. Another model and other tasks are a matter of `params.yaml`."
 )
+_EARLIER = (
+    "**Recorded earlier.** All that follows was recorded by an earlier version of this study: the text above says what "
+    "the study measures today, not what gave these numbers."
+)
 _COSTS = "results/costs.json"
 
 
@@ -37,38 +41,38 @@ def write_page(root: Path, study: Study) -> Path:
     shutil.copy(made / "result.json", folder / "results" / f"{name}.json")
     if (made / ROWS).exists():
         shutil.copy(made / ROWS, folder / "results" / f"{name}.parquet")
-    text = (made / "result.json").read_text()
-    for figure in json.loads(text)["figures"]:
+    found = StudyResult.read(made)
+    for figure in found.figures:
         shutil.copy(made / f"{figure}.svg", folder / "figures" / figure_file(name, figure))
     seconds = read_record(study.root, study.stage.address).get("seconds")
     if seconds is not None:
         costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": _hardware()}}
         (folder / _COSTS).write_text(json.dumps(costs, indent=1, sort_keys=True) + "\n")
     page = folder / f"{name}.md"
-    page.write_text(page_text(study, text))
+    page.write_text(page_text(study, found))
     return page
 
 
-def page_text(study: Study, result: str) -> str:
+def page_text(study: Study, found: StudyResult) -> str:
     """Return a study's page: a function of its docstring and its recorded result alone.
 
     Args:
         study: its name and text.
-        result: the content of its `result.json`.
+        found: the recorded result.
     """
     name, (title, text) = study.stage.name, study.text
-    found = StudyResult.parse(result)
     parts = [
         f"# {title}",
         text,
         f"Command: `mergeflow study {name}`. Selection on validation, one look at test; ± is half a 95 % interval "
         "over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of papers.",
+        *([_EARLIER] if found.earlier else []),
         "## Findings",
         *(_finding(one) for one in found.findings),
         *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
         "## Measured",
         *(f"**{table.title}**\n\n{markdown_table(table)}" for table in found.tables),
-        *(f"![{figure}](figures/{figure_file(name, figure)})" for figure in json.loads(result)["figures"]),
+        *(f"![{figure}](figures/{figure_file(name, figure)})" for figure in found.figures),
     ]
     return "\n\n".join(parts) + "\n"
 

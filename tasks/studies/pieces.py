@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -25,6 +26,15 @@ def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
         part.rename(path)
     row: Row = json.loads(path.read_text())
     return row
+
+
+def kept_by_seed(io: StageIO, seeds: Sequence[int], measure: Callable[[int], Row], name: str = "seed") -> list[Row]:
+    """Return `measure(seed)` of every seed, each kept as the piece `NAME_SEED`."""
+    found = []
+    for done, seed in enumerate(seeds):
+        io.report(name, done, len(seeds))
+        found.append(kept(io, f"{name}_{seed}", partial(measure, seed)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,10 @@ def choose_scale(
     args: Mapping[str, Any] | None = None,
     test: bool = True,
 ) -> ChosenScale:
-    """Choose a method's scale on validation, walking the grid from `start` both ways; look at test once."""
+    """Choose a method's scale on validation, walking the grid from `start` both ways; look at test once.
+
+    The scorer is one of `inputs.blind()` where nothing else needs it.
+    """
     found = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
     best = best_on_line(found, "scale")
     accuracy = inputs.accuracy(scorer.merge(best.call), "test") if test else {}

@@ -62,12 +62,16 @@ class StudyResult:
         notes: what decides them.
         rows: one tidy row per seed, task and setting, from which every interval can be recomputed. Rows have the same
             columns; a column has one type.
+        figures: names of the figures; `write` knows them.
+        earlier: whether the result was recorded by a version of the study that had no rules for its verdicts.
     """
 
     tables: list[Table]
     findings: list[Finding]
     notes: list[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+    earlier: bool = False
 
     def write(self, folder: Path, figures: Mapping[str, Figure]) -> None:
         """Write `result.json`, `rows.parquet` if there are rows, and one SVG per figure into a new folder."""
@@ -97,7 +101,9 @@ class StudyResult:
         """Return the result whose `result.json` holds `text`, without its rows."""
         content: dict[str, Any] = json.loads(text)
         tables = [Table(**table) for table in content["tables"]]
-        return cls(tables, [Finding(**finding) for finding in content["findings"]], content["notes"])
+        findings = [Finding(**finding) for finding in content["findings"]]
+        earlier = any("margin" not in finding for finding in content["findings"])
+        return cls(tables, findings, content["notes"], figures=content["figures"], earlier=earlier)
 
 
 def with_interval(values: Sequence[float], digits: int = 1) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.training import Cost, FineTuneSettings
 from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.published import take_experts
 from tasks.training import Workbench, train
 
 
@@ -19,12 +20,11 @@ def run(io: StageIO) -> None:
     Every piece of training is kept in the scratch folder until all are there, so a killed run goes on where it was.
     """
     run = _asked(io)
-    seeds, bench = io.section(f"{CHOICES}:seeds"), Workbench.open(io)
-    folder = io.out(layout.study_run(io.item))
+    bench, folder = Workbench.open(io), io.out(layout.study_run(io.item))
     costs: dict[str, dict[str, Any]] = {}
-    for seed in seeds:
+    for seed in run.seeds:
         kept = io.scratch / f"seed_{seed}"
-        work = _work(run.settings.regime)
+        work = _published if run.checkpoints else _work(run.settings.regime)
         costs[f"seed_{seed}"] = work(io, bench, run, seed, kept).as_json()
         shutil.copytree(kept / "result", folder / f"seed_{seed}")
     io.costs["training"] = costs
@@ -32,16 +32,19 @@ def run(io: StageIO) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks for: its tasks, in order, and how they are tuned."""
+    """What a run asks for: its tasks, in order, its seeds, and how they are tuned or which checkpoints are taken."""
 
     tasks: list[str]
+    seeds: list[int]
     settings: FineTuneSettings
+    checkpoints: str | None
 
 
 def _asked(io: StageIO) -> Asked:
     """Return the stage's run of studies/params.yaml."""
-    run = io.section(f"{CHOICES}:runs.{io.item}")
-    return Asked(list(io.section("tasks"))[: run.tasks], run.finetune)
+    run, seeds = io.section(f"{CHOICES}:runs.{io.item}"), io.section(f"{CHOICES}:seeds")
+    count = 1 if run.checkpoints and "{seed}" not in run.checkpoints else run.seeds
+    return Asked(list(io.section("tasks"))[: run.tasks], seeds[:count], run.finetune, run.checkpoints)
 
 
 def _work(regime: str) -> Callable[..., Cost]:
@@ -50,6 +53,14 @@ def _work(regime: str) -> Callable[..., Cost]:
     from tasks.studies.rounds import train_in_rounds  # here, because it depends on every merge method
 
     return train_in_rounds
+
+
+def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+    """Take the experts that others trained."""
+    assert run.checkpoints
+    shutil.rmtree(kept / "result", ignore_errors=True)
+    take_experts(io.root, run.checkpoints, run.tasks, seed, io.dep(layout.BASE_MODEL), kept / "result")
+    return Cost()
 
 
 def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:

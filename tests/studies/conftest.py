@@ -19,6 +19,10 @@ RUNS: dict[str, dict[str, Any]] = {
         **ITERATIVE,
         "iterative": {"rounds": 4, "merge": "task_arithmetic", "args": {"scale": 0.5}},
     },
+    "published": {
+        "seeds": 1,
+        "checkpoints": "outputs/studies/runs/mima_1/seed_{seed}/experts/{task}/model.safetensors",
+    },
 }
 
 

@@ -1,6 +1,5 @@
 """The studies' pages say what the recorded results say, and nothing else."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from tasks.project.stage import Stage
 from tasks.studies.page import Study, figure_file, index_text, page_text
 from tasks.studies.results import Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
+from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT
 
 PAGES = ROOT / "docs" / "studies"
@@ -25,9 +25,7 @@ def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_page_is_what_its_recorded_result_renders(name: str) -> None:
     """`mergeflow study NAME --document` writes it."""
-    assert (PAGES / f"{name}.md").read_text() == page_text(
-        STUDIES[name], (PAGES / "results" / f"{name}.json").read_text()
-    )
+    assert (PAGES / f"{name}.md").read_text() == page_text(STUDIES[name], read_documented(name))
 
 
 def test_the_index_is_what_the_recorded_results_render() -> None:
@@ -35,11 +33,7 @@ def test_the_index_is_what_the_recorded_results_render() -> None:
 
 
 def test_there_is_a_figure_for_each_that_a_result_names_and_no_other() -> None:
-    named = {
-        figure_file(name, figure)
-        for name in RECORDED
-        for figure in json.loads((PAGES / "results" / f"{name}.json").read_text())["figures"]
-    }
+    named = {figure_file(name, figure) for name in RECORDED for figure in read_documented(name).figures}
     assert {path.name for path in (PAGES / "figures").iterdir()} == named
 
 

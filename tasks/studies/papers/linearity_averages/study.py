@@ -13,7 +13,7 @@ difference. Margins are ours and were written before the run; the paper prints n
 soups.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -44,10 +44,11 @@ from tasks.studies.linear_rows import (
     one_thread,
     read_samples,
     rows_of,
+    samples_file,
     write_samples,
 )
-from tasks.studies.nets import NetTask, World, drawn_weights, new_net, open_world, trained
-from tasks.studies.pieces import kept
+from tasks.studies.nets import NetTask, Tasks, World, drawn_weights, new_net, open_world, trained
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import within
 
@@ -75,24 +76,20 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_averages`."""
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    tasks: dict[str, NetTask] = {}
-    pieces = []
-    for done, seed in enumerate(options.seeds):
-        io.report("seeds", done, len(options.seeds))
-        pieces.append(kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed)))
+    tasks = cache(partial(open_world, options.world, io.root))
+    pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows, triples = ([row for piece in pieces for row in piece[key]] for key in ("features", "triples"))
-    found = read_samples(_samples(io, options.seeds[0]))
+    found = read_samples(samples_file(io, options.seeds[0]))
     folder = io.out(layout.study(STUDY))
     result = StudyResult(tables(rows, triples), findings(rows, triples), [], triples)
     result.write(folder, {"averages": linearity_figure(found), "triples": triples_figure(triples, options.seeds[0])})
     write_samples(found, folder / "samples.parquet")
 
 
-def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+def measure(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return the rows of one seed: Eq. 1 by layer, and every triple."""
-    if not tasks:
-        tasks.update(open_world(options.world, io.root))
-    world, task = options.world, tasks[options.task]
+    tasks, world = opened(), options.world
+    task = tasks[options.task]
     model = new_net(world, tasks, seed)
     start = trained(model, drawn_weights(model), tasks[next(iter(tasks))].train, world.pretrain, seed)
     settings = [
@@ -105,7 +102,7 @@ def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int)
     named = {str(number): state for number, state in enumerate(nets)}
     asked = {f"{k} nets": Combination(dict.fromkeys(list(named)[:k], 1 / k), baseline="each") for k in options.averages}
     found = affine(model, {"test": task.test}, named, asked, find_layers(model.module), batch_size=500)
-    write_samples(found, _samples(io, seed))
+    write_samples(found, samples_file(io, seed))
     return {"features": rows_of(found, seed=seed), "triples": triples(model, nets, task, seed)}
 
 
@@ -130,10 +127,6 @@ def triples(model: Model, nets: list[dict[str, Any]], task: NetTask, seed: int) 
 def _logits(model: Model, state: State, task: NetTask) -> torch.Tensor:
     model.load(state)
     return torch.cat([task.test.logits(model, rows) for rows in in_batches(len(task.test), 1000)])
-
-
-def _samples(io: StageIO, seed: int) -> Any:
-    return io.scratch / "samples" / f"{seed}.parquet"
 
 
 def _correlations(triples: list[Row]) -> list[float]:

@@ -22,8 +22,7 @@ statistics are computed again. Margins are ours and were written before the run.
 Re-Basin.
 """
 
-from functools import partial
-from typing import Any
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -43,9 +42,10 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, one_thread, read_samples, rows_of, write_samples
+from tasks.studies.linear_rows import Row, one_thread, read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import (
     NetTask,
+    Tasks,
     Tuning,
     World,
     drawn_weights,
@@ -56,7 +56,7 @@ from tasks.studies.nets import (
     with_statistics,
 )
 from tasks.studies.papers.linearity_controls.results import ORDER, findings, tables
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 
 STUDY = "linearity_controls"
@@ -84,15 +84,16 @@ def run(io: StageIO) -> None:
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     works = {"matching": matching, "labels": labels}
-    pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in works}
-    worlds: dict[str, dict[str, NetTask]] = {}
-    for name, work in works.items():
-        for done, seed in enumerate(options.seeds):
-            io.report(name, done, len(options.seeds))
-            pieces[name].append(kept(io, f"{name}_{seed}", partial(work, io, options, worlds, seed)))
+    turned = options.digits.model_copy(update={"angles": [0.0, *options.pair]})
+    worlds = {"matching": turned, "labels": options.splits}
+    opened = {name: cache(partial(open_world, world, io.root)) for name, world in worlds.items()}
+    pieces = {
+        name: kept_by_seed(io, options.seeds, partial(work, io, options, opened[name]), name)
+        for name, work in works.items()
+    }
     rows = {name: [row for piece in found for row in piece["rows"]] for name, found in pieces.items()}
     facts = [row for found in pieces.values() for piece in found for row in piece["facts"]]
-    shown = {name: read_samples(_samples(io, name, options.seeds[0])) for name in works}
+    shown = {name: read_samples(samples_file(io, f"{name}_{options.seeds[0]}")) for name in works}
     folder = io.out(layout.study(STUDY))
     result = StudyResult(tables(rows, facts), findings(rows, facts), [], [*rows["matching"], *rows["labels"]])
     result.write(folder, {name: linearity_figure(found) for name, found in shown.items()})
@@ -100,12 +101,9 @@ def run(io: StageIO) -> None:
         write_samples(found, folder / f"samples_{name}.parquet")
 
 
-def matching(io: StageIO, options: Options, worlds: dict[str, dict[str, NetTask]], seed: int) -> dict[str, list[Row]]:
+def matching(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return rows of the five settings on rotated digits."""
-    world = options.digits
-    tasks = worlds.setdefault("digits", {}) or worlds["digits"]
-    if not tasks:
-        tasks.update(open_world(world.model_copy(update={"angles": [0.0, *options.pair]}), io.root))
+    tasks, world = opened(), options.digits
     first, i, j = tasks
     model = new_net(world, tasks, seed)
     start, other = drawn_weights(model), drawn_weights(new_net(world, tasks, seed + 1_000))
@@ -123,7 +121,7 @@ def matching(io: StageIO, options: Options, worlds: dict[str, dict[str, NetTask]
     ends["activation matching"] = a, permute(b, groups, activation_matching(model, samples, a, b, groups))
     layers = find_layers(model.module)
     found = {name: _half(model, tasks, i, j, ends[name], layers) for name in ORDER}
-    write_samples(found, _samples(io, "matching", seed))
+    write_samples(found, samples_file(io, f"matching_{seed}"))
     facts = [
         {
             "seed": seed,
@@ -138,12 +136,9 @@ def matching(io: StageIO, options: Options, worlds: dict[str, dict[str, NetTask]
     return {"rows": rows_of(found, seed=seed, world="digits"), "facts": facts}
 
 
-def labels(io: StageIO, options: Options, worlds: dict[str, dict[str, NetTask]], seed: int) -> dict[str, list[Row]]:
+def labels(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return rows of a pre-training with true and with random labels, tuned on one split and on two."""
-    world = options.splits
-    tasks = worlds.setdefault("splits", {}) or worlds["splits"]
-    if not tasks:
-        tasks.update(open_world(world, io.root))
+    tasks, world = opened(), options.splits
     first, i, j = list(tasks)[:3]
     generator = torch.Generator().manual_seed(seed)
     true = tasks[first].train
@@ -164,7 +159,7 @@ def labels(io: StageIO, options: Options, worlds: dict[str, dict[str, NetTask]],
         layers = find_layers(model.module)
         found[f"{name}, one task"] = _half(model, tasks, i, i, same, layers)  # type: ignore[arg-type]
         found[f"{name}, two tasks"] = _half(model, tasks, i, j, other, layers)
-    write_samples(found, _samples(io, "labels", seed))
+    write_samples(found, samples_file(io, f"labels_{seed}"))
     return {"rows": rows_of(found, seed=seed, world="splits"), "facts": facts}
 
 
@@ -201,7 +196,3 @@ def _apart(a: State, b: State) -> float:
 def _accuracy(model: Model, state: State, task: NetTask) -> float:
     model.load(state)
     return 100 * accuracies(model, {"own": task.test})["own"]
-
-
-def _samples(io: StageIO, name: str, seed: int) -> Any:
-    return io.scratch / "samples" / f"{name}_{seed}.parquet"

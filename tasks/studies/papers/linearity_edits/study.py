@@ -18,7 +18,7 @@ between f(θ0 + λτ_i) and f(θ0). Margins are ours and were written before the
 arithmetic.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -42,11 +42,12 @@ from tasks.studies.linear_rows import (
     one_thread,
     read_samples,
     rows_of,
+    samples_file,
     worst_share,
     write_samples,
 )
-from tasks.studies.nets import NetTask, Trained, World, open_world, train_world
-from tasks.studies.pieces import kept
+from tasks.studies.nets import Tasks, Trained, World, open_world, train_world
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import within
 
@@ -71,25 +72,21 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_edits`."""
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    tasks: dict[str, NetTask] = {}
-    rows: list[Row] = []
-    for done, seed in enumerate(options.seeds):
-        io.report("nets", done, len(options.seeds))
-        rows += kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed))["rows"]
-    found = read_samples(_samples(io, options.seeds[0]))
+    tasks = cache(partial(open_world, options.world, io.root))
+    pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
+    rows = [row for piece in pieces for row in piece["rows"]]
+    found = read_samples(samples_file(io, options.seeds[0]))
     folder = io.out(layout.study(STUDY))
     result = StudyResult(tables(rows), findings(rows, options), [], rows)
     result.write(folder, {"edits": linearity_figure(found)})
     write_samples(found, folder / "samples.parquet")
 
 
-def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+def measure(io: StageIO, options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return the rows of one seed."""
-    if not tasks:
-        tasks.update(open_world(options.world, io.root))
-    done = train_world(options.world, tasks, seed)
+    done = train_world(options.world, tasks(), seed)
     ends, asked = edits(done, options)
-    sources = {task: tasks[task].test for task in done.tuned}
+    sources = {task: done.tasks[task].test for task in done.tuned}
     layers = find_layers(done.model.module)
     found = affine(done.model, sources, ends, {name: one for name, (one, _) in asked.items()}, layers, batch_size=500)
     rows = [row for name, layers_ in found.items() for row in rows_of({name: layers_}, seed=seed, **asked[name][1])]
@@ -100,7 +97,7 @@ def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int)
             for n, (_, known) in asked.items()
             if known["equation"] == equation and known["scale"] == options.scale
         )
-    write_samples(shown, _samples(io, seed))
+    write_samples(shown, samples_file(io, seed))
     return {"rows": rows}
 
 
@@ -128,10 +125,6 @@ def edits(done: Trained, options: Options) -> tuple[dict[str, Any], dict[str, tu
             less = Combination({"base": 2.0, plus: -1.0}, on=only)
             asked[f"4 {task} {scale:g}"] = less, {"equation": "Eq. 4", "scale": scale, "tasks": task}
     return ends, asked
-
-
-def _samples(io: StageIO, seed: int) -> Any:
-    return io.scratch / "samples" / f"{seed}.parquet"
 
 
 def findings(rows: list[Row], options: Options) -> list[Finding]:

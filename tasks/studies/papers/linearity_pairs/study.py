@@ -23,9 +23,8 @@ class split cannot be: two splits of CIFAR-100 have 1 000.
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 3 and 4.1, Lemmas 1 and 2, B.1.1.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -45,11 +44,12 @@ from tasks.studies.linear_rows import (
     path_rows,
     read_samples,
     rows_of,
+    samples_file,
     write_samples,
 )
-from tasks.studies.nets import Trained, World, has_statistics, open_world, train_world, with_statistics
+from tasks.studies.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
 from tasks.studies.papers.linearity_pairs.results import findings, notes, tables
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 
 STUDY = "linearity_pairs"
@@ -70,25 +70,22 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_pairs`."""
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    pieces: list[dict[str, list[Row]]] = []
+    pieces = []
     for name, world in options.worlds.items():
-        tasks: dict[str, Any] = {}
-        for seed in options.seeds:
-            io.report("nets", len(pieces), len(options.worlds) * len(options.seeds))
-            pieces.append(kept(io, f"{name}_{seed}", partial(measure, io, name, world, tasks, seed)))
+        tasks = cache(partial(open_world, world, io.root))
+        pieces += kept_by_seed(io, options.seeds, partial(measure, io, name, world, tasks), name)
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}
     result = StudyResult(tables(rows), findings(rows), notes(rows), rows["features"])
-    shown = {name: read_samples(_samples(io, name, options.seeds[0])) for name in options.worlds}
+    shown = {name: read_samples(samples_file(io, f"{name}_{options.seeds[0]}")) for name in options.worlds}
     folder = io.out(layout.study(STUDY))
     result.write(folder, {name: linearity_figure(_some(found)) for name, found in shown.items()})
     for name, found in shown.items():
         write_samples(found, folder / f"samples_{name}.parquet")
 
 
-def measure(io: StageIO, name: str, world: World, tasks: dict[str, Any], seed: int) -> dict[str, list[Row]]:
+def measure(io: StageIO, name: str, world: World, opened: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return the rows of one world and seed: `features`, `simplex`, `paths`, `accuracy`."""
-    if not tasks:
-        tasks.update(open_world(world, io.root))
+    tasks = opened()
     done = train_world(world, tasks, seed)
     known = {"world": name, "seed": seed}
     test = {task: one.test for task, one in tasks.items()}
@@ -106,7 +103,7 @@ def measure(io: StageIO, name: str, world: World, tasks: dict[str, Any], seed: i
             features += rows_of(at, **known, statistics=mode, alpha=alpha)
         if mode != "interpolated":
             middle = {key.partition("@")[0]: value for key, value in found.items() if key.endswith("@0.5")}
-            write_samples(middle, _samples(io, name, seed))
+            write_samples(middle, samples_file(io, f"{name}_{seed}"))
     eleven = [round(0.1 * step, 1) for step in range(11)]
     paths = [
         row
@@ -176,10 +173,6 @@ def _named(rows: list[Row]) -> list[Row]:
     return [
         {**row, "combination": row["combination"].partition("@")[0], "layer": row["layer"] or "logits"} for row in rows
     ]
-
-
-def _samples(io: StageIO, name: str, seed: int) -> Any:
-    return io.scratch / "samples" / f"{name}_{seed}.parquet"
 
 
 def _some(found: dict[str, dict[str, Linearity]]) -> dict[str, dict[str, Linearity]]:

@@ -13,7 +13,7 @@ nets computed again. Margins are ours and were written before the run.
 Cross-Task Linearity, Figure 1, which cites it.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -30,8 +30,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.linear_rows import Row, mean_over, one_thread, rows_of
-from tasks.studies.nets import NetTask, World, drawn_weights, new_net, open_world, trained, with_statistics
-from tasks.studies.pieces import kept
+from tasks.studies.nets import NetTask, Tasks, World, drawn_weights, new_net, open_world, trained, with_statistics
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import within
 
@@ -55,20 +55,16 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_spawning`."""
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    tasks: dict[str, NetTask] = {}
-    pieces = []
-    for done, seed in enumerate(options.seeds):
-        io.report("seeds", done, len(options.seeds))
-        pieces.append(kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed)))
+    tasks = cache(partial(open_world, options.world, io.root))
+    pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows, barriers = ([row for piece in pieces for row in piece[key]] for key in ("features", "barriers"))
     result = StudyResult(tables(rows, barriers), findings(rows, barriers, options), [], barriers)
     result.write(io.out(layout.study(STUDY)), {"spawning": spawning_figure(rows, barriers)})
 
 
-def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return the rows of one seed: features by block and the barrier, for each k."""
-    if not tasks:
-        tasks.update(open_world(options.world, io.root))
+    tasks = opened()
     task = tasks[next(iter(tasks))]
     model = new_net(options.world, tasks, seed)
     start, done = drawn_weights(model), 0

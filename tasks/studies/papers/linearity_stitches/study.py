@@ -17,7 +17,7 @@ unlearned it before it was tuned: negation can only take from D_i what the uprig
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Section 4.3 and footnote 5, Figures 9 and 10.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -35,8 +35,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.linear_rows import Row, by_seed, one_thread
-from tasks.studies.nets import NetTask, Trained, World, open_world, train_world
-from tasks.studies.pieces import kept
+from tasks.studies.nets import Tasks, Trained, World, open_world, train_world
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import within
 
@@ -61,20 +61,16 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_stitches`."""
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    tasks: dict[str, NetTask] = {}
-    rows: list[Row] = []
-    for done, seed in enumerate(options.seeds):
-        io.report("nets", done, len(options.seeds))
-        rows += kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed))["rows"]
+    tasks = cache(partial(open_world, options.world, io.root))
+    pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
+    rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], rows)
     result.write(io.out(layout.study(STUDY)), {"stitches": stitch_figure(rows)})
 
 
-def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+def measure(options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return the rows of one seed."""
-    if not tasks:
-        tasks.update(open_world(options.world, io.root))
-    done = train_world(options.world, tasks, seed)
+    done = train_world(options.world, tasks(), seed)
     rows: list[Row] = []
     for number, layer in enumerate(find_layers(done.model.module), start=1):
         known = {"seed": seed, "layer": layer, "index": number}

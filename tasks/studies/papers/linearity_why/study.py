@@ -17,7 +17,7 @@ were written before the run; the paper's R² are .903 (product), .839 (distance)
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Theorem 1, Section 5, B.2.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -36,8 +36,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.linear_rows import Row, by_seed, one_thread
-from tasks.studies.nets import NetTask, World, drawn_weights, new_net, open_world, trained
-from tasks.studies.pieces import kept
+from tasks.studies.nets import NetTask, Tasks, World, drawn_weights, new_net, open_world, trained
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import all_hold, within
 
@@ -76,20 +76,16 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_why`."""
     one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    tasks: dict[str, NetTask] = {}
-    rows: list[Row] = []
-    for done, seed in enumerate(options.seeds):
-        io.report("seeds", done, len(options.seeds))
-        rows += kept(io, f"seed_{seed}", partial(measure, io, options, tasks, seed))["rows"]
+    tasks = cache(partial(open_world, options.world, io.root))
+    pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
+    rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), notes(rows), rows)
     result.write(io.out(layout.study(STUDY)), {"regressions": regression_figure(rows)})
 
 
-def measure(io: StageIO, options: Options, tasks: dict[str, NetTask], seed: int) -> dict[str, list[Row]]:
+def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
     """Return one row for each regime, stage and pair."""
-    if not tasks:
-        tasks.update(open_world(options.world, io.root))
-    world, rows = options.world, []
+    tasks, world, rows = opened(), options.world, []
     model = new_net(world, tasks, seed)
     start, before = drawn_weights(model), 0
     for stage in sorted(options.stages):

@@ -1,0 +1,52 @@
+"""What studies read: runs of fewer seeds, experts that others trained, and no test split where something is chosen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.errors import MergeflowError
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.published import take_experts
+from tests.studies.small_lab import SEEDS, study_io
+
+
+@pytest.fixture
+def inputs(lab: Path, tmp_path: Path) -> StudyInputs:
+    return StudyInputs(study_io(lab, "mima", tmp_path))
+
+
+def test_what_chooses_cannot_open_a_test_split(inputs: StudyInputs) -> None:
+    blind = inputs.blind()
+    assert set(blind.accuracy(inputs.base, "validation")) == set(inputs.tasks)
+    with pytest.raises(MergeflowError, match=r"reads outputs/data/test/\w+ where it must not"):
+        blind.accuracy(inputs.base, "test")
+    assert inputs.accuracy(inputs.base, "test")
+    with pytest.raises(MergeflowError, match="look at test once with what was chosen"):
+        inputs.blind().examples("test")  # though the images are in memory by now
+    with pytest.raises(MergeflowError, match="where it must not"):
+        inputs.blind().first(1).examples("test")
+
+
+def test_published_checkpoints_are_experts_of_as_many_seeds_as_there_are(inputs: StudyInputs) -> None:
+    published, trained = inputs.run("published"), inputs.run("mima_1")
+    assert (published.seeds, trained.seeds) == (SEEDS[:1], SEEDS)
+    for task, state in published.experts(SEEDS[0]).items():
+        assert all(torch.equal(tensor, trained.expert(SEEDS[0], task)[name]) for name, tensor in state.items())
+
+
+def test_checkpoints_that_do_not_fit_are_told_all_at_once(tmp_path: Path) -> None:
+    for name, state in {
+        "base": {"a": torch.zeros(2), "b": torch.zeros(1)},
+        "red": {"a": torch.zeros(3), "b": torch.zeros(1)},
+        "blue": {"a": torch.zeros(2), "c": torch.zeros(1)},
+    }.items():
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+    with pytest.raises(MergeflowError) as told:
+        take_experts(
+            tmp_path, "{task}.safetensors", ["red", "blue", "grey"], 0, tmp_path / "base.safetensors", tmp_path / "made"
+        )
+    for part in ("a has shape (3,), the base's has (2,)", "lacks 1 tensors", "has 1 tensors that the base", "grey: "):
+        assert part in str(told.value)
+    assert not (tmp_path / "made").exists()
