@@ -37,12 +37,12 @@ class LoraEntry:
         return down, self.up.read(0, rows * self.rank).reshape(rows, self.rank)
 
     def formed(self) -> Tensor:
-        """Return the flattened difference as the weight is stored."""
+        """Return the flattened difference [numel] as the weight is stored, float32."""
         delta = self.delta()
         return (delta.T if self.transposed else delta).reshape(-1)
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened difference, float32."""
+        """Return elements start..stop of the flattened difference, [stop − start], float32."""
         return _piece(self, start, stop)
 
 
@@ -55,12 +55,12 @@ class AddedEntry:
     kept: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
-        """Return the flattened adapted weight, float32."""
+        """Return the flattened adapted weight [numel], float32."""
         delta = self.lora.formed()
         return self.weight.read(0, delta.numel()).float() + delta
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened adapted weight."""
+        """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
         return _piece(self, start, stop)
 
 
@@ -77,7 +77,7 @@ class DoraEntry:
     kept: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
-        """Return the flattened adapted weight, float32.
+        """Return the flattened adapted weight [numel], float32.
 
         Raises:
             MergeflowError: No base is bound.
@@ -92,7 +92,7 @@ class DoraEntry:
         return (moved.T if self.lora.transposed else moved).reshape(-1)
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened adapted weight."""
+        """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
         return _piece(self, start, stop)
 
 

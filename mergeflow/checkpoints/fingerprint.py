@@ -93,7 +93,13 @@ def short(recorded: str) -> str:
 
 
 def tensor_digest_of(state: Mapping[str, Tensor], name: str, scheme: str = SCHEME) -> str:
-    """Return the digest of one tensor, hexadecimal; of a lazy one only a block is held at a time."""
+    """Return the digest of one tensor, hexadecimal; of a lazy one only a block is held at a time.
+
+    Args:
+        state: The tensors by name, in memory or lazy.
+        name: The tensor.
+        scheme: Of the digests.
+    """
     if not isinstance(state, LazyStateDict):
         return tensor_digest((block_digest(part, scheme) for part in blocks(state[name])), scheme)
     count = state.infos[name].numel
@@ -102,19 +108,19 @@ def tensor_digest_of(state: Mapping[str, Tensor], name: str, scheme: str = SCHEM
 
 
 def blocks(tensor: Tensor) -> Iterable[Tensor]:
-    """Yield the flat tensor in pieces of at most `BLOCK` elements."""
+    """Yield a tensor, flattened, in pieces [n] of at most `BLOCK` elements."""
     flat = tensor.detach().reshape(-1)
     return (flat[start : start + BLOCK] for start in range(0, flat.numel(), BLOCK))
 
 
 def block_digest(part: Tensor, scheme: str = SCHEME) -> bytes:
-    """Return the digest of the raw bytes of a flat piece."""
+    """Return the digest of the raw bytes of a flat piece [n]."""
     found: bytes = _HASHES[scheme](raw_bytes(part)).digest()
     return found
 
 
 def raw_bytes(part: Tensor) -> memoryview:
-    """Return a view of the bytes of a flat tensor (copied when it is not contiguous or not on the CPU)."""
+    """Return a view of the bytes of a flat piece [n] (of a copy where it is not contiguous or not on the CPU)."""
     flat = part.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 

@@ -40,7 +40,13 @@ def mistaken(start: bytes, wanted: str) -> str | None:
 
 
 def cut_short(path: Path, start: bytes, reason: str) -> bool:
-    """Whether a pickled file ends too early: an archive without its directory, or data that stop in the middle."""
+    """Whether a pickled file ends too early: an archive without its directory, or data that stop in the middle.
+
+    Args:
+        path: The file; its end is read where it is an archive.
+        start: Its first bytes, as of `first_bytes`.
+        reason: The message of the error that reading it raised.
+    """
     if start.startswith(_PICKLED):
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

@@ -57,7 +57,7 @@ class JoinedEntry:
     ends: tuple[int, ...]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop."""
+        """Return elements start..stop of the parts, one behind the other, [stop − start]."""
         pieces = []
         for at in range(bisect_right(self.ends, start), len(self.parts)):
             begin = self.ends[at - 1] if at else 0
@@ -75,7 +75,7 @@ class PartEntry:
     offset: int
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the part."""
+        """Return elements start..stop of the flattened part, [stop − start]."""
         return self.whole.read(self.offset + start, self.offset + stop)
 
 

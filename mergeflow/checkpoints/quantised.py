@@ -123,15 +123,30 @@ def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Map
 
 
 def dequantised_info(state: LazyStateDict, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of a quantised weight's numbers."""
+    """Return the shape of a quantised weight's numbers.
+
+    Args:
+        state: The checkpoint; of 4-bit weights the note beside the codes is read.
+        name: The weight.
+        layout: How it is quantised.
+    """
     return tuple(_four_bit_note(state, name)["shape"]) if layout == "4-bit" else state.infos[name].shape
 
 
 def dequantise(state: LazyStateDict, name: str, layout: Layout, declared: Mapping[str, Any]) -> Tensor:
-    """Return a quantised weight's numbers, float32.
+    """Return a quantised weight's numbers.
 
     scaled: (q − zero point) · scale of its row, group, block or tensor;  LLM.int8: q · SCB/127 of its row;
     4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset
+
+    Args:
+        state: The checkpoint, with the codes and what stands beside them.
+        name: The weight.
+        layout: How it is quantised.
+        declared: `quantization_config` of config.json, which gives the size of blocks; {} where there is none.
+
+    Returns:
+        float32 [out, in] for a matrix; whatever shape `dequantised_info` gives.
 
     Raises:
         MergeflowError: Scales that do not fit the weight, or a note that is missing.

@@ -30,7 +30,7 @@ class Entry(Protocol):
     """Where the data of one tensor comes from."""
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor, in the storage type."""
+        """Return elements start..stop of the flattened tensor, [stop − start], in the storage type."""
         ...
 
 
@@ -56,7 +56,7 @@ class FileEntry:
     info: TensorInfo
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop in a fresh tensor."""
+        """Return elements start..stop of the flattened tensor, [stop − start], in fresh memory."""
         out = torch.empty(stop - start, dtype=self.info.dtype)
         self.read_into(out, start)
         return out
@@ -70,7 +70,7 @@ class FileEntry:
             )
 
     def read_into(self, out: Tensor, start: int) -> None:
-        """Fill the flat, contiguous `out` (storage type) from element `start` on."""
+        """Fill the flat, contiguous `out` [n] (storage type) from element `start` on."""
         if out.numel() == 0:
             return
         view = out.view(torch.uint8).numpy().data
@@ -90,7 +90,7 @@ class TensorEntry:
     tensor: Tensor
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop; a view where the tensor is contiguous."""
+        """Return elements start..stop of the flattened tensor, [stop − start]; a view of a contiguous tensor."""
         return self.tensor.reshape(-1)[start:stop]
 
 
@@ -148,11 +148,26 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         return name in self.infos
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor `name`, in its storage type."""
+        """Return a piece of a flattened tensor, in its storage type.
+
+        Args:
+            name: The tensor.
+            start: The first element, from 0.
+            stop: One behind the last element.
+
+        Returns:
+            [stop − start]; it may share memory with the state dict.
+        """
         return self.entries[name].read(start, stop)
 
     def read_into(self, name: str, out: Tensor, start: int) -> None:
-        """Fill the flat `out` from element `start` of tensor `name`, converting the type where it differs."""
+        """Fill a tensor that exists with a piece of a flattened tensor.
+
+        Args:
+            name: The tensor.
+            out: [n], flat and contiguous; the type is converted where it is not the stored one.
+            start: The first element to read, from 0.
+        """
         entry = self.entries[name]
         if isinstance(entry, FileEntry) and out.dtype == self.infos[name].dtype and out.device.type == "cpu":
             entry.read_into(out, start)
@@ -160,7 +175,13 @@ class LazyStateDict(Mapping[str, "Tensor"]):
             out.copy_(entry.read(start, start + out.numel()))
 
     def read_ahead(self, name: str, start: int, stop: int) -> None:
-        """Announce that elements start..stop of tensor `name` will be read soon, where they come from a file."""
+        """Announce that a piece of a tensor will be read soon; it does nothing for tensors that are in memory.
+
+        Args:
+            name: The tensor.
+            start: The first element, from 0.
+            stop: One behind the last element.
+        """
         entry = self.entries.get(name)
         if isinstance(entry, FileEntry):
             entry.read_ahead(start, stop)

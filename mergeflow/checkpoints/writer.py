@@ -51,7 +51,16 @@ class StreamWriter:
                 raise
 
     def write(self, name: str, start: int, piece: Tensor) -> None:
-        """Store a flat piece of tensor `name` from element `start` on (a multiple of the block of fingerprints)."""
+        """Store a piece of a flattened tensor, and its digests.
+
+        Args:
+            name: The tensor.
+            start: The first element of the piece: a multiple of the fingerprints' `BLOCK`.
+            piece: [n], of the tensor's type.
+
+        Raises:
+            MergeflowError: The disk is full, or refuses.
+        """
         info = self.infos[name]
         assert piece.dtype == info.dtype, (name, piece.dtype, info.dtype)
         assert start % BLOCK == 0, start

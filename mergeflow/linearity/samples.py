@@ -105,7 +105,13 @@ def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int)
 
 
 def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
-    """Return an example after the source's transforms, or None where they leave it out."""
+    """Return an example after the source's transforms, or None where they leave it out.
+
+    Args:
+        raw: The task, whose transforms are applied in order.
+        example: As the source gives it.
+        place: Where the example stands: split and index, which seed what is random.
+    """
     seen: Example | None = example
     for transform in raw.transforms:
         seen = None if seen is None else transform.apply(seen, place)
@@ -113,7 +119,14 @@ def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
 
 
 def read_prepared(folder: Path, count: int) -> Tensor:
-    """Return up to `count` images of a prepared task: of the first of validation, test and train that is there.
+    """Return images of a prepared task, spread evenly over the first of validation, test and train that is there.
+
+    Args:
+        folder: The prepared task.
+        count: How many images at most.
+
+    Returns:
+        uint8 [N, height, width, 3] with N ≤ count.
 
     Raises:
         MergeflowError: the folder is not a prepared task of images.
@@ -132,6 +145,12 @@ def _spread(total: int, count: int) -> np.ndarray:
 
 def read_texts(path: Path, tokenizer: Any, count: int, length: int = 128) -> Sequences:
     """Return the first `count` lines of a text file as ids, at most `length` tokens each.
+
+    Args:
+        path: The file, one text a line; empty lines are left out.
+        tokenizer: Of transformers; it pads on the right, with its end token where it has no padding token.
+        count: How many texts at most.
+        length: Tokens per text at most; longer ones are cut.
 
     Raises:
         MergeflowError: there is no such file, or it has no lines.

@@ -16,7 +16,13 @@ Terms = Sequence[tuple[float, State]]  # (c, front)
 
 @contextmanager
 def replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
-    """Let a submodule give `value` whatever it computes; of several outputs the first is replaced."""
+    """Let a submodule give `value` whatever it computes; of several outputs the first is replaced.
+
+    Args:
+        module: The model; it is as before on leaving.
+        layer: The submodule's dotted name.
+        value: What it gives: [B, …], of the shape that it computes.
+    """
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         return value if isinstance(output, Tensor) else (value, *output[1:])

@@ -176,7 +176,16 @@ def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0, long: int = 0) 
 
 
 def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict[str, Any]:
-    """Return random Fishers and Grams for the methods that need them."""
+    """Return random Fishers and Grams for the methods that need them.
+
+    Args:
+        base: The contract's base, whose shapes the Fishers take; tied tensors get one Fisher.
+        experts: The experts, of which only the names matter.
+        seed: Of the random numbers.
+
+    Returns:
+        Kind ("fisher", "gram") → expert → tensor's name → statistic.
+    """
     generator = torch.Generator().manual_seed(seed)
     fishers, grams = {}, {}
     for name in experts:

@@ -57,6 +57,12 @@ def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.
     """Return anchor + scale · direction as a new tensor of the given type.
 
     Two roundings, never a fused multiply-add: whether one is used depends on where a block ends.
+
+    Args:
+        anchor: [n] or any other shape.
+        direction: Of the anchor's shape, in the type of arithmetic; None for a tensor that is not merged.
+        scale: Factor of the direction; 0 gives the anchor bit for bit.
+        dtype: Of the result.
     """
     if direction is None or scale == 0:
         return anchor.to(dtype, copy=True)
@@ -65,6 +71,15 @@ def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.
 
 def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.dtype) -> Tensor:
     """Return a flat piece of a result on the CPU, checked.
+
+    Args:
+        name: The tensor, for the message.
+        parts: Anchor and direction of the piece, of one shape.
+        scale: Factor of the direction.
+        dtype: Of the result.
+
+    Returns:
+        [n], flat.
 
     Raises:
         MergeflowError: It overflows its type.
@@ -79,7 +94,14 @@ def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.
 
 
 def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: float) -> None:
-    """Do as `settle`, into a tensor that exists."""
+    """Do as `settle`, into a tensor that exists.
+
+    Args:
+        out: [n] or any other shape; its type is the result's.
+        anchor: Of that shape.
+        direction: Of that shape, in the type of arithmetic; None for a tensor that is not merged.
+        scale: Factor of the direction; 0 gives the anchor bit for bit.
+    """
     if direction is None or scale == 0:
         out.copy_(anchor)
     elif out.dtype == direction.dtype:

@@ -159,7 +159,14 @@ class Engine:
 
 
 def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], names: Iterable[str]) -> Iterator[Unit]:
-    """Yield the pieces of work for the named tensors, in order of name: whole tensors where the method needs them."""
+    """Yield the pieces of work for the named tensors, in order of name: whole tensors where the method needs them.
+
+    Args:
+        call: The configured method (or compressor).
+        model: What is known of the model; tensors without a shape there are copied.
+        infos: Shape and type of every tensor.
+        names: The tensors to treat.
+    """
     for name in sorted(names):
         info = infos[name]
         if name in model.shapes and not treats_elements_alone(call, model, name):
@@ -192,7 +199,13 @@ def sampled_units(model: Model) -> Iterator[Unit]:
 
 
 def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:
-    """Whether a method treats the elements of a tensor alone, so that its blocks may be treated apart."""
+    """Whether a method treats the elements of a tensor alone, so that its blocks may be treated apart.
+
+    Args:
+        call: The configured method (or compressor).
+        model: What is known of the model.
+        name: The tensor; of tied ones the first of the group decides.
+    """
     found: bool = call.method.elementwise(call.arguments, model.tied.get(name, name), model)
     return found
 

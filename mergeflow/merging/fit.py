@@ -12,6 +12,11 @@ def weights_by_name(
 ) -> dict[str, float]:
     """Return one weight per expert, checked.
 
+    Args:
+        weights: Factors by name, where a missing one is 1; or one per expert, in their order; None for 1 each.
+        experts: The experts, of which only the names matter.
+        call: The configured method: it may take no weights, or need a sum that is not 0.
+
     Raises:
         MergeflowError: Another number of weights than experts, an unknown name, or a method without weights.
     """
@@ -41,6 +46,11 @@ def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
 
 def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:
     """Check the number of experts, arguments that depend on it, and that needed data statistics are there.
+
+    Args:
+        call: The configured method.
+        experts: The experts by name.
+        data: Statistics of data, by kind and expert; None where there are none.
 
     Raises:
         MergeflowError: Too few or too many experts, for the method or an argument; a statistic that is missing,

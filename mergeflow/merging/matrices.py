@@ -31,6 +31,12 @@ SplitQkv = Annotated[
 def is_matrix(name: str, shape: Sequence[int], selection: Selection, architecture: Architecture | None = None) -> bool:
     """Whether a selection takes a tensor as a matrix; without an architecture its name alone decides.
 
+    Args:
+        name: The tensor.
+        shape: Its shape.
+        selection: "attn_mlp", "all", or glob patterns of names.
+        architecture: What the model's tensors are; by default as the name tells.
+
     Example:
         >>> is_matrix("visual.resblocks.0.attn.out_proj.weight", (8, 8), "attn_mlp")
         True
@@ -41,6 +47,11 @@ def is_matrix(name: str, shape: Sequence[int], selection: Selection, architectur
 
 def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor"]) -> int:
     """Return k for a matrix: ceil(ratio · min side), or max(1, floor(·)).
+
+    Args:
+        shape: The matrix's, (m, n).
+        ratio: Share of the smaller side, (0, 1].
+        rounding: "ceil" as CART, "floor" with 1 at least.
 
     Example:
         >>> rank_of((768, 3072), 0.08, "ceil"), rank_of((768, 3072), 0.08, "floor")

@@ -86,14 +86,14 @@ class Stack:
 
     @property
     def weighted(self) -> Tensor:
-        """w_t · τ_t, for formulas that sum task vectors."""
+        """w_t · τ_t, [T, *base.shape], for formulas that sum task vectors."""
         if all(weight == 1 for weight in self.model.weights):
             return self.taus
         return self.taus * self.weight_column
 
     @property
     def weight_column(self) -> Tensor:
-        """The weights, shaped to multiply the stack."""
+        """The weights as [T, 1, …], shaped to multiply the stack."""
         column = torch.tensor(self.model.weights, dtype=self.taus.dtype, device=self.taus.device)
         return column.reshape(-1, *[1] * (self.taus.ndim - 1))
 
@@ -253,7 +253,13 @@ def section_of(doc: str, title: str) -> str:
 
 
 def all_but_matrices(args: Any, name: str, model: Model) -> bool:
-    """Whether a tensor is not treated as a matrix; `elementwise` of methods that average or sum such tensors."""
+    """Whether a tensor is not treated as a matrix; `elementwise` of methods that average or sum such tensors.
+
+    Args:
+        args: The method's arguments, with `matrices`.
+        name: The tensor.
+        model: What is known of the model.
+    """
     return not model.architecture.treats(name, model.shapes[name], args.matrices)
 
 

@@ -181,7 +181,7 @@ class Stacks:
         return base.reshape(info.shape).to(self.device), taus()
 
     def copied(self, unit: Unit) -> Tensor:
-        """Read a unit of a tensor that is not merged: the base's counts, the experts' are only shown to `on_piece`.
+        """Return a unit [n] of a tensor that is not merged: the base's; the experts' are only shown to `on_piece`.
 
         Raises:
             MergeflowError: A table of integers of an expert is not the base's: codes of weights, not counters.
@@ -251,7 +251,17 @@ def unit_bytes(model: Model, unit: Unit) -> int:
 
 
 def read(state: State, name: str, start: int, stop: int) -> Tensor:
-    """Return elements start..stop of a flattened tensor in its storage type."""
+    """Return a piece of a flattened tensor in its storage type.
+
+    Args:
+        state: In memory or lazy.
+        name: The tensor.
+        start: The first element, from 0.
+        stop: One behind the last element.
+
+    Returns:
+        [stop − start]; it may share memory with the state dict.
+    """
     if isinstance(state, LazyStateDict):
         return state.read(name, start, stop)
     return state[name].detach().reshape(-1)[start:stop]

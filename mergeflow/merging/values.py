@@ -35,7 +35,13 @@ def split(model: type[BaseModel], given: Mapping[str, Any]) -> tuple[dict[str, A
 
 
 def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[str, Any]) -> list[str]:
-    """Return the faults of arguments that vary: how they are written, and every number in them."""
+    """Return the faults of arguments that vary: how they are written, and every number in them.
+
+    Args:
+        model: The type of the method's arguments.
+        constant: Arguments with one value.
+        varied: Arguments that vary over depth, names or experts.
+    """
     faults = []
     per_expert = getattr(model, "per_expert", ())
     for key, value in varied.items():

@@ -60,6 +60,12 @@ def open_images(
 ) -> tuple[ImageScorer, dict[str, Any]]:
     """Return the scorer of image encoders, and digests of what it looks at.
 
+    Args:
+        sweep: A sweep with `model` and `tasks`.
+        folder: Where `source:` tasks are prepared.
+        base: The opened base, which the architecture must fit.
+        say: Told what is opened next.
+
     Raises:
         MergeflowError: a file that is missing or does not fit.
     """

@@ -27,6 +27,11 @@ def values_of(space: Space) -> dict[str, list[Any]]:
 def check_space(method: str, space: Space, study: bool) -> Iterator[dict[str, Any]]:
     """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
 
+    Args:
+        method: The method's name.
+        space: Argument → values, or ranges and choices.
+        study: Whether a search with Optuna tries them, so that ranges are allowed.
+
     Raises:
         MergeflowError: unknown method or argument, an empty list, a range that is none, or a value out of range.
     """

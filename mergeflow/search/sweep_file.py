@@ -147,7 +147,13 @@ class Sweep(Frozen):
         return self
 
     def recipe(self, method: str, args: Mapping[str, Any], out: str | None = None) -> Recipe:
-        """Return one candidate as a recipe, with the statistics that its method reads."""
+        """Return one candidate as a recipe, with the statistics that its method reads.
+
+        Args:
+            method: The method's name.
+            args: Its arguments.
+            out: Where the merge should go; None for a candidate that is only scored.
+        """
         kinds = [datum.name for datum in get(method).given]
         data = {kind: dict(paths) for kind, paths in self.data.items() if kind in kinds}
         values = {"method": method, "args": dict(args), "base": self.base, "experts": dict(self.experts), "data": data}

@@ -43,9 +43,14 @@ def open_sweep(
     say: Callable[[str], None] = lambda _: None,
     scheme: str = SCHEME,
 ) -> Iterator[SweepInputs]:
-    """Open everything a sweep reads; `source:` tasks are prepared below `folder` where they are not yet.
+    """Open everything a sweep reads; `source:` tasks are prepared where they are not yet.
 
-    Fingerprints are of the scheme, that of the journal where there is one.
+    Args:
+        sweep: The sweep.
+        folder: Where tasks are prepared.
+        resolve: Turns `models:/…` into a path; None outside of a project.
+        say: Told what is opened next.
+        scheme: Of the fingerprints: that of the journal where there is one.
 
     Raises:
         MergeflowError: a file that is missing or does not fit, or a device that is not there.

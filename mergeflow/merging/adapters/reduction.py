@@ -138,7 +138,16 @@ class WholeChanges:
 
 
 def change_of(stack: Stack, result: tuple[Tensor, Tensor], scale: float) -> Tensor:
-    """Return what a merge changes of one piece, flat: scale · direction + anchor − θ0."""
+    """Return what a merge changes of one piece, flat: scale · direction + anchor − θ0.
+
+    Args:
+        stack: The piece of base and task vectors that was merged.
+        result: Anchor and direction that the method gave, shaped as the stack's base.
+        scale: Factor of the direction.
+
+    Returns:
+        [n] on the CPU, in the type of arithmetic.
+    """
     anchor, direction = result
     change = direction * scale
     if anchor is not stack.base:
@@ -150,6 +159,11 @@ def only_factors(base: LazyStateDict, states: Iterable[LazyStateDict], name: str
     """Whether all that is stored for a tensor is factors of its change, beside copies of the base's weight at most.
 
     PEFT stores such a copy with the factors of an embedding or a head.
+
+    Args:
+        base: The base, with the tensor.
+        states: The experts; one without the tensor does not change it.
+        name: The tensor, as the base stores it.
     """
     entries = [state.entries[name] for state in states if name in state]
     copies = [entry.weight for entry in entries if isinstance(entry, AddedEntry)]

@@ -102,6 +102,11 @@ def whole_modules(
 
     PEFT takes for such a module every one whose name ends in a name given, so those come along.
 
+    Args:
+        changed: Tensors that the merge changes and that no factors can hold.
+        names: All tensors of the model.
+        slots: The tensors that are kept as factors, by name.
+
     Raises:
         MergeflowError: Tensors that lie in no module of their own, or in one with matrices that are kept as factors.
     """

@@ -70,7 +70,16 @@ def weight_matching(
 
 
 def alikeness(group: Group, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the inner products of a group's units in two nets, [units of a, units of b]; running statistics apart."""
+    """Return the inner products of a group's units in two nets, [units of a, units of b]; running statistics apart.
+
+    Args:
+        group: Units that are permuted together, and where they stand in each tensor.
+        a: State dict of the one net.
+        b: State dict of the other, with the same names and shapes.
+
+    Returns:
+        float64 [units of a, units of b].
+    """
     total = torch.zeros(group.units, group.units, dtype=torch.float64)
     for place in group.places:
         if "running_" not in place.name:

@@ -42,7 +42,13 @@ class Architecture:
         return len(shape) == 2 or (len(shape) == 3 and self.role(name, shape) == "expert")
 
     def treats(self, name: str, shape: Sequence[int], selection: Selected) -> bool:
-        """Whether a selection takes a tensor as a matrix or a stack of matrices."""
+        """Whether a selection takes a tensor as a matrix or a stack of matrices.
+
+        Args:
+            name: The tensor.
+            shape: Its shape.
+            selection: "attn_mlp", "all", or glob patterns of names.
+        """
         if not self.is_wide(name, shape):
             return False
         if isinstance(selection, tuple):

@@ -44,7 +44,7 @@ class Cut:
         return [part.flatten(self.axis - 1, self.axis) for part in grouped.split(self.sizes, self.axis)]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the fused weight of its parts."""
+        """Return the fused weight [..., m, n] of its parts, in the order of `split`."""
         if self.groups == 1:
             return torch.cat(list(parts), self.axis)
         grouped = [part.unflatten(self.axis, (self.groups, -1)) for part in parts]
@@ -78,7 +78,7 @@ class Form:
         return [part.mT for part in parts] if self.transposed else parts
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the tensor of its matrices; a single one is not copied."""
+        """Return the tensor [..., m, n] or [..., E, m, n] of its matrices in `split`'s order; a single one is not copied."""
         if self.transposed:
             parts = [part.mT for part in parts]
         if self.cut is not None:

@@ -38,7 +38,13 @@ class Target:
         return self.router_name.format(block=block)
 
     def expert(self, block: int, expert: int, part: str) -> str:
-        """Return the name of a matrix of an expert."""
+        """Return the name of a matrix of an expert.
+
+        Args:
+            block: The block's number, from 0.
+            expert: The expert's number within the block, from 0.
+            part: One of `parts`: the matrix as a dense model calls it.
+        """
         return self.expert_name.format(block=block, expert=expert, part=self.names[self.parts.index(part)])
 
 

@@ -100,7 +100,16 @@ def compressor(
     whole: Callable[[Model], Mapping[str, Named]] = lambda _: {},
     needs_base: bool = True,
 ) -> Callable[[Callable[[Stack, Any], Payload]], Compressor]:
-    """Declare a function as a compressor; the catalog finds it in its module."""
+    """Declare a function as a compressor; the catalog finds it in its module.
+
+    Args:
+        name: What a command says.
+        args: The type of its arguments.
+        decode: (stored, args) → the task's tensor, in the type of arithmetic.
+        passes: (args, type of arithmetic) → first passes over the whole model.
+        whole: Gives each task's values for the whole model after the first passes.
+        needs_base: Whether decoding needs θ0.
+    """
 
     def declare(encode: Callable[[Stack, Any], Payload]) -> Compressor:
         return Compressor(name, encode, decode, args, passes, whole, needs_base)
@@ -119,5 +128,5 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
-    """Return the mask that was packed."""
+    """Return the mask of the given shape that was packed into bytes [⌈numel / 8⌉]."""
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).bool().reshape(shape)

@@ -48,7 +48,16 @@ class Computed:
         )
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of a flattened tensor of the result."""
+        """Return elements start..stop of a flattened tensor of the result.
+
+        Args:
+            name: The tensor.
+            start: The first element, from 0.
+            stop: One behind the last element.
+
+        Returns:
+            [stop − start], in the result's type.
+        """
         with self._lock:
             if not self._ready:
                 self.engine.first_passes()

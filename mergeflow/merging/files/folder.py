@@ -124,7 +124,13 @@ class OutputFolder:
                 _remove(self._replaced)
 
     def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:
-        """Record a shard that is whole, and the digests of all inputs' tensors so far."""
+        """Record a shard that is whole, and the digests of all inputs' tensors so far.
+
+        Args:
+            file: The shard's name.
+            digests: Of its tensors, by name.
+            inputs: Digests of the tensors read so far, by input and name.
+        """
         self.shards[file], self.inputs = digests, inputs
         known = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
         write_text(self._journal, json.dumps(known))

@@ -77,7 +77,15 @@ class Job:
     def like(
         self, recipe: Recipe, inputs: Inputs, plan: Plan, target: Path, known: Mapping[str, str] | None = None
     ) -> "Job":
-        """Return another job with the same workers, buffer and progress."""
+        """Return another job with the same workers, buffer and progress.
+
+        Args:
+            recipe: What the other job merges.
+            inputs: Its opened inputs.
+            plan: What was planned for them.
+            target: Where its result goes.
+            known: Fingerprints of inputs that are known already, by name.
+        """
         engine, scheme = self.engine, self.digests.scheme
         return Job(recipe, inputs, plan, target, self._on_read, engine.workers, engine.buffer, scheme, known)
 

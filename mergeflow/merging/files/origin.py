@@ -12,7 +12,13 @@ BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its bas
 
 
 def another_base(name: str, taken: str, found: str) -> MergeflowError:
-    """Return the error for a task vector of another base."""
+    """Return the error for a task vector of another base.
+
+    Args:
+        name: The task vector's name or path.
+        taken: Fingerprint of the base it was taken from.
+        found: Fingerprint of the base it met.
+    """
     return MergeflowError(
         f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(found)}…: "
         "a difference means nothing on another base. Extract it again from this one."

@@ -41,7 +41,14 @@ class Digests:
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, owner: str, name: str, start: int, values: Tensor) -> None:
-        """Take a flat piece of an owner's tensor, from element `start` on."""
+        """Take a piece of a tensor that passes.
+
+        Args:
+            owner: Whose tensor it is: "base", an expert's name.
+            name: The tensor.
+            start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
+            values: [n], in the storage type.
+        """
         found = {
             start + at: block_digest(values[at : at + BLOCK], self.scheme) for at in range(0, values.numel(), BLOCK)
         }
@@ -108,7 +115,13 @@ def shards_like(states: Sequence[LazyStateDict], infos: Mapping[str, TensorInfo]
 
 
 def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) -> None:
-    """Write which shard holds which tensor, where there is more than one."""
+    """Write which shard holds which tensor, where there is more than one.
+
+    Args:
+        folder: Where the shards are.
+        shards: The names of the tensors in each file.
+        size: Bytes of all tensors together.
+    """
     if len(shards) > 1:
         places = {name: file for file, names in shards.items() for name in names}
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}

@@ -37,7 +37,9 @@ def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, st
 
 
 def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
-    """Return the folder that an adapter goes to; arguments as of `check_place`.
+    """Return the folder that an adapter goes to, checked.
+
+    Args: As of `check_place`.
 
     Raises:
         MergeflowError: As `check_place`, or it is a file, or shards are wanted.
@@ -50,7 +52,9 @@ def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping
 
 
 def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Return the output path, checked against the inputs; arguments as of `check_place`.
+    """Return the output path, checked against the inputs.
+
+    Args: As of `check_place`.
 
     Raises:
         MergeflowError: No output, one that is an input or lies in one, a file or a folder of somebody else, or shards
@@ -75,6 +79,11 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
 
 def check_file(out: str | Path, inputs: Mapping[str, str], force: bool = False) -> Path:
     """Return the path of a result that is one safetensors file, checked as `check_out` does.
+
+    Args:
+        out: Where the result should go.
+        inputs: Paths of what is read, by name: never overwritten.
+        force: Whether a file that mergeflow did not make may be replaced; a folder never is.
 
     Raises:
         MergeflowError: Another kind of file, one that is an input or lies in one, somebody else's file, or a folder.

@@ -122,6 +122,11 @@ def check_recipe(
 def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     """Return where the result goes, checked.
 
+    Args:
+        recipe: Its `out`, `shard_size`, `adapter` and `tokenizer` say what is made.
+        inputs: What it reads, which is never overwritten.
+        force: Whether a file that mergeflow did not make may be replaced.
+
     Raises:
         MergeflowError: As `check_place`, or a tokenizer of its own without a folder that could hold it.
     """

@@ -92,7 +92,7 @@ class RouterEntry:
     dtype: torch.dtype
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor."""
+        """Return elements start..stop of the flattened router, [stop − start]."""
         return self.router.rows(self.block).reshape(-1)[start:stop].to(self.dtype)
 
 

@@ -127,7 +127,14 @@ class StepFolder:
             return False
 
     def finish(self, name: str, identity: Mapping[str, Any], result: str, inputs: Mapping[str, str]) -> None:
-        """Record that a step is done."""
+        """Record that a step is done.
+
+        Args:
+            name: The step.
+            identity: All that its result depends on, as JSON values.
+            result: The result's fingerprint.
+            inputs: Fingerprints of what was read, by name.
+        """
         self.finished[name] = {"identity": dict(identity), "fingerprint": result, "inputs": dict(inputs)}
         self._record()
 

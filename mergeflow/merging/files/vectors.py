@@ -63,6 +63,9 @@ def add(
         weights: One per vector, any real numbers; all 1 by default.
         force: Replace `out` even if mergeflow did not make it.
 
+    Returns:
+        The fingerprint of the sum.
+
     Raises:
         MergeflowError: Vectors of different bases or models, a weight that is no finite number, a sum that overflows.
     """
@@ -80,17 +83,62 @@ def add(
 
 
 def scale(vector: Pathlike, factor: float, out: Pathlike, *, force: bool = False) -> str:
-    """Write factor · τ."""
+    """Write factor · τ.
+
+    Args:
+        vector: Path of τ.
+        factor: Any finite number.
+        out: The file to make.
+        force: Replace `out` even if mergeflow did not make it.
+
+    Returns:
+        The fingerprint of the result.
+
+    Raises:
+        MergeflowError: As `add`.
+    """
     return add([vector], out, [factor], force=force)
 
 
 def negate(vector: Pathlike, out: Pathlike, *, force: bool = False) -> str:
-    """Write −τ, which unlearns what τ learned."""
+    """Write −τ, which unlearns what τ learned.
+
+    Args:
+        vector: Path of τ.
+        out: The file to make.
+        force: Replace `out` even if mergeflow did not make it.
+
+    Returns:
+        The fingerprint of the result.
+
+    Raises:
+        MergeflowError: As `add`.
+
+    Source:
+        Ilharco et al. 2023, Editing Models with Task Arithmetic, section 3.
+    """
     return scale(vector, -1.0, out, force=force)
 
 
 def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike, *, force: bool = False) -> str:
-    """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result (Ilharco et al., section 5)."""
+    """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result.
+
+    Args:
+        a: Path of τ_a.
+        b: Path of τ_b.
+        c: Path of τ_c.
+        out: The file to make.
+        force: Replace `out` even if mergeflow did not make it.
+
+    Returns:
+        The fingerprint of the result.
+
+    Raises:
+        MergeflowError: As `add`.
+
+    Source:
+        Ilharco et al. 2023, Editing Models with Task Arithmetic, section 5.
+    """
     return add([c, b, a], out, [1.0, 1.0, -1.0], force=force)
 
 

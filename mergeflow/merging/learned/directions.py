@@ -24,11 +24,11 @@ class Directions(Protocol):
     """An anchor and one direction per expert, for every tensor."""
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
-        """Return anchor + Σ_t λ_t d_t of a tensor as a new tensor; `values` are λ in order of the experts' names."""
+        """Return anchor + Σ_t λ_t d_t of a tensor, [*shape], as a new tensor; `values` are λ in order of experts' names."""
         ...
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:
-        """Return ⟨gradient, d_t⟩ of a tensor for every expert."""
+        """Return ⟨gradient, d_t⟩ of a tensor for every expert; the gradient has the tensor's shape [*shape]."""
         ...
 
 
@@ -39,7 +39,7 @@ class TaskVectors:
         self._stacks = stacks
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
-        """Return θ0 + Σ_t λ_t τ_t."""
+        """Return θ0 + Σ_t λ_t τ_t, [*shape]."""
         total, taus = self._stacks.one_by_one(name)
         total = total.clone()  # the task vectors are differences from what was read
         for value, tau in zip(values, taus, strict=True):
@@ -47,7 +47,7 @@ class TaskVectors:
         return total
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:
-        """Return ⟨gradient, τ_t⟩ for every expert."""
+        """Return ⟨gradient, τ_t⟩ for every expert; the gradient is [*shape]."""
         _, taus = self._stacks.one_by_one(name)
         return [_inner(gradient.to(tau), tau) for tau in taus]
 
@@ -83,7 +83,7 @@ class LowRank:
             self._files.append(open_safetensors(folder / f"{number}.safetensors"))
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
-        """Return θ̄ + Σ_t λ_t SVD_k(θ_t − θ̄)."""
+        """Return θ̄ + Σ_t λ_t SVD_k(θ_t − θ̄), [*shape]."""
         base, _ = self._stacks.one_by_one(name, [])
         total = base + self._means[name]
         form = self._forms.get(name, Form())
@@ -94,7 +94,7 @@ class LowRank:
         return form.join(parts)
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:
-        """Return ⟨G, L R⟩ = ⟨G Rᵀ, L⟩ for every expert."""
+        """Return ⟨G, L R⟩ = ⟨G Rᵀ, L⟩ for every expert; the gradient G is [*shape]."""
         parts = self._forms.get(name, Form()).split(gradient.to(self._means[name]))
         return [
             sum(_inner(part @ right.T, left) for part, left, right in self._factored(name, file, parts))

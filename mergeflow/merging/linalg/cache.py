@@ -37,7 +37,13 @@ class FactorCache:
     def factors(
         self, matrix: Tensor, rank: int, compute: Callable[[Tensor, int], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Return factors with `rank` columns at least, computed when they are not known."""
+        """Return factors with `rank` columns at least, computed when they are not known.
+
+        Args:
+            matrix: A, [m, n]; its content is the key.
+            rank: 1 … min(m, n).
+            compute: (matrix, rank) → factors with at least that many columns, such as `leading_factors`.
+        """
         side = min(matrix.shape)
         kept = ceil(side * self.rank_ratio)
         key = _digest(matrix), kept if rank <= kept else side

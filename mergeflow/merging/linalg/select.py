@@ -124,7 +124,7 @@ def ordered_bits(values: Tensor) -> Tensor:
 
 
 def flip_negative(bits: Tensor) -> Tensor:
-    """Flip all bits but the sign of the negative integers; applied twice it undoes itself.
+    """Flip all bits but the sign of the negative integers [...]; applied twice it undoes itself.
 
     On integers throughout: seen as a float, a flipped tiny number is a signalling NaN, which arithmetic would alter.
     """
@@ -161,7 +161,14 @@ def kth_largest_passes(
 def threshold_passes(
     values: Values, keep: Callable[[Any], float], dtype: torch.dtype, name: str = "threshold"
 ) -> tuple[Pass, ...]:
-    """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model."""
+    """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model.
+
+    Args:
+        values: (stack, args) → values [T, …] in the type of arithmetic.
+        keep: args → the share that is kept, 0 … 1, of the n elements of the model.
+        dtype: The type of arithmetic.
+        name: Key of the result: a float64 tensor [T], +∞ where nothing is kept.
+    """
     return kth_largest_passes(values, lambda args, n: kept_of(keep(args), n), dtype, name, magnitudes=True)
 
 

@@ -25,7 +25,7 @@ _NULL = 1e-7
 
 
 def is_zero(matrix: Tensor) -> bool:
-    """Whether every element is zero; a tenth of the time of `any`, which turns all of them into booleans first."""
+    """Whether every element [...] is zero; ten times faster than `any`, which turns all of them into booleans first."""
     if matrix.numel() == 0:
         return True
     low, high = torch.aminmax(matrix)
@@ -33,7 +33,7 @@ def is_zero(matrix: Tensor) -> bool:
 
 
 def gram(matrix: Tensor) -> Tensor:
-    """Return AᵀA (lower triangle; above it, only what shares a strip with the diagonal), float64."""
+    """Return AᵀA [n, n] of A [m, n], float64: the lower triangle, and above it what shares a strip with the diagonal."""
     n = matrix.shape[1]
     product = matrix.new_zeros(n, n, dtype=torch.float64)
     for rows in matrix.split(_ROWS):
@@ -92,7 +92,15 @@ def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Ten
 def add_truncated(
     total: Tensor, matrix: Tensor, rank: int, weight: float = 1.0, cache: FactorCache | None = None
 ) -> None:
-    """Add weight · SVD_k(A) to a total in place; the product is never held by itself."""
+    """Add weight · SVD_k(A) to a total in place; the product is never held by itself.
+
+    Args:
+        total: [m, n], changed in place.
+        matrix: A, [m, n].
+        rank: k, ≥ 1; from min(m, n) on A is added whole.
+        weight: Any real number.
+        cache: Where factors are kept between calls.
+    """
     if rank >= min(matrix.shape):
         total.add_(matrix, alpha=weight)
     elif not is_zero(matrix):
@@ -100,7 +108,13 @@ def add_truncated(
 
 
 def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> tuple[Tensor, Tensor]:
-    """Return L [m, k] and R [k, n] with L R = SVD_k(A); the factor on the smaller side is orthonormal."""
+    """Return L [m, k] and R [k, n] with L R = SVD_k(A); the factor on the smaller side is orthonormal.
+
+    Args:
+        matrix: A, [m, n].
+        rank: k, 1 … min(m, n).
+        cache: Where factors are kept between calls.
+    """
     found = cache.factors(matrix, rank, leading_factors) if cache is not None else leading_factors(matrix, rank)
     # Contiguous whatever they were cut from: products of the same numbers in another layout may differ in the last bit.
     basis, image = (factor[:, :rank].contiguous() for factor in found)
@@ -124,7 +138,7 @@ def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """Return the orthogonal polar factor U Vᵀ of A = U Σ Vᵀ, float64; zero on what A maps to zero.
+    """Return the orthogonal polar factor U Vᵀ [m, n] of A = U Σ Vᵀ, float64; zero on what A maps to zero.
 
     It is the matrix with orthonormal columns (or rows) nearest to A.
     """
@@ -132,7 +146,10 @@ def polar(matrix: Tensor) -> Tensor:
 
 
 def polar_and_values(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return U Vᵀ and the singular values of A = U Σ Vᵀ, float64, as A V Σ⁻¹ Vᵀ: one product with A."""
+    """Return U Vᵀ [m, n] and the singular values [min(m, n)], rising, of A = U Σ Vᵀ, in float64.
+
+    U Vᵀ = A V Σ⁻¹ Vᵀ costs one product with A.
+    """
     flipped = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if flipped else matrix
     values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")

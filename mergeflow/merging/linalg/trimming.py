@@ -29,7 +29,16 @@ Rank = Callable[[Any, int], int]
 
 
 def trim_to(values: Tensor, thresholds: Tensor, out: Tensor | None = None) -> Tensor:
-    """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together."""
+    """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together.
+
+    Args:
+        values: [T, …], one row for each expert.
+        thresholds: [T]; 0 keeps all entries of a row, +∞ none.
+        out: Where the result goes, [T, …]; a new tensor by default.
+
+    Returns:
+        [T, …] of the values' type.
+    """
     kept = torch.empty_like(values) if out is None else out
     for row, target, threshold in zip(values, kept, thresholds.to(values.dtype).cpu(), strict=True):
         if threshold > 0:

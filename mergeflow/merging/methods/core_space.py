@@ -27,7 +27,7 @@ class CoreSpaceArgs(MatrixArgs):
 
 
 def factors_of(tau: Tensor) -> Pair:
-    """Return B = U Σ^½ and A = Σ^½ Vᵀ of a task vector that comes without factors."""
+    """Return B = U Σ^½ [m, r] and A = Σ^½ Vᵀ [r, n], as (A, B), of a task vector [m, n] that comes without factors."""
     left, sigma, right = svd(tau)
     root = sigma.sqrt()
     return (right * root).T, left * root
@@ -42,6 +42,11 @@ def bases(pairs: list[Pair]) -> Pair:
 
 def merged_in_core(pairs: list[Pair | None], weights: tuple[float, ...], args: CoreSpaceArgs) -> Tensor:
     """Merge task vectors w_t B_t A_t in their core space; None stands for a task vector that is zero.
+
+    Args:
+        pairs: A_t and B_t of each expert, or None; one at least is not None.
+        weights: w_t, one per expert.
+        args: How the cores are merged.
 
     Returns:
         The merged matrix [m, n], in float64.

@@ -59,7 +59,18 @@ class DellaArgs(DareArgs):
 
 
 def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> np.ndarray:
-    """Return `count` uniform 32-bit integers for the elements from `start` (a multiple of the block) on."""
+    """Return random bits for a piece of one expert's tensor: the same for every division of the tensor into pieces.
+
+    Args:
+        seed: Of all masks.
+        expert: The expert's name.
+        name: The tensor's name.
+        start: The piece's first element: a multiple of the fingerprints' `BLOCK`.
+        count: Elements of the piece.
+
+    Returns:
+        uint32 [count], uniform.
+    """
     pieces = []
     for block in range(start // BLOCK, -(-(start + count) // BLOCK)):
         key = hashlib.sha256(f"{seed}\0{expert}\0{name}\0{block}".encode()).digest()
@@ -75,7 +86,7 @@ def _drawn(stack: Stack, seed: int) -> list[np.ndarray]:
 
 
 def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
-    """Return w_t m_t ⊙ τ_t / (1 − drop), with m_t = 0 at the probability `drop`."""
+    """Return w_t m_t ⊙ τ_t / (1 − drop), [T, *base.shape], with m_t = 0 at the probability `drop`."""
     drops = args.each("drop", len(stack.taus))
     if not any(drops):
         return stack.weighted
@@ -88,7 +99,7 @@ def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
 
 
 def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
-    """Return w_t m_t ⊙ τ_t / (1 − p), where p falls with the magnitude's rank within the row."""
+    """Return w_t m_t ⊙ τ_t / (1 − p), [T, *base.shape], where p falls with the magnitude's rank within the row."""
     if stack.base.numel() == 0:
         return stack.taus
     rows = stack.taus.reshape(len(stack.taus), stack.base.shape[0] if stack.base.ndim > 1 else 1, -1)
@@ -106,7 +117,13 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
 
 
 def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
-    """Return the sum or the TIES merge of sparse task vectors."""
+    """Return the sum or the TIES merge of sparse task vectors.
+
+    Args:
+        stack: Base and task vectors, with what the first passes found.
+        args: How the rest is merged; with `keep` below 1 the pass "threshold" has run.
+        sparse: [T, *base.shape], the task vectors after sparsification, times their weights.
+    """
     if args.then == "task_arithmetic":
         return stack.base, sparse.sum(0)
     if args.keep < 1:

@@ -34,7 +34,16 @@ class CartArgs(LowRankArgs):
 
 
 def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tensor:
-    """Return Σ w_t SVD_k(τ_t − mean) of each matrix of a stack; one difference is held at a time."""
+    """Return Σ w_t SVD_k(τ_t − mean) of each matrix of a stack; one difference is held at a time.
+
+    Args:
+        stack: Base and task vectors of one tensor.
+        mean: What is subtracted from each task vector, [*base.shape]; None for no centring.
+        args: Rank, and how the tensor is cut into matrices.
+
+    Returns:
+        [*base.shape], in the type of arithmetic.
+    """
     form = stack.form(args.split_qkv)
     room = None if mean is None else torch.empty_like(stack.base)
     totals = form.split(torch.zeros_like(stack.base))

@@ -31,6 +31,17 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
 
     The gradient is 2 (τ H − B) with H = Σ τ_iᵀτ_i/‖τ_i‖² and B = Σ τ_i τ_iᵀτ_i/‖τ_i‖², both formed once, so that a step
     costs one product of matrices however many experts there are.
+
+    Args:
+        taus: τ_i, [T, m, n].
+        steps: Of Adam, ≥ 0; 0 returns the sum.
+        lr: Adam's learning rate, > 0.
+
+    Returns:
+        τ, [m, n].
+
+    Source:
+        Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
     """
     moved = [tau for tau in taus if not is_zero(tau)]
     result = taus.sum(0)

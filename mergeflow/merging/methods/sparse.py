@@ -73,7 +73,7 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
 
 
 def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
-    """Return w_t m_t ⊙ τ_t without the smallest and the largest magnitudes of each task vector."""
+    """Return w_t m_t ⊙ τ_t, [T, *base.shape], without the smallest and the largest magnitudes of each task vector."""
     count, n = len(stack.taus), stack.base.numel()
     cuts = [
         (floor(beta * n + 1e-9), floor(gamma * n + 1e-9))
@@ -113,7 +113,13 @@ def magmax(stack: Stack, args: MagmaxArgs) -> Parts:
 
 
 def tall_masks(taus: Tensor, total: Tensor, threshold: float) -> Tensor:
-    """Return abs(τ_t) > threshold · abs(Στ − τ_t), [T, …] of bools."""
+    """Return abs(τ_t) > threshold · abs(Στ − τ_t), [T, …] of bools.
+
+    Args:
+        taus: τ_t, [T, …].
+        total: Στ, […].
+        threshold: λ, ≥ 0.
+    """
     return taus.abs() > threshold * (total - taus).abs()
 
 

@@ -69,7 +69,7 @@ def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
 
 
 def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
-    """TSV-M of a stack of matrices; the average of those with a side shorter than their number."""
+    """TSV-M of matrices [T, m, n] → [m, n]; their average where a side is shorter than their number."""
     rank = min(taus.shape[1:]) // len(taus)
     if not rank:
         return taus.sum(0) / len(taus)
@@ -81,7 +81,7 @@ def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
 
 
 def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
-    """Iso-C of a stack of matrices."""
+    """Iso-C of matrices [T, m, n] → [m, n]."""
     total = taus.sum(0)
     if is_zero(total):
         return torch.zeros_like(total)
@@ -90,7 +90,7 @@ def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
 
 
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
-    """Iso-CTS of a stack of matrices."""
+    """Iso-CTS of matrices [T, m, n] → [m, n]."""
     total = taus.sum(0)
     side = min(total.shape)
     own = round((side - int(side * args.common)) / len(taus))
@@ -117,7 +117,7 @@ def ties_of_blocks(blocks: Tensor, keep: float) -> Tensor:
 
 
 def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
-    """KnOTS of a stack of matrices."""
+    """KnOTS of matrices [T, m, n] → [m, n]."""
     count, rows, columns = taus.shape
     joined = taus.transpose(0, 1).reshape(rows, count * columns)
     left, sigma, right = svd(joined)

@@ -24,7 +24,15 @@ class Finding:
 
 
 def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool = False, way_out: str = "") -> Finding:
-    """Return the finding that experts have other values than the base, experts of one value together."""
+    """Return the finding that experts have other values than the base, experts of one value together.
+
+    Args:
+        subject: What differs; a recipe's `allow` speaks of it.
+        base: The base's value.
+        others: The values of the experts that have another one, by name.
+        refused: Whether it changes what weights mean.
+        way_out: What to do, put behind the values.
+    """
     groups: dict[str, list[str]] = {}
     for name, value in others.items():
         groups.setdefault(_short(value), []).append(f"'{name}'")

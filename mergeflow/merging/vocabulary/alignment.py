@@ -123,7 +123,13 @@ def _near(token: str, wanted: Mapping[str, int]) -> list[str]:
 
 
 def rows_wanted(choice: TokenizerChoice, needed: int, held: int) -> int:
-    """Return the number of rows of the merged vocabulary: the source's own where they suffice, or a rounded number."""
+    """Return the number of rows of the merged vocabulary: the source's own where they suffice, or a rounded number.
+
+    Args:
+        choice: The recipe's `tokenizer`.
+        needed: One more than the largest id of the merged vocabulary.
+        held: Rows of the tables that the vocabulary is taken from.
+    """
     if choice.pad_to_multiple_of is None:
         return max(needed, held)
     return -(-needed // choice.pad_to_multiple_of) * choice.pad_to_multiple_of

@@ -48,7 +48,7 @@ class AlignedEntry:
     dtype: torch.dtype
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened table, in its type."""
+        """Return elements start..stop of the flattened table, [stop − start], in its type."""
         first, last = start // self.width, ceil(stop / self.width)
         out = torch.zeros(last - first, self.width, dtype=self.dtype)
         rows = self.own.rows[first:last]

@@ -20,6 +20,11 @@ States = Mapping[str, LazyStateDict]
 def rows_of(state: LazyStateDict, architecture: Architecture, owner: str) -> int:
     """Return the number of rows that a model's tables of tokens have.
 
+    Args:
+        state: The model.
+        architecture: What its tensors are.
+        owner: What messages call the model.
+
     Raises:
         MergeflowError: No tensor is such a table.
     """
@@ -46,6 +51,11 @@ def token_axes(state: LazyStateDict, architecture: Architecture, rows: int) -> d
     """Return the tensors with one row for each token (embeddings, heads and their biases), with the axis of the rows.
 
     An axis that is not the first has only axes of length 1 before it, as in `final_logits_bias` [1, V].
+
+    Args:
+        state: The model.
+        architecture: What its tensors are.
+        rows: How many rows its tables of tokens have.
     """
     found = {}
     for name, info in state.infos.items():
