@@ -67,7 +67,14 @@ def main() -> None:
 
 
 def run(out: Path, names: list[str], seconds: float, rehearse: bool) -> dict[str, Any]:
-    """Run the sections that have no results yet; return all results."""
+    """Run the sections that have no results yet; return all results.
+
+    Args:
+        out: the folder of `results.json`, `tables.md` and `log.txt`.
+        names: of the sections, in order.
+        seconds: that all sections together may take; one that may not finish in time is not begun.
+        rehearse: whether they run with tiny shapes on the processor.
+    """
     end, path = time.monotonic() + seconds, out / "results.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": machine(rehearse)}
     for name in names:
@@ -93,7 +100,17 @@ def rehearsed(name: str) -> dict[str, Any]:
 
 
 def section(command: list[str], name: str, limit: float, log: Path) -> dict[str, Any]:
-    """Run one section in a process group of its own; what it printed goes to the log."""
+    """Run one section in a process group of its own; what it printed goes to the log.
+
+    Args:
+        command: what is run.
+        name: the section's.
+        limit: seconds after which it is killed.
+        log: the file that its output is added to.
+
+    Returns:
+        `rows`: what it printed as "ROW {…}"; `seconds`; `fault`: why it ended early, or "".
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     began = time.monotonic()
     with subprocess.Popen(

@@ -17,7 +17,13 @@ CLASSES = 10
 
 
 def pictures(count: int, width: int, height: int, encode: bool) -> list[Image.Image | bytes]:
-    """Return smooth random pictures with some noise, as PIL images or JPEG files."""
+    """Return smooth random pictures with some noise, as PIL images or JPEG files.
+
+    Args:
+        count: how many.
+        width, height: in pixels, multiples of 8.
+        encode: whether they are encoded as JPEG (quality 92).
+    """
     random = np.random.default_rng(0)
     made: list[Image.Image | bytes] = []
     for _ in range(count):
@@ -32,7 +38,13 @@ def pictures(count: int, width: int, height: int, encode: bool) -> list[Image.Im
 
 
 def measure(what: str, images: list[Image.Image | bytes], image_size: int) -> None:
-    """Prepare the pictures as one task, validation and test carved, and print the cost."""
+    """Prepare the pictures as one task, validation and test carved, and print the cost.
+
+    Args:
+        what: the row's name.
+        images: the pictures.
+        image_size: side of the prepared images, in pixels.
+    """
 
     def draw() -> Iterator[Example]:
         for row, image in enumerate(images):

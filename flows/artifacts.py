@@ -36,7 +36,15 @@ def publish_results(root: Path) -> None:
 def publish_decision(
     store: "Store", model: str, version: str, champion: str | None, decision: "Decision | None"
 ) -> None:
-    """Publish what the gates said of a version; None for one that was champion already."""
+    """Publish what the gates said of a version, with a link to its run.
+
+    Args:
+        store: the registry.
+        model: the registered model.
+        version: its number.
+        champion: the number of the champion now; None where there is none.
+        decision: what the gates said; None for a version that was champion already.
+    """
     promote, reasons = (decision.promote, decision.reasons) if decision else (None, [])
     _publish(model, version, champion, promote, reasons)
     _link_run(store, model, version)

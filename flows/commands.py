@@ -27,7 +27,13 @@ QUIET = {
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
-    """Add the project's commands for the project folder `root`; those that work anywhere are told if it is none."""
+    """Add the project's commands to the command line.
+
+    Args:
+        app: the command line.
+        root: the project folder.
+        project: whether `root` is one; commands that work anywhere are told if it is not.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     registry_commands.add_commands(app, root)

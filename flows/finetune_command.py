@@ -50,6 +50,13 @@ def changed_params(
 ) -> dict[str, Any]:
     """Return the content of params.yaml with other tasks, settings and seed.
 
+    Args:
+        root: the project folder.
+        tasks: their names; an empty list keeps all.
+        regime: how experts are made; None keeps the project's.
+        changes: settings of `finetune` by dotted name, as YAML text.
+        seed: None keeps the project's.
+
     Raises:
         MergeflowError: params.yaml is wrong, or it has no such task.
     """
@@ -78,6 +85,12 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 
     The stages `multitask` and `finetune` do it, in a project folder of their own with these parameters: it is found
     again after a kill, and removed when every expert is in its place.
+
+    Args:
+        root: the project folder.
+        values: the content of params.yaml, as of `changed_params`.
+        target: where the experts go.
+        console: where progress is shown.
 
     Raises:
         MergeflowError: a parameter is wrong, or training failed; the other tasks' experts are in their places.

@@ -27,7 +27,13 @@ _SHOWN = 4  # pairs in the picture, those with the largest error
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
-    """Add `linearity`; `project` says whether `root` is a project folder, whose experts go by their tasks' names."""
+    """Add the command `linearity`.
+
+    Args:
+        app: the command line.
+        root: the project folder, or the folder the command runs in.
+        project: whether `root` is a project folder, whose experts go by their tasks' names.
+    """
 
     @app.command("linearity")
     def linearity(

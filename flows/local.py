@@ -21,6 +21,11 @@ from tasks.project.stage import STATE
 def run_pipeline(root: Path, console: Console, push: bool = False) -> None:
     """Bring the whole project up to date and print the result.
 
+    Args:
+        root: the project folder.
+        console: where progress and the result are shown.
+        push: whether the outputs are sent to DVC's remote at the end.
+
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """

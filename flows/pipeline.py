@@ -50,7 +50,13 @@ def is_passing_fault(_task: Any, _run: Any, state: State[Any]) -> bool:
     task_run_name="{address}",
 )
 def stage(root: str, address: str, force: bool = False) -> bool:
-    """Run one stage; return whether it had anything to do."""
+    """Run one stage; return whether it had anything to do.
+
+    Args:
+        root: the project folder.
+        address: the stage's name, with `@item` where it is repeated.
+        force: run even if nothing changed.
+    """
     folder = Path(root)
     try:
         found = load_graph(folder, studies=address.startswith(STUDIES))[address]
@@ -72,7 +78,7 @@ def submit(
         runner: a started task runner.
         root: the project folder.
         address: which stage.
-        above: what it comes after, for the run's picture; a worker that has to wait for one is lost to others.
+        above: stages it comes after, for the run's picture; finished ones, since a worker that waits runs nothing else.
         force: run it even if it is up to date.
     """
     arguments = {"root": str(root), "address": address, "force": force}
@@ -103,7 +109,10 @@ def pipeline(
 
 
 def run_project(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
-    """Do what `pipeline` does, within the flow run that calls it, and publish report and results."""
+    """Do what `pipeline` does, within the flow run that calls it, and publish report and results.
+
+    Args: As of `pipeline`.
+    """
     done = _run_stages(root, force_register, push, targets)
     publish_report(root)
     publish_results(root)

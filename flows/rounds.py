@@ -19,7 +19,13 @@ MULTITASK = "multitask"
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="round {number}: {name}")
 def tune_in_round(root: str, number: int, name: str) -> None:
-    """Tune one task in one round, in the scratch folder where the stage `multitask` will look for it."""
+    """Tune one task in one round, in the scratch folder where the stage `multitask` will look for it.
+
+    Args:
+        root: the project folder.
+        number: the round, from 1.
+        name: the task's name.
+    """
     folder = Path(root)
     found = load_graph(folder)[MULTITASK]
     io, _ = open_stage(folder, found)
@@ -29,6 +35,11 @@ def tune_in_round(root: str, number: int, name: str) -> None:
 
 def run_rounds(runner: TaskRunner[Any], root: Path, stage: Stage) -> None:
     """Do the rounds of a stale stage `multitask` in the iterative regime; the stage then only gathers the experts.
+
+    Args:
+        runner: Prefect's, on which the round's tasks run beside each other.
+        root: the project folder.
+        stage: `multitask`.
 
     Raises:
         MergeflowError: a task failed in a round; the round's other tasks have finished and are kept.

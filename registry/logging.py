@@ -137,7 +137,16 @@ def _log_files(store: Store, run_id: str, artifacts: Mapping[str, Sequence[str]]
 
 
 def log_file(store: Store, run_id: str, path: Path) -> None:
-    """Put a file at the top of a run's files; it replaces one of the same name. A run that is gone takes nothing."""
+    """Put a file at the top of a run's files; it replaces one of the same name.
+
+    Args:
+        store: the registry.
+        run_id: MLflow's; a run that is gone takes nothing.
+        path: the file.
+
+    Raises:
+        MergeflowError: MLflow refuses it.
+    """
     try:
         store.client.log_artifact(run_id, str(path))
     except MlflowException as error:
@@ -153,7 +162,13 @@ def _dataset(record: DatasetRecord) -> DatasetInput:
 
 
 def search_runs(store: Store, tag: str, value: str) -> list[Run]:
-    """Return the experiment's living runs that carry the tag with this value."""
+    """Return the experiment's living runs that carry the tag with this value.
+
+    Args:
+        store: the registry, whose experiment is searched.
+        tag: the tag's name.
+        value: its value, without a quotation mark.
+    """
     found: list[Run] = []
     token: str | None = None
     while True:

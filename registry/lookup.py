@@ -72,7 +72,14 @@ def current(store: Store, name: str) -> Current:
 def find_registered(
     store: Store, name: str, fingerprint: str | None, tasks: Collection[str]
 ) -> RegisteredVersion | None:
-    """Return the version of these weights that serves exactly these tasks and whose files are there, if any."""
+    """Return the version of these weights that serves exactly these tasks and whose files are there, if any.
+
+    Args:
+        store: the registry.
+        name: the registered model; one that does not exist has no such version.
+        fingerprint: of the weights; None finds nothing.
+        tasks: exactly those that the version has to serve.
+    """
     model = find_model(store, name)
     if model is None:
         return None
@@ -120,7 +127,16 @@ def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
-    """Return all that is known of one version as JSON values: figures, evidence, decision, recipe, parent, tags."""
+    """Return all that is known of one version as JSON values: figures, evidence, decision, recipe, parent, tags.
+
+    Args:
+        store: the registry.
+        name: the registered model.
+        which: a version's number or an alias.
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
     found = find_version(store, name, which)
     version = store.client.get_model_version(name, found.version)
     evidence = read_evidence(store, version)
@@ -144,7 +160,13 @@ def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]
 
 
 def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, Any] | None:
-    """Return a JSON document kept beside a version's weights, such as `recipe`; None when it is not there."""
+    """Return a JSON document kept beside a version's weights, such as `recipe`; None when it is not there.
+
+    Args:
+        store: the registry.
+        version: MLflow's version.
+        stem: the document's name without `.json`.
+    """
     with TemporaryDirectory(prefix="mergeflow-document-") as scratch, store.active():
         address = f"{version.source}/artifacts/model/{stem}.json"
         try:
@@ -156,7 +178,21 @@ def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, A
 
 
 def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[str, Any]:
-    """Return two versions side by side: metrics and validation accuracies of each, and right minus left."""
+    """Return two versions side by side: metrics and validation accuracies of each, and right minus left.
+
+    Args:
+        store: the registry.
+        name: the registered model.
+        left: a version's number or an alias.
+        right: another.
+
+    Returns:
+        `name`, the numbers `left` and `right`, and by `metrics` and `accuracy` for every key that either has: `left`,
+        `right` and `change`, None where one is missing.
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
     first, second = show(store, name, left), show(store, name, right)
     answer: dict[str, Any] = {"name": name, "left": first["version"], "right": second["version"]}
     for part in ("metrics", "accuracy"):
@@ -178,6 +214,12 @@ def history(store: Store, name: str) -> list[Event]:
 
 def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
     """Fetch a version's files into `folder`: weights, heads/, model.json and the documents, as registered.
+
+    Args:
+        store: the registry.
+        name: the registered model.
+        which: a version's number or an alias.
+        folder: where to; it is made where it does not exist.
 
     Returns:
         The folder that holds them, inside `folder`.
@@ -203,6 +245,11 @@ def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:
 
     A version keeps the code that it was registered with. Where that is not today's, whose names the installed library
     has, the files are read by today's.
+
+    Args:
+        store: the registry.
+        name: the registered model.
+        which: a version's number or an alias.
 
     Raises:
         MergeflowError: no such model, version or alias, or its files cannot be read.

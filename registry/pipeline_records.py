@@ -67,7 +67,13 @@ def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
 
 
 def split_digest(io: StageFiles, task: str, split: str) -> str:
-    """Return one SHA-256 for the arrays of a split."""
+    """Return one SHA-256 for the arrays of a split.
+
+    Args:
+        io: the stage's files.
+        task: the task's name.
+        split: train, validation or test.
+    """
     return digest_of_split(load_manifest(io.dep(layout.manifest_folder(task)))["splits"][split])
 
 
@@ -83,7 +89,13 @@ def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRe
 
 
 def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> ChildRecord:
-    """Return the run of one expert: its settings, its curves and the metrics given."""
+    """Return the run of one expert: its settings, its curves and the metrics given.
+
+    Args:
+        io: the stage's files.
+        task: the task's name.
+        metrics: figures of the expert that stand elsewhere, such as its test accuracy.
+    """
     summary = read_json(io, layout.expert_training(task))
     curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
     return ChildRecord(
@@ -96,7 +108,14 @@ def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> Ch
 
 
 def method_record(io: StageFiles, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
-    """Return the run of one method's sweep: the choice, every candidate's score and the metrics given."""
+    """Return the run of one method's sweep: the choice, every candidate's score and the metrics given.
+
+    Args:
+        io: the stage's files.
+        method: the method's name.
+        chosen: what was chosen of it on validation: a line of `methods` of the selection.
+        metrics: figures of the chosen merge that stand elsewhere, such as its test accuracy.
+    """
     sweep = read_json(io, layout.sweep(method))
     own = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
     return ChildRecord(

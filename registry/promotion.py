@@ -162,6 +162,15 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
 
     The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it.
 
+    Args:
+        store: the registry.
+        name: the registered model.
+        who: who decided; the machine's user by default.
+        why: the reason, kept with the event.
+
+    Returns:
+        The version that is champion now.
+
     Raises:
         MergeflowError: no such model, or no earlier champion.
     """

@@ -50,7 +50,15 @@ def describe_origin(io: StageFiles, selection: Mapping[str, Any], runs: Mapping[
 def describe_expert(
     io: StageFiles, task: str, hashes: Mapping[str, str], commit: str, run: str | None
 ) -> dict[str, Any]:
-    """Return one expert's part of the document: weights, settings, seed, run, and the data it saw."""
+    """Return one expert's part of the document: weights, settings, seed, run, and the data it saw.
+
+    Args:
+        io: the stage's files.
+        task: the task's name.
+        hashes: DVC's hashes, by path.
+        commit: git's, of the project.
+        run: MLflow's run that holds the expert's curves; None where there is none.
+    """
     summary = read_json(io, layout.expert_training(task))
     manifest_path = layout.manifest_folder(task)
     manifest = read_json(io, f"{manifest_path}/manifest.json")
@@ -84,6 +92,11 @@ def describe_expert(
 
 def read_documents(store: Store, name: str, which: str | int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a version's recipe and its origin.
+
+    Args:
+        store: the registry.
+        name: the registered model.
+        which: a version's number or an alias.
 
     Raises:
         MergeflowError: no such version, or it has none because the project's pipeline did not make it.

@@ -125,14 +125,29 @@ def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
 
 
 def snapshot(store: Store, name: str, model: RegisteredModel | None = None) -> Snapshot:
-    """Return what the registry says of the model now: aliases, versions, events; `model` where just read."""
+    """Return what the registry says of the model now: aliases, versions, events.
+
+    Args:
+        store: the registry.
+        name: the registered model.
+        model: MLflow's answer, where it was just read; its aliases have to be older than the versions listed here.
+
+    Raises:
+        MergeflowError: no such model.
+    """
     model = model or require_model(store, name)  # first: its aliases are then of versions listed below
     aliases = {alias: str(number) for alias, number in model.aliases.items()}
     return Snapshot(aliases, set(all_versions(store, name)), read_events(model.tags), int(model.tags.get(LAST, 0)))
 
 
 def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:
-    """Return MLflow's version as a plain value; `aliases` are its model's, alias to number."""
+    """Return MLflow's version as a plain value.
+
+    Args:
+        version: MLflow's version.
+        aliases: of its model: alias to number.
+        new: whether this call made it.
+    """
     own = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
     return RegisteredVersion(
         name=str(version.name),
@@ -149,7 +164,14 @@ def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = F
 
 
 def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tasks: Collection[str]) -> bool:
-    """Say whether the version has these weights, serves exactly these tasks, and its files are still there."""
+    """Say whether the version has these weights, serves exactly these tasks, and its files are still there.
+
+    Args:
+        store: the registry.
+        version: MLflow's version.
+        fingerprint: of the weights; None is the same as no version's.
+        tasks: exactly those that the version has to serve.
+    """
     if fingerprint is None or version.tags.get(FINGERPRINT) != fingerprint:
         return False
     return _serves(store, str(version.source), tasks)
@@ -171,6 +193,11 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
     what a killed attempt left is used when whole and deleted when not. A version whose files were lost since does not
     count: another one is made.
+
+    Args:
+        store: the registry.
+        name: the registered model, made where it does not exist.
+        candidate: what is registered.
     """
     tasks = sorted(candidate.evidence.accuracy)
     versions = all_versions(store, name)

@@ -55,6 +55,11 @@ def test_the_page_of_commands_is_current(group: typer.core.TyperGroup) -> None:
     assert written == commands_page(group), "write it again: make docs"
 
 
+def test_every_argument_of_a_command_has_help(group: typer.core.TyperGroup) -> None:
+    commands = every_command(group).items()
+    assert [(words, one.name) for words, command in commands for one in command.params if not one.help] == []
+
+
 def test_params_yaml_names_every_parameter() -> None:
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
 

@@ -57,7 +57,14 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(label: str, found: dict[str, Any], limit: float | None, start: float) -> None:
-    """Print one row: wall, processor time, peak memory, and the ratio to start-up + the limit."""
+    """Print one row: wall, processor time, peak memory, and the ratio to start-up + the limit.
+
+    Args:
+        label: of the row.
+        found: as of `measure`; `factor` turns the plain formula's part of a model into all of it.
+        limit: seconds of reading and writing alone; None for no ratio.
+        start: seconds of start-up, which the ratio leaves out.
+    """
     seconds = found["wall"]
     if found.get("factor", 1) != 1:
         seconds += found["seconds"] * (found["factor"] - 1)

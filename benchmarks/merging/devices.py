@@ -19,7 +19,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def table(
     measure: Callable[[dict[str, Any]], dict[str, Any]], common: dict[str, Any], device: str, methods: list[str]
 ) -> list[Any]:
-    """Print one row for each method and return the rows."""
+    """Print one row for each method and return the rows.
+
+    Args:
+        measure: runs a job in a process of its own and returns its seconds.
+        common: what all jobs share: base, experts, out.
+        device: the device beside the processor, such as "cuda".
+        methods: their names.
+    """
     print(f"| method | cpu | {device} | cpu / {device} | share of transfers |\n|---|---|---|---|---|")
     rows = []
     for method in methods:
@@ -57,7 +64,13 @@ def merge_there(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
-    """Return the seconds of reading every unit of a merge, moving it to the device, and one tensor of it back."""
+    """Return the seconds of reading every unit of a merge, moving it to the device, and one tensor of it back.
+
+    Args:
+        recipe: its method says which tensors are read whole; its device is moved to.
+        base: the base's file.
+        experts: files by name; none only starts the device.
+    """
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.catalog import MethodCall
     from mergeflow.merging.engine import Engine

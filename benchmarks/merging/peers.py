@@ -21,6 +21,13 @@ def mergekit_command(binaries: Path, scratch: Path, work: str, base: Path, exper
     """Write its configuration and return the command of its script for plain state dicts.
 
     TIES of mergekit trims each tensor by itself, which needs one reading less than the whole vector.
+
+    Args:
+        binaries: the folder of its scripts.
+        scratch: the folder for configuration and result.
+        work: a key of `CONFIGS`.
+        base: the base's folder or file.
+        experts: the experts'.
     """
     config = CONFIGS[work]
     models: list[dict[str, Any]] = [{"model": path, "parameters": {"weight": 1.0}} for path in experts]

@@ -11,7 +11,16 @@ State = dict[str, Tensor]
 
 
 def io_limit(base: Path, experts: list[Path], out: Path) -> float:
-    """Map and read every input, write one output: what no merge can be faster than."""
+    """Map and read every input, write one output: what no merge can be faster than.
+
+    Args:
+        base: a safetensors file.
+        experts: safetensors files.
+        out: the copy of the base that is written.
+
+    Returns:
+        The sum of all numbers, so that all of them are read.
+    """
     total = 0.0
     for path in (base, *experts):
         with safe_open(path, "pt") as file:
@@ -37,7 +46,16 @@ def task_arithmetic(start: State, taus: list[State]) -> State:
 
 
 def ties(start: State, taus: list[State], keep: float = 0.2) -> State:
-    """Global trim by k-th value of the flattened vector, then a disjoint mean."""
+    """Global trim by k-th value of the flattened vector, then a disjoint mean.
+
+    Args:
+        start: θ0.
+        taus: task vectors with the same names and shapes.
+        keep: share of each task vector's entries that is kept, (0, 1].
+
+    Source:
+        Yadav et al., TIES-Merging (NeurIPS 2023), algorithm 1; λ = 1.
+    """
     cuts = []
     for tau in taus:
         flat = torch.cat([value.reshape(-1) for value in tau.values()]).abs()
@@ -53,7 +71,16 @@ def ties(start: State, taus: list[State], keep: float = 0.2) -> State:
 
 
 def dare(start: State, taus: list[State], drop: float = 0.9) -> State:
-    """Bernoulli masks, rescaled, summed."""
+    """Bernoulli masks, rescaled, summed, times 0.3.
+
+    Args:
+        start: θ0.
+        taus: task vectors with the same names and shapes.
+        drop: probability of dropping an entry, [0, 1).
+
+    Source:
+        Yu et al., Language models are Super Mario (ICML 2024), section 3.
+    """
     merged = {}
     for name, value in start.items():
         kept = [tau[name] * (torch.rand_like(tau[name]) >= drop) / (1 - drop) for tau in taus]
@@ -62,7 +89,16 @@ def dare(start: State, taus: list[State], drop: float = 0.9) -> State:
 
 
 def slerp(start: State, taus: list[State], t: float = 0.5) -> State:
-    """Spherical interpolation of two experts."""
+    """Spherical interpolation of two experts.
+
+    Args:
+        start: θ0.
+        taus: task vectors, of which the first two count.
+        t: 0 gives the first expert, 1 the second.
+
+    Source:
+        Shoemake, Animating rotation with quaternion curves (SIGGRAPH 1985); of each tensor by itself.
+    """
     merged = {}
     for name, value in start.items():
         a, b = (value + tau[name] for tau in taus[:2])
@@ -89,7 +125,16 @@ def iso_c(start: State, taus: list[State]) -> State:
 
 
 def cart(start: State, taus: list[State], ratio: float = 0.08) -> State:
-    """Σ SVD_k of the centred task vectors on the mean."""
+    """Σ SVD_k of the centred task vectors on the mean.
+
+    Args:
+        start: θ0.
+        taus: task vectors with the same names and shapes.
+        ratio: rank as a share of the smaller side, (0, 1].
+
+    Source:
+        Choi et al., Revisiting weight averaging for model merging (CART), algorithm 1; scale 1.
+    """
     merged = {}
     for name, value in start.items():
         stack = torch.stack([tau[name] for tau in taus])

@@ -65,7 +65,16 @@ def tower(name: str) -> dict[str, TensorInfo]:
 
 
 def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[Path]]:
-    """Write a random base and experts, where missing: weights ~ N(0, .02²), differences ~ N(0, .001²)."""
+    """Write a random base and experts, where missing: weights ~ N(0, .02²), differences ~ N(0, .001²).
+
+    Args:
+        folder: where they are and stay.
+        name: of the model, as `shapes_of` knows it.
+        experts: how many.
+
+    Returns:
+        The base's file and the experts'.
+    """
     infos = shapes_of(name)
     paths = [
         folder / f"{name}-base.safetensors",

@@ -36,7 +36,18 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(method: str, base: Path, experts: list[Path], out: Path, blocks: int | None) -> dict[str, Any]:
-    """Run the plain formula; a spectral one on the first blocks only, with the factor to all."""
+    """Run the plain formula; a spectral one on the first blocks only, with the factor to all.
+
+    Args:
+        method: a function of `benchmarks.merging.plain`.
+        base: the base's file.
+        experts: the experts' files.
+        out: the merged file.
+        blocks: how many blocks a spectral method treats; None for all.
+
+    Returns:
+        `seconds` of the formula alone; `factor`, from the blocks treated to all of them.
+    """
     from safetensors.torch import save_file
 
     from benchmarks.merging import plain as formulas

@@ -63,7 +63,16 @@ class Shape:
 
 
 def images(shape: Shape, side: int, folder: Path) -> torch.Tensor:
-    """Return random uint8 images [N, S, S, 3] that lie in a file, as a prepared split's do."""
+    """Return random images that lie in a file, as a prepared split's do.
+
+    Args:
+        shape: its `count` is the number of images.
+        side: pixels along a side.
+        folder: where the file is and stays.
+
+    Returns:
+        uint8 [N, side, side, 3].
+    """
     path = folder / f"{side}.npy"
     if not path.exists():
         made = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(shape.count, side, side, 3))

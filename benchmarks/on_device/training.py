@@ -68,7 +68,14 @@ def finetune(rehearse: bool) -> Iterator[Row]:
 
 
 def ours_per_second(model: Network, data: Classification, shape: Shape, changes: dict[str, Any]) -> float:
-    """Return the images a second of `fine_tune`, without its start."""
+    """Return the images a second of `fine_tune`, without the first steps.
+
+    Args:
+        model: the network, on its device.
+        data: labelled images with their head.
+        shape: steps and batch size.
+        changes: settings of `FineTuneSettings`, such as `precision` and `compile`.
+    """
     settings = FineTuneSettings(steps=shape.steps, batch_size=shape.batch_size, save_every=10**6).model_copy(
         update=changes
     )
@@ -85,7 +92,10 @@ def ours_per_second(model: Network, data: Classification, shape: Shape, changes:
 
 
 def plain_per_second(model: Network, data: Classification, shape: Shape, changes: dict[str, Any]) -> float:
-    """Return the images a second of a loop as open_clip's `train_one_epoch` has it: loader, autocast, AdamW, clip."""
+    """Return the images a second of a loop as open_clip's `train_one_epoch` has it: loader, autocast, AdamW, clip.
+
+    Args: As of `ours_per_second`.
+    """
     device, bfloat16 = data.labels.device, changes.get("precision") == "bfloat16"
     module: Any = torch.compile(model.module) if changes.get("compile") else model.module
     optimiser = torch.optim.AdamW(model.module.parameters(), lr=1e-5, weight_decay=0.1)

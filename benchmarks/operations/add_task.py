@@ -109,7 +109,15 @@ def champion(folder: Path) -> dict[str, Any]:
 
 
 def report(tasks: int, ran: Cost, added: Cost, whole: dict[str, Any], grown: dict[str, Any]) -> None:
-    """Print costs, ratios and what each way chose."""
+    """Print costs, ratios and what each way chose.
+
+    Args:
+        tasks: how many there are in the end.
+        ran: cost of `mergeflow run` with all tasks.
+        added: cost of `mergeflow add-task` with the last one.
+        whole: the champion after the run.
+        grown: the champion after the task was added.
+    """
     print(f"{tasks} tasks, the last of them added\n")
     print(f"{'':28}{'wall, s':>10}{'processor, s':>14}")
     print(f"{'mergeflow run, all tasks':28}{ran.wall:10.1f}{ran.processor:14.1f}")

@@ -40,7 +40,15 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(model: str, batch_size: int, steps: int, images: int, device: torch.device) -> dict[str, float]:
-    """Return seconds per step, `whole` and of it `input` and `record`; and per epoch, `row`."""
+    """Return seconds per step, `whole` and of it `input` and `record`; and per epoch, `row`.
+
+    Args:
+        model: an architecture of open_clip, or the embedded one.
+        batch_size: images per step.
+        steps: that are measured, after some that are not.
+        images: how many random images there are.
+        device: where training happens.
+    """
     clip = load_clip(model, "pocket8" if model == POCKET else None, device)
     encoder, side = ImageEncoder(clip), clip.image_size
     pixels = torch.randint(0, 256, (images, side, side, 3), dtype=torch.uint8, device=device)

@@ -44,14 +44,26 @@ State = dict[str, torch.Tensor]
 
 
 def labelled(encoder_base: str, task: SuiteTask, split: str) -> Classification:
-    """Return a split of a task with the head of a base."""
+    """Return a split of a task with the head of a base.
+
+    Args:
+        encoder_base: the weights of the base that builds the head.
+        task: a task of the suite.
+        split: train, validation or test.
+    """
     images, labels = (torch.from_numpy(part) for part in task.arrays(split))
     head = build_head(load_clip(POCKET, encoder_base), task.class_names, task.templates)
     return Classification(task.name, images, labels, head)
 
 
 def make_expert(base: str, name: str, folder: str) -> None:
-    """Fine-tune the base on a task; runs in a worker with one thread."""
+    """Fine-tune the base on a task; it runs in a worker with one thread, and not at all where the expert is there.
+
+    Args:
+        base: the base's weights.
+        name: the task's.
+        folder: where the expert goes, as `<name>.safetensors`.
+    """
     path = Path(folder) / f"{name}.safetensors"
     if path.exists():
         return
@@ -62,7 +74,13 @@ def make_expert(base: str, name: str, folder: str) -> None:
 
 
 def evaluate(model: Model, state: State, data: dict[str, Classification]) -> dict[str, float]:
-    """Return the accuracies of a state."""
+    """Return the accuracies of a state, by task.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        state: the weights to judge.
+        data: labelled images by task.
+    """
     model.load(state)
     return accuracies(model, data)
 

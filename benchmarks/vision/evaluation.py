@@ -90,6 +90,7 @@ class Plain:
         self.heads = [task.head.weight.T for task in ours.tasks]
 
     def build_head(self, task: SuiteTask) -> Tensor:
+        """Return open_clip's zero-shot classifier, [width, classes]."""
         names, templates = list(task.class_names), list(task.templates)
         with torch.no_grad():
             return open_clip.build_zero_shot_classifier(
@@ -175,7 +176,16 @@ class Row:
 
 
 def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.device, beside: list[str]) -> list[Row]:
-    """Return a row of ours and of each way beside it."""
+    """Return a row of ours and of each way beside it.
+
+    Args:
+        model: an architecture of open_clip, or the embedded one.
+        count: images per task.
+        batch_size: images per forward pass.
+        rounds: how often each way is timed, in turn with the others; the median counts.
+        device: where the model is.
+        beside: names of `PLAIN`.
+    """
     weights = "pocket8" if model == POCKET else None
     clip = load_clip(model, weights, device)
     pictures = draw(count, clip.image_size)

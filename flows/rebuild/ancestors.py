@@ -48,7 +48,13 @@ def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
 
 
 def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
-    """Return one split of one task's data of a version's origin."""
+    """Return one split of one task's data of a version's origin.
+
+    Args:
+        origin: a version's origin, as `provenance.json` holds it.
+        task: the task's name.
+        split: train, validation or test.
+    """
     known = origin["experts"][task]["splits"][split]
 
     def is_it(folder: Path) -> bool:
@@ -138,7 +144,13 @@ def _proven(one: Ancestor, folder: Path) -> bool:
 
 
 def link_files(source: Path, target: Path, files: Mapping[str, str]) -> None:
-    """Link files of one folder into another; `files`: name there to name here."""
+    """Link files of one folder into another.
+
+    Args:
+        source: the folder that holds the files.
+        target: the folder that gets them.
+        files: name there to name here.
+    """
     for name, own in files.items():
         link(source / name, target / own)
 

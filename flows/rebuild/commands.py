@@ -23,7 +23,14 @@ Opened = Callable[..., tuple[Any, str, str]]
 
 
 def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:
-    """Add `registry reproduce`, `registry unmerge` and `add-task`."""
+    """Add `registry reproduce`, `registry unmerge` and `add-task`.
+
+    Args:
+        app: the command line, which gets `add-task`.
+        group: the group `registry`, which gets the others.
+        opened: opens the registry: (model or None, version) → registry, model, version.
+        root: the project folder.
+    """
     console = Console(soft_wrap=True, highlight=False)
     _add_reproduce(group, opened, root, console)
     _add_unmerge(group, opened, root, console)

@@ -47,7 +47,13 @@ def lay_out(root: Path, store: Store, name: str, version: str, origin: dict[str,
 
 
 def link_manifest(folder: Path, scratch: Path, task: str) -> None:
-    """Put the manifest that lies with a split where the stages look for manifests."""
+    """Put the manifest that lies with a split where the stages look for manifests.
+
+    Args:
+        folder: the split's folder, with its manifest.
+        scratch: the project folder in which the merge is made again.
+        task: the task's name.
+    """
     link_files(folder, scratch / layout.manifest_folder(task), {"manifest.json": "manifest.json"})
 
 

@@ -218,7 +218,12 @@ def compress(
     base: Annotated[Path, typer.Option(help="The base.")],
     expert: Annotated[list[str], typer.Option(metavar="TASK=PATH", help="An expert; repeat for each task.")],
     out: Out,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="ARGUMENT=VALUE")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="ARGUMENT=VALUE", help="An argument of the compressor, e.g. rank_ratio=0.1; repeat."
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Store all experts of a suite in one small file, from which each can be taken alone."""

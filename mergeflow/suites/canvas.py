@@ -66,7 +66,13 @@ def clip_byte(value: float) -> int:
 
 
 def vary(rng: Generator, colour: Colour, spread: float) -> Colour:
-    """Return `colour` moved by up to `spread` grey values a channel, half of it common to the three."""
+    """Return `colour` moved by up to `spread` grey values a channel, half of it common to the three.
+
+    Args:
+        rng: the image's own generator.
+        colour: what is moved.
+        spread: grey values, ≥ 0.
+    """
     a, b, c, d = (rng.random(4) - 0.5).tolist()
     return (
         clip_byte(colour[0] + spread * (a + d)),
@@ -76,7 +82,13 @@ def vary(rng: Generator, colour: Colour, spread: float) -> Colour:
 
 
 def any_colour(rng: Generator, low: int = 0, high: int = 255) -> Colour:
-    """Return a uniformly random colour with channels between `low` and `high`."""
+    """Return a uniformly random colour.
+
+    Args:
+        rng: the image's own generator.
+        low: least value of a channel, 0..255.
+        high: greatest value of a channel, 0..255.
+    """
     a, b, c = rng.random(3).tolist()
     span = high - low
     return (int(low + span * a), int(low + span * b), int(low + span * c))
@@ -88,7 +100,13 @@ def luminance(colour: Colour) -> float:
 
 
 def contrasting(rng: Generator, other: Colour, minimum: float = 80) -> Colour:
-    """Return a random colour whose brightness differs from `other`'s by at least `minimum`."""
+    """Return a random colour whose brightness differs enough from another's; black or white where twenty draws do not.
+
+    Args:
+        rng: the image's own generator.
+        other: the colour to stand out from.
+        minimum: least difference of brightness, of 255.
+    """
     for _ in range(20):
         colour = any_colour(rng)
         if abs(luminance(colour) - luminance(other)) >= minimum:
@@ -97,13 +115,30 @@ def contrasting(rng: Generator, other: Colour, minimum: float = 80) -> Colour:
 
 
 def cloud(rng: Generator, cells: int, size: int = CANVAS) -> np.ndarray:
-    """Return smooth noise of about unit variance, float32 [size, size], with `cells` bumps along a side."""
+    """Return smooth noise of about unit variance.
+
+    Args:
+        rng: the image's own generator.
+        cells: bumps along a side.
+        size: pixels along a side.
+
+    Returns:
+        float32 [size, size].
+    """
     coarse = rng.standard_normal((cells, cells), dtype=np.float32)
     return np.asarray(Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC))
 
 
 def ground(rng: Generator, colour: Colour, rough: float, style: Style, cells: int = 6) -> Image.Image:
-    """Return a 64x64 ground of one colour, mottled by `rough` grey values when the style has clutter."""
+    """Return a 64x64 ground of one colour, mottled when the style has clutter.
+
+    Args:
+        rng: the image's own generator.
+        colour: of the ground.
+        rough: standard deviation of the mottling in grey values; 0 for none.
+        style: rendering style.
+        cells: bumps of the coarse mottling along a side; the fine one has four times as many.
+    """
     if not style.clutter or rough <= 0:
         return Image.new("RGB", (CANVAS, CANVAS), colour)
     bumps = cloud(rng, cells) + 0.7 * cloud(rng, 4 * cells)
@@ -112,7 +147,13 @@ def ground(rng: Generator, colour: Colour, rough: float, style: Style, cells: in
 
 
 def regular(corners: int, radius: float = 1.0, angle: float = 0.0) -> Points:
-    """Return the corners of a regular polygon, the first at `angle` radians clockwise from the top."""
+    """Return the corners of a regular polygon around the origin.
+
+    Args:
+        corners: how many, ≥ 3.
+        radius: of the circle through them.
+        angle: of the first corner, in radians clockwise from the top.
+    """
     steps = (angle + 2 * math.pi * k / corners for k in range(corners))
     return [(radius * math.sin(a), -radius * math.cos(a)) for a in steps]
 
@@ -165,43 +206,83 @@ class Pen:
         self._draw.polygon(self.place(points), fill=fill)
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """Fill a rectangle."""
+        """Fill a rectangle, turned with the object.
+
+        Args:
+            left, top, right, bottom: its sides, in object coordinates.
+            fill: its colour.
+        """
         self.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], fill)
 
     def line(self, points: Points, width: float, fill: Colour) -> None:
-        """Draw a broken line of `width` units."""
+        """Draw a broken line, one pixel wide at least.
+
+        Args:
+            points: its corners, in object coordinates.
+            width: in object units.
+            fill: its colour.
+        """
         self._draw.line(self.place(points), fill=fill, width=max(1, round(width * self.unit)), joint="curve")
 
     def disc(self, x: float, y: float, radius: float, fill: Colour) -> None:
-        """Fill a disc."""
+        """Fill a disc.
+
+        Args:
+            x, y: its centre, in object coordinates.
+            radius: in object units.
+            fill: its colour.
+        """
         ((cx, cy),) = self.place([(x, y)])
         r = radius * self.unit
         self._draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=fill)
 
     def oval(self, x: float, y: float, rx: float, ry: float, fill: Colour) -> None:
-        """Fill an ellipse, turned with the object."""
+        """Fill an ellipse, turned with the object.
+
+        Args:
+            x, y: its centre, in object coordinates.
+            rx, ry: half its width and half its height, in object units.
+            fill: its colour.
+        """
         self._draw.polygon(self.place([(x + rx * a, y + ry * b) for a, b in _CIRCLE]), fill=fill)
 
     def ring(self, x: float, y: float, radius: float, width: float, fill: Colour) -> None:
-        """Draw a circle's line."""
+        """Draw a circle's line, one pixel wide at least; the width goes inwards.
+
+        Args:
+            x, y: its centre, in object coordinates.
+            radius: of the outer edge, in object units.
+            width: of the line, in object units.
+            fill: its colour.
+        """
         ((cx, cy),) = self.place([(x, y)])
         r = radius * self.unit
         self._draw.ellipse((cx - r, cy - r, cx + r, cy + r), outline=fill, width=max(1, round(width * self.unit)))
 
 
 def reduce_canvas(image: Image.Image) -> np.ndarray:
-    """Return the 64x64 image box-reduced to 32x32, float32."""
+    """Return the 64x64 image box-reduced, float32 [32, 32, 3] (or [32, 32] of a grey one)."""
     return np.asarray(image.reduce(CANVAS // SIZE), dtype=np.float32)
 
 
 def soften(pixels: np.ndarray, radius: float) -> np.ndarray:
-    """Return 32x32 pixels under a Gaussian blur."""
+    """Return pixels [32, 32, 3] under a Gaussian blur, float32; the radius is in pixels."""
     image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
     return np.asarray(image.filter(ImageFilter.GaussianBlur(radius)), dtype=np.float32)
 
 
 def recolour(rng: Generator, pixels: np.ndarray, probability: float, hue: bool) -> np.ndarray:
-    """Return the pixels after clip art's colour changes, each with the same probability."""
+    """Return the pixels after clip art's colour changes: grey, inverted, turned hue.
+
+    Args:
+        rng: the image's own generator.
+        pixels: float [32, 32, 3] in 0..255.
+        probability: of each of the changes, 0..1.
+        hue: whether colours may change at all (not where colour is part of the label).
+
+    Returns:
+        float [32, 32, 3].
+    """
     grey, inverted, turned = (rng.random(3) < probability).tolist()
     if not hue:
         return pixels

@@ -16,6 +16,16 @@ from mergeflow.suites.canvas import PHOTO, Style
 TEMPLATES = ("a photo of {}", "an image of {}", "{}", "a picture of {}")
 
 Painter = Callable[[Generator, int, Style], np.ndarray]
+"""Draws one image of a task.
+
+Args:
+    rng: the image's own generator, from which all chance comes.
+    label: the class, 0 … in order of the task's class names.
+    style: how the image is rendered.
+
+Returns:
+    uint8 [32, 32, 3].
+"""
 
 
 def generator(*path: str | int) -> Generator:

@@ -57,7 +57,18 @@ def glyph(face: str, digit: int) -> Image.Image:
 def turned(
     mask: Image.Image, angle: float, scale: float, shift: tuple[float, float], shear: float = 0.0
 ) -> Image.Image:
-    """Return a 64x64 mask: `mask` turned by `angle` radians, scaled, sheared and moved by pixels."""
+    """Return a mask after a turn, a scale, a shear and a shift.
+
+    Args:
+        mask: 96x96, as of `glyph`.
+        angle: in radians.
+        scale: 1 keeps the size.
+        shift: right and down, in pixels of the result.
+        shear: slant to the side, as a share of the height.
+
+    Returns:
+        A 64x64 mask (mode L).
+    """
     sin, cos = np.sin(angle) / scale, np.cos(angle) / scale
     x, y = 32 + shift[0], 32 + shift[1]
     a, b, c, d = cos, sin + shear * cos, -sin, cos - shear * sin

@@ -31,7 +31,17 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def panels(count: int, columns: int, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels in at most `columns` columns, each `height` inches high."""
+    """Return a figure of panels in rows.
+
+    Args:
+        count: how many panels.
+        columns: how many at most stand in a row.
+        height: of each panel, in inches; the figure is `FULL_WIDTH` wide, of one column `HALF_WIDTH`.
+        shared: passed to matplotlib's `subplots`, such as `sharey=True`.
+
+    Returns:
+        The figure and its panels, row by row.
+    """
     columns = min(columns, count)
     rows = -(-count // columns)
     width = FULL_WIDTH if columns > 1 else HALF_WIDTH
@@ -44,7 +54,15 @@ def panels(count: int, columns: int, height: float, **shared: Any) -> tuple[Figu
 
 
 def dress(axes: Axes, title: str, x: str = "", y: str = "", grid: str = "y") -> None:
-    """Give the axes their title, labels and quiet lines; `grid` is the axis that has grid lines."""
+    """Give the axes their title, labels and quiet lines.
+
+    Args:
+        axes: what is dressed.
+        title: above them, on the left; a long one is shortened, as the labels are.
+        x: label of the x axis.
+        y: label of the y axis.
+        grid: the axis that has grid lines: "x", "y" or "both".
+    """
     axes.set_facecolor("none")
     axes.set_title(plain(title), loc="left", fontsize=LARGE, fontweight="bold", color=INK)
     axes.set_xlabel(plain(x), fontsize=NORMAL, color=MUTED)
@@ -71,7 +89,13 @@ def series_style(index: int) -> dict[str, Any]:
 
 
 def ring(axes: Axes, x: float, y: float, label: str) -> None:
-    """Mark the chosen point and say what it is."""
+    """Mark the chosen point and say what it is.
+
+    Args:
+        axes: where the curve is; their limits are final.
+        x, y: the point.
+        label: what it says, above the point, moved to the side where it would leave the panel.
+    """
     axes.plot([x], [y], color=INK, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6)
     low, high = sorted(axes.transData.inverted().transform(axes.transAxes.transform([(0, 0), (1, 1)]))[:, 0])
     scale = axes.xaxis.get_transform()
@@ -92,7 +116,14 @@ def ring(axes: Axes, x: float, y: float, label: str) -> None:
 
 
 def legend(target: Axes | Figure, room: float, title: str | None = None, **where: Any) -> None:
-    """Add a legend in the figure's quiet style, in as many columns as go into `room` inches."""
+    """Add a legend in the figure's quiet style.
+
+    Args:
+        target: a panel, or the figure for all its panels.
+        room: its width in inches; it has as many columns as go into it.
+        title: above the entries.
+        where: passed to matplotlib's `legend`, such as `loc="lower center"`.
+    """
     axes = target.axes if isinstance(target, Figure) else [target]
     labels = [label for panel in axes for label in panel.get_legend_handles_labels()[1]]
     widths = [0.55 + 0.075 * len(label) for label in labels]
@@ -102,7 +133,13 @@ def legend(target: Axes | Figure, room: float, title: str | None = None, **where
 
 
 def number_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
-    """Put the x ticks at the values that were tried, thinned where they would touch."""
+    """Put the x ticks at the values that were tried, thinned where they would touch.
+
+    Args:
+        axes: whose x axis is marked.
+        values: rising; more than seven are thinned.
+        logarithmic: whether the axis is.
+    """
     axes.set_xscale("log" if logarithmic else "linear")
     axes.set_xticks([], minor=True)
     shown = values if len(values) <= 7 else [*values[:-1][:: -(-len(values) // 6)], values[-1]]

@@ -78,7 +78,7 @@ class Form:
         return [part.mT for part in parts] if self.transposed else parts
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the tensor [..., m, n] or [..., E, m, n] of its matrices in `split`'s order; a single one is not copied."""
+        """Return the tensor [..., m, n] or [..., E, m, n] of its matrices, in order of `split`; one is not copied."""
         if self.transposed:
             parts = [part.mT for part in parts]
         if self.cut is not None:

@@ -24,7 +24,7 @@ class Directions(Protocol):
     """An anchor and one direction per expert, for every tensor."""
 
     def merged(self, name: str, values: Sequence[float]) -> Tensor:
-        """Return anchor + Σ_t λ_t d_t of a tensor, [*shape], as a new tensor; `values` are λ in order of experts' names."""
+        """Return anchor + Σ_t λ_t d_t of a tensor, new, [*shape]; `values` are λ in order of the experts' names."""
         ...
 
     def slopes(self, name: str, gradient: Tensor) -> list[float]:

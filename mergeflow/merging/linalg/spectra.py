@@ -33,7 +33,7 @@ def is_zero(matrix: Tensor) -> bool:
 
 
 def gram(matrix: Tensor) -> Tensor:
-    """Return AᵀA [n, n] of A [m, n], float64: the lower triangle, and above it what shares a strip with the diagonal."""
+    """Return AᵀA [n, n] of A [m, n] in float64: its lower triangle; above it, what shares a strip with the diagonal."""
     n = matrix.shape[1]
     product = matrix.new_zeros(n, n, dtype=torch.float64)
     for rows in matrix.split(_ROWS):

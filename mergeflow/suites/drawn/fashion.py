@@ -53,12 +53,26 @@ class Piece:
         self.pen.polygon([(-x, y) for x, y in half], fill)
 
     def torso(self, wide: float, top: float, bottom: float, neck: float) -> None:
-        """Fill a trunk from shoulders to hem."""
+        """Fill a trunk from shoulders to hem.
+
+        Args:
+            wide: half the width of the shoulders; the hem is a little narrower or wider.
+            top: height of the neck.
+            bottom: height of the hem.
+            neck: half the width of the neck.
+        """
         low = wide * (0.95 + 0.15 * self.a)
         self.both([(0, top + 0.1), (neck, top), (wide, top + 0.12), (low, bottom), (0, bottom)], self.cloth)
 
     def sleeves(self, wide: float, top: float, length: float, spread: float) -> None:
-        """Fill two sleeves hanging from the shoulders, `spread` outwards at the cuff."""
+        """Fill two sleeves hanging from the shoulders.
+
+        Args:
+            wide: half the width of the shoulders.
+            top: height of the neck.
+            length: from shoulder to cuff, downwards.
+            spread: how far the cuffs stand out from the shoulders.
+        """
         x, y = wide + spread, top + 0.12 + length
         self.both(
             [(wide - 0.08, top + 0.06), (x + 0.06, y), (x - 0.14, y + 0.05), (wide - 0.05, top + 0.5)], self.cloth
@@ -202,7 +216,10 @@ def _fabric(rng: Generator, style: Style) -> np.ndarray:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a piece in the middle; shoes and bags are mirrored half of the time."""
+    """Paint a piece in the middle; shoes and bags are mirrored half of the time.
+
+    Args: As of `Painter`.
+    """
     image = Image.new("RGB", (CANVAS, CANVAS))
     a, b, c = rng.standard_normal(3).tolist()
     scale = 0.78 + 0.2 * float(rng.random())

@@ -261,7 +261,10 @@ def _clutter(pen: Pen) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Serve a dish on a table, turned, scaled and moved."""
+    """Serve a dish on a table, turned, scaled and moved.
+
+    Args: As of `Painter`.
+    """
     dish, above = tuple(KINDS.values())[label]
     table = _TABLES[int(rng.integers(len(_TABLES)))]
     image = ground(rng, vary(rng, table, 70 * style.spread), 12, style)

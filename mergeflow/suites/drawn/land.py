@@ -111,7 +111,10 @@ KINDS: dict[str, tuple[Callable[[Pen], None], Colour, float]] = {
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a patch of land, turned at random."""
+    """Paint a patch of land, turned at random.
+
+    Args: As of `Painter`.
+    """
     kind, colour, rough = tuple(KINDS.values())[label]
     image = ground(rng, vary(rng, colour, 45 * style.spread), rough, style)
     a, b, c, d = rng.random(4).tolist()

@@ -29,7 +29,15 @@ class Beast:
         return int(share * self.coat[0]), int(share * self.coat[1]), int(share * self.coat[2])
 
     def legs(self, back: float, front: float, top: float, foot: float, wide: float, near: Colour | None = None) -> None:
-        """Draw four legs, the far pair in shade, apart by the stride."""
+        """Draw four legs, the far pair in shade, apart by the stride.
+
+        Args:
+            back, front: where the near legs begin; the far ones begin 0.1 units to the right.
+            top: height at which they begin.
+            foot: height of the ground.
+            wide: their width.
+            near: colour of the near pair; the coat by default.
+        """
         step = 0.14 * self.stride
         for x in (back, front):
             self.pen.line([(x + 0.1, top), (x + 0.1 - step, foot)], wide, self.shade)
@@ -251,7 +259,10 @@ def _scenery(pen: Pen, rng: Generator, homes: tuple[str, ...]) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint an animal in some pose, mirrored half of the time, with its scenery."""
+    """Paint an animal in some pose, mirrored half of the time, with its scenery.
+
+    Args: As of `Painter`.
+    """
     kind = tuple(KINDS.values())[label]
     image = ground(rng, vary(rng, (160, 195, 230), 60 * style.spread), 6, style)
     if style.clutter:
