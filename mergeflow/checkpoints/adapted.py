@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import local
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,49 @@ class LoraEntry:
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened difference, [stop − start], float32."""
         return _piece(self, start, stop)
+
+
+# The factors that a thread read last: pieces of one stack are read one after the other.
+_READ = local()
+
+
+@dataclass(frozen=True)
+class ExpertsEntry:
+    """The difference one adapter makes to the stacked experts of a mixture, factor · B_e A_e of each expert e.
+
+    PEFT stores A as [experts · rank, in], and B as [out, rank · experts] with the experts innermost.
+    """
+
+    down: Entry
+    up: Entry
+    experts: int
+    shape: tuple[int, int]
+    rank: int
+    factor: float
+    transposed: bool = False
+
+    def turned(self) -> ExpertsEntry:
+        """Return the entry of a stack that is stored as [experts, in, out]."""
+        return replace(self, transposed=True)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return A [experts, rank, in] and B [experts, out, rank] as they are stored, without the factor."""
+        if getattr(_READ, "entry", None) is not self:
+            (rows, columns), size = self.shape, self.experts * self.rank
+            down = self.down.read(0, size * columns).reshape(self.experts, self.rank, columns)
+            up = self.up.read(0, rows * size).reshape(rows, self.rank, self.experts).permute(2, 0, 1)
+            _READ.entry, _READ.factors = self, (down, up)
+        found: tuple[Tensor, Tensor] = _READ.factors
+        return found
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened difference, float32; only the experts within are formed."""
+        down, up = self.factors()
+        size = self.shape[0] * self.shape[1]
+        first, last = start // size, -(-stop // size)
+        formed = up[first:last].float() @ down[first:last].float() * self.factor
+        flat = (formed.mT if self.transposed else formed).reshape(-1)
+        return flat[start - first * size : stop - first * size]
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapted import DoraEntry
+from mergeflow.checkpoints.as_stored import as_stored
 from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.naming import renamed
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
-from mergeflow.checkpoints.ties import copies_of_embedding, head_and_embedding
+from mergeflow.checkpoints.ties import head_and_embedding
+from mergeflow.checkpoints.views import view
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
@@ -45,7 +45,7 @@ class Fitted:
         Raises:
             MergeflowError: One error that lists every mismatch.
         """
-        check_compatible(_view(self.base, [name for name in self.base if name not in self.kept]), self.experts)
+        check_compatible(view(self.base, [name for name in self.base if name not in self.kept]), self.experts)
 
 
 def fit_inputs(
@@ -71,13 +71,13 @@ def fit_inputs(
         MergeflowError: A pattern fits no tensor.
     """
     notes: list[str] = []
-    states = {name: _as_stored(name, base, state, notes) for name, state in experts.items()}
+    states = {name: as_stored(name, base, state, notes) for name, state in experts.items()}
     states = {name: _without_prefix(name, base, state, notes) for name, state in states.items()}
     names = {*base, *(name for state in states.values() for name in state)}
     _check_patterns(names, ignore, only)
     left_out = frozenset(name for name in names if _any(name, ignore) or (only and not _any(name, only)))
     if left_out:
-        states = {name: _view(state, [n for n in state if n not in left_out]) for name, state in states.items()}
+        states = {name: view(state, [n for n in state if n not in left_out]) for name, state in states.items()}
     base, states = _with_ties(base, states, left_out, notes)
     states = {name: bound(base, state) for name, state in states.items()}
     if missing == "base":
@@ -108,7 +108,7 @@ def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
         if name in base and infos_of(base)[name].shape == state.infos[name].shape:
             weight = base.entries[name] if isinstance(base, LazyStateDict) else TensorEntry(base[name].detach())
             entries[name] = replace(entries[name], weight=weight)  # type: ignore[type-var]
-    return _view(state, list(state), entries) if open_ends else state
+    return view(state, list(state), entries) if open_ends else state
 
 
 def _any(name: str, patterns: Sequence[str]) -> bool:
@@ -127,56 +127,6 @@ def _check_patterns(names: set[str], ignore: Sequence[str], only: Sequence[str])
         raise MergeflowError(f"{'; '.join(faults)}. Tensors are such as '{some}'.")
 
 
-def _view(
-    state: LazyStateDict,
-    names: Sequence[str],
-    entries: Mapping[str, Entry] | None = None,
-    infos: Mapping[str, TensorInfo] | None = None,
-    tied: Mapping[str, str] | None = None,
-    rename: Mapping[str, str] | None = None,
-) -> LazyStateDict:
-    """Return some tensors of a state, under other names where `rename` says so; the files stay the state's own."""
-    entries, infos, rename = entries or state.entries, infos or state.infos, rename or {}
-    ties = state.tied if tied is None else tied
-    chosen = set(names)
-    return LazyStateDict(
-        state.path,
-        {rename.get(name, name): entries[name] for name in names},
-        {rename.get(name, name): infos[name] for name in names},
-        state.metadata,
-        is_task_vector=state.is_task_vector,
-        tied={rename.get(n, n): rename.get(m, m) for n, m in ties.items() if n in chosen and m in chosen},
-        absolute=frozenset(rename.get(name, name) for name in state.absolute if name in chosen),
-        shards=state.shards,
-        config=state.config,
-    )
-
-
-def _as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
-    """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed."""
-    config = config_of(base)
-    # The bias of a masked model's head: its module's own, under the name that the head gives it.
-    biases = {
-        copy: name
-        for copy, name in copies_of_embedding(config, base).items()
-        if copy.endswith(".bias") and copy in state and name not in state
-    }
-    state = _view(state, list(state), rename=biases) if biases else state
-    found = renamed(config, base.infos, state.infos, state.entries)
-    if not found:
-        return state
-    taken = {name for _, _, names in found.values() for name in names}
-    kept = [name for name in state if name not in taken]
-    absolute = {name for name, (_, _, names) in found.items() if state.absolute.issuperset(names)}
-    if len(found) != len(taken):
-        notes.append(f"{len(taken)} tensors of experts of '{expert}' are read as the {len(found)} that the base has")
-    entries = {name: state.entries[name] for name in kept} | {name: one[0] for name, one in found.items()}
-    infos = {name: state.infos[name] for name in kept} | {name: one[1] for name, one in found.items()}
-    made = _view(state, list(entries), entries, infos)
-    made.absolute = state.absolute & set(kept) | absolute
-    return made
-
-
 def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
     """Take away, or put before an expert's names, a constant prefix, where none of them is the base's otherwise."""
     if any(name in base for name in state):
@@ -185,13 +135,13 @@ def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, note
     if ends:
         prefix = ends.most_common(1)[0][0]
         notes.append(f"names of '{expert}' are taken without their prefix '{prefix}'")
-        return _view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
+        return view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
     starts = Counter(own[: -len(name)] for name in state for own in base if own.endswith(f".{name}"))
     if starts:
         prefix = starts.most_common(1)[0][0]
         notes.append(f"names of '{expert}' are taken with the prefix '{prefix}'")
         fits = {name: prefix + name if prefix + name in base else name for name in state}
-        return _view(state, list(state), rename=fits)
+        return view(state, list(state), rename=fits)
     return state
 
 
@@ -203,7 +153,7 @@ def _with_ties(
     for expert, state in states.items():
         copies = {name: twin for name in state if name not in base and (twin := _twin(state, name, base))}
         if copies:
-            states[expert] = _view(state, [name for name in state if name not in copies])
+            states[expert] = view(state, [name for name in state if name not in copies])
             notes += [f"'{name}' of '{expert}' is left out: it is '{twin}' once more" for name, twin in copies.items()]
     needed: dict[str, str] = {}
     for state in states.values():
@@ -221,8 +171,8 @@ def _with_ties(
                 notes.append(f"'{name}' of '{expert}' is its '{twin}', to which the base ties it")
             if name in entries and twin in entries and _equal(entries[name], entries[twin], infos[name].numel):
                 tied[max(name, twin)] = min(name, twin)
-        states[expert] = _view(state, list(entries), entries, infos, tied)
-    return _view(base, list(base), tied={**base.tied, **ties}), states
+        states[expert] = view(state, list(entries), entries, infos, tied)
+    return view(base, list(base), tied={**base.tied, **ties}), states
 
 
 def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[str]) -> LazyStateDict:
@@ -251,7 +201,7 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
     entries = {**state.entries, name: state.entries[source]}
     infos = {**state.infos, name: state.infos[source]}
     shards = (*state.shards[:-1], (*state.shards[-1], name)) if state.shards else ()
-    made = _view(state, list(entries), entries, infos)
+    made = view(state, list(entries), entries, infos)
     made.shards = shards
     return made
 
@@ -285,4 +235,4 @@ def _completed(
     notes.append(f"'{lacking[0]}'{more}, which '{expert}' lacks, {'are' if more else 'is'} the base's")
     entries = {**state.entries, **{name: base.entries[name] for name in lacking}}
     infos = {**state.infos, **{name: base.infos[name] for name in lacking}}
-    return _view(state, list(entries), entries, infos)
+    return view(state, list(entries), entries, infos)

@@ -7,7 +7,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, LoraEntry
+from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, ExpertsEntry, LoraEntry
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
@@ -23,6 +23,10 @@ _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
 _WRAPPED = ".base_layer."
+_INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
+# Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
+# each parameter that it adapts, the first of them innermost.
+EXPERT_STACKS = ("gate_up_proj", "down_proj")
 
 
 def open_adapter(folder: Path) -> LazyStateDict:
@@ -48,6 +52,10 @@ def open_adapter(folder: Path) -> LazyStateDict:
         found = next((suffix for suffix in (_A, _EMBEDDING_A) if target.endswith(suffix)), None)
         if found is not None:
             module = target.removesuffix(found)
+            stack = _stack_name(module, stored, config)
+            if stack is not None:
+                entries[stack], infos[stack] = _experts(stored, name, stack, config)
+                continue
             weight = _weight_name(module, stored)
             lora, infos[weight] = _entry(stored, name, module, config)
             entries[weight], whole = _adapted(stored, module, lora, bool(config.get("use_dora")))
@@ -87,10 +95,35 @@ def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) ->
 
 def _weight_name(module: str, stored: LazyStateDict) -> str:
     """Return the base's name of an adapted weight; PEFT adapts `nn.MultiheadAttention` as one module with two."""
-    inner = ".base_layer.out_proj"
-    if f"{PREFIX}{module}{inner}{_A}" in stored:
+    if f"{PREFIX}{module}{_INNER}{_A}" in stored:
         return f"{module}.in_proj_weight"
-    return f"{module.removesuffix(inner)}.out_proj.weight" if module.endswith(inner) else f"{module}.weight"
+    return f"{module.removesuffix(_INNER)}.out_proj.weight" if module.endswith(_INNER) else f"{module}.weight"
+
+
+def _parameters(config: dict[str, Any]) -> list[str]:
+    """Return the parameters that an adapter adapts without their module; most have none."""
+    found = config.get("target_parameters") or []
+    return [str(one) for one in found] if isinstance(found, list | tuple) else [str(found)]
+
+
+def _adapts(config: dict[str, Any], parameter: str) -> bool:
+    return any(f".{parameter}".endswith(f".{end}") for end in _parameters(config))
+
+
+def _stack_name(module: str, stored: LazyStateDict, config: dict[str, Any]) -> str | None:
+    """Return the name of the stacked experts that a module's factors adapt; None for any other module."""
+    plain = module.replace(".base_layer", "")
+    if plain.rpartition(".")[2] != "experts":
+        return None
+    wanted = [one for one in EXPERT_STACKS if _adapts(config, f"{plain}.{one}")]
+    held = [depth for depth in range(len(wanted)) if f"{PREFIX}{plain}{'.base_layer' * depth}{_A}" in stored]
+    depth = module.count(".base_layer")
+    if len(held) != len(wanted) or depth not in held:
+        raise MergeflowError(
+            f"adapter '{stored.path}' adapts other parameters of '{plain}' than {' and '.join(EXPERT_STACKS)}, or "
+            "lacks factors of one: only these stacks of experts can be merged. Merge the adapter into its base first."
+        )
+    return f"{plain}.{wanted[-1 - depth]}"
 
 
 def _refuse(folder: Path, config: dict[str, Any]) -> None:
@@ -99,11 +132,11 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
         raise MergeflowError(
             f"adapter '{folder}' is of type {kind!r}; only LORA can be merged. Merge it into its base first."
         )
-    if config.get("target_parameters"):
+    strange = [one for one in _parameters(config) if one.rpartition(".")[2] not in (*EXPERT_STACKS, "weight")]
+    if strange:
         raise MergeflowError(
-            f"adapter '{folder}' adapts parameters ({', '.join(sorted(map(str, config['target_parameters'])))}), such "
-            "as fused experts of a mixture; only linear weights and embeddings can be merged. Merge it into its base "
-            "first."
+            f"adapter '{folder}' adapts parameters ({', '.join(sorted(strange))}); of parameters only weights and "
+            f"stacks of experts ({', '.join(EXPERT_STACKS)}) can be merged. Merge it into its base first."
         )
     start = str(config.get("init_lora_weights")).lower()
     if start.startswith(_MOVED):
@@ -128,15 +161,38 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
             f"adapter '{stored.path}': '{name}' {list(down)} and its lora_B {list(up)} are not factors of a "
             "linear weight; only LoRA and DoRA of such weights can be merged."
         )
-    rank = _number(config, "rank_pattern", "r", module, down[0])
-    if int(rank) != down[0]:
+    weight = f"{module}.weight"
+    owner = weight if _adapts(config, weight) else module.removesuffix(_INNER)
+    rank, factor = _rank_and_factor(config, owner, down[0])
+    if rank != down[0]:
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
-    alpha = _number(config, "alpha_pattern", "lora_alpha", module, rank)
-    factor = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
     transposed = embedding or bool(config.get("fan_in_fan_out"))
     shape = (up[0], down[1])
     info = TensorInfo((shape[1], shape[0]) if transposed else shape, torch.float32)
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed), info
+
+
+def _experts(stored: LazyStateDict, name: str, stack: str, config: dict[str, Any]) -> tuple[ExpertsEntry, TensorInfo]:
+    """Return the factors of stacked experts, and the stack's shape [experts, out, in]."""
+    partner = name.removesuffix(_A) + _B
+    down = stored.infos[name].shape
+    up = stored.infos[partner].shape if partner in stored else ()
+    rank, factor = _rank_and_factor(config, stack, down[0] if down else 1)
+    if len(down) != 2 or len(up) != 2 or up[1] != down[0] or down[0] % rank:
+        raise MergeflowError(
+            f"adapter '{stored.path}': '{name}' {list(down)} and its lora_B {list(up)} are not factors of rank "
+            f"{rank} of stacked experts."
+        )
+    count, shape = down[0] // rank, (up[0], down[1])
+    entry = ExpertsEntry(stored.entries[name], stored.entries[partner], count, shape, rank, factor)
+    return entry, TensorInfo((count, *shape), torch.float32)
+
+
+def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[int, float]:
+    """Return the rank and the factor α / r, or α / √r of rsLoRA, of a module or parameter."""
+    rank = _number(config, "rank_pattern", "r", owner, default)
+    alpha = _number(config, "alpha_pattern", "lora_alpha", owner, rank)
+    return int(rank), alpha / (sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _number(config: dict[str, Any], pattern: str, key: str, module: str, default: float) -> float:

@@ -16,6 +16,8 @@ from mergeflow.late import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Architectures whose classes say that they hold stacked experts as [experts, in, out], which PEFT goes by.
+IN_OUT_EXPERTS = ("gpt_oss", "aria", "openai_privacy_filter")
 # What transformers 5 renames when it reads a file, by `model_type`; it writes the file's names again.
 _LOADED = {
     "gpt_neox": (("embed_out.", "lm_head."),),

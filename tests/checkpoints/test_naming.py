@@ -72,12 +72,3 @@ def test_names_in_memory_are_those_that_transformers_has(tmp_path, name):
         plain = [tensor for tensor in state if ".experts." not in tensor]
         assert {loaded_name(config, tensor) for tensor in plain} <= known
         assert all(loaded_name(config, tensor) == tensor for tensor in known)
-
-
-def test_an_adapter_of_fused_experts_is_refused_by_name(tmp_path):
-    peft = pytest.importorskip("peft")
-    wanted = ["mlp.experts.down_proj"]
-    config = peft.LoraConfig(target_modules=[], target_parameters=wanted, r=2)
-    peft.get_peft_model(tiny("mixtral"), config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(MergeflowError, match=r"adapts parameters \(mlp.experts.down_proj\)"):
-        open_checkpoint(tmp_path / "adapter")

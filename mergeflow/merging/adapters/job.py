@@ -15,12 +15,12 @@ from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint, read_json
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
+from mergeflow.checkpoints.memory import names_in_memory
 from mergeflow.checkpoints.ties import copies_of_embedding
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config
 from mergeflow.merging.adapters.losses import lines
-from mergeflow.merging.adapters.memory import names_in_memory
 from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
 from mergeflow.merging.adapters.slots import Slot, bias_key, check_no_mixture, slot_of, whole_modules, whole_roles
 from mergeflow.merging.direction import settle

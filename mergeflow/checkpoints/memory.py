@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from mergeflow.checkpoints.naming import loaded_name
+from mergeflow.late import torch
 
 
 def names_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:

@@ -1,0 +1,68 @@
+"""Adapters as PEFT writes them today, on models whose file has other names, and stacks of experts, than the memory."""
+
+import pytest
+import torch
+
+from mergeflow.checkpoints import read_state
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import merge
+from tests.merging.tiny_models import tiny
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STACKS = ["experts.gate_up_proj", "experts.down_proj"]
+KINDS = {
+    "vit": ("vit", {"target_modules": "all-linear", "bias": "lora_only"}),
+    "dinov2": ("dinov2", {"target_modules": ["q_proj", "fc1"], "modules_to_save": ["classifier"]}),
+    "beit-dora": ("beit", {"target_modules": ["q_proj", "v_proj"], "use_dora": True}),
+    "swin": ("swin", {"target_modules": "all-linear"}),
+    "mixtral": ("mixtral", {"target_modules": "all-linear"}),
+    "mixtral-experts": ("mixtral", {"target_modules": [], "target_parameters": STACKS, "use_rslora": True}),
+    "qwen3_moe-one": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": STACKS[1:]}),
+    "deepseek_v3": ("deepseek_v3", {"target_modules": "all-linear"}),
+    "gpt_oss": ("gpt_oss", {"target_modules": ["q_proj"], "target_parameters": STACKS, "rank_pattern": {STACKS[0]: 3}}),
+    "qwen2_moe": ("qwen2_moe", {"target_modules": ["q_proj"], "target_parameters": [*STACKS, "mlp.gate.weight"]}),
+}
+
+
+def adapted(folder, name, seed, **config):
+    """Save an adapter of random weights; return what PEFT's own merge makes of it, as a file of transformers."""
+    cls = type(tiny(name))
+    wrapped = peft.get_peft_model(
+        cls.from_pretrained(folder / "base"), peft.LoraConfig(r=2, lora_alpha=5, lora_dropout=0.0, **config)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(0.2 * torch.randn(value.shape, generator=generator))
+    wrapped.save_pretrained(folder / f"adapter{seed}")
+    wrapped.merge_and_unload().save_pretrained(folder / f"whole{seed}")
+    return read_state(folder / f"whole{seed}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_count_as_what_peft_makes_of_them(tmp_path, kind):
+    name, config = KINDS[kind]
+    tiny(name).save_pretrained(tmp_path / "base")
+    base, wholes = read_state(tmp_path / "base"), [adapted(tmp_path, name, seed, **config) for seed in (1, 2)]
+    experts = {f"a{seed}": str(tmp_path / f"adapter{seed}") for seed in (1, 2)}
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"), "experts": experts}
+    merge({**recipe, "weights": [1.0, -0.5], "out": str(tmp_path / "merged")})
+    found = read_state(tmp_path / "merged")
+    assert found.keys() == base.keys()
+    for tensor, value in base.items():
+        wanted = value + (wholes[0][tensor] - value) - 0.5 * (wholes[1][tensor] - value)
+        torch.testing.assert_close(found[tensor], wanted, rtol=1e-5, atol=2e-6, msg=tensor)
+    assert sum(not torch.equal(found[tensor], base[tensor]) for tensor in base) >= 2
+
+
+def test_parameters_that_no_merge_knows_are_refused(tmp_path):
+    tiny("gpt_oss").save_pretrained(tmp_path / "base")
+    adapted(tmp_path, "gpt_oss", 1, target_modules=[], target_parameters=["experts.gate_up_proj_bias"])
+    recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "adapter1")]}
+    with pytest.raises(
+        MergeflowError, match=r"adapts parameters \(experts\.gate_up_proj_bias\).*gate_up_proj, down_proj"
+    ):
+        merge({**recipe, "out": str(tmp_path / "merged")})
