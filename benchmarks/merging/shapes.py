@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from mergeflow.checkpoints.dtype import BFLOAT16, FLOAT32
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.writer import StreamWriter
@@ -38,7 +39,7 @@ def decoder(name: str) -> dict[str, TensorInfo]:
         shapes |= {f"{block}.mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
         shapes[f"{block}.mlp.down_proj.weight"] = (width, inner)
         shapes |= {f"{block}.{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
-    return {key: TensorInfo(shape, torch.bfloat16) for key, shape in sorted(shapes.items())}
+    return {key: TensorInfo(shape, BFLOAT16) for key, shape in sorted(shapes.items())}
 
 
 def tower(name: str) -> dict[str, TensorInfo]:
@@ -61,7 +62,7 @@ def tower(name: str) -> dict[str, TensorInfo]:
         shapes[f"{block}.attn.out_proj.weight"], shapes[f"{block}.attn.out_proj.bias"] = (width, width), (width,)
         shapes[f"{block}.mlp.c_fc.weight"], shapes[f"{block}.mlp.c_fc.bias"] = (4 * width, width), (4 * width,)
         shapes[f"{block}.mlp.c_proj.weight"], shapes[f"{block}.mlp.c_proj.bias"] = (width, 4 * width), (width,)
-    return {name: TensorInfo(shape, torch.float32) for name, shape in sorted(shapes.items())}
+    return {name: TensorInfo(shape, FLOAT32) for name, shape in sorted(shapes.items())}
 
 
 def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[Path]]:
@@ -90,6 +91,6 @@ def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[
                 if seed:
                     values += torch.randn(info.numel, generator=own).mul_(0.001)
                 for start in range(0, info.numel, BLOCK):
-                    writer.write(tensor, start, values[start : start + BLOCK].to(info.dtype))
+                    writer.write(tensor, start, values[start : start + BLOCK].to(info.dtype.torch))
             writer.commit()
     return paths[0], paths[1:]

@@ -23,7 +23,7 @@ def infos_of(state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
     """Return shape and dtype of every tensor, without reading data where the state is lazy."""
     if isinstance(state, LazyStateDict):
         return state.infos
-    return {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+    return {name: TensorInfo.of(tensor) for name, tensor in state.items()}
 
 
 def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -131,7 +132,7 @@ def tensor_digest(block_digests: Iterable[bytes], scheme: str = SCHEME) -> str:
     return found
 
 
-def combine(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], str]], scheme: str = SCHEME) -> str:
+def combine(tensors: Iterable[tuple[str, DType | torch.dtype, tuple[int, ...], str]], scheme: str = SCHEME) -> str:
     """Return the fingerprint made of (name, dtype, shape, digest), given in order of name."""
     whole = _HASHES[scheme]()
     for name, dtype, shape, digest in tensors:

@@ -9,46 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from mergeflow.checkpoints.dtype import CODES, DTYPES, DType, dtype_of
 from mergeflow.checkpoints.mistaken import mistaken
 from mergeflow.errors import MergeflowError
-from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The reference implementation's limit: a larger header is an attack or a mistake.
 MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
-
-
-@cache
-def dtypes() -> dict[str, torch.dtype]:
-    """Return torch's type of every code of the format."""
-    return {
-        "F64": torch.float64,
-        "F32": torch.float32,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-        "I64": torch.int64,
-        "I32": torch.int32,
-        "I16": torch.int16,
-        "I8": torch.int8,
-        "U64": torch.uint64,
-        "U32": torch.uint32,
-        "U16": torch.uint16,
-        "U8": torch.uint8,
-        "BOOL": torch.bool,
-        "C64": torch.complex64,
-    }
-
-
-@cache
-def codes() -> dict[torch.dtype, str]:
-    """Return the format's code of every type it can hold."""
-    return {dtype: code for code, dtype in dtypes().items()}
 
 
 @dataclass(frozen=True)
@@ -56,7 +29,12 @@ class TensorInfo:
     """Shape and storage type of one tensor, known without reading its data."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: DType
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Return shape and type of a tensor in memory."""
+        return cls(tuple(tensor.shape), dtype_of(tensor.dtype))
 
     @property
     def numel(self) -> int:
@@ -153,11 +131,9 @@ def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Heade
 def _entry(name: str, entry: Any, available: int, path: str) -> tuple[TensorInfo, int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _bad(path, f"describes tensor '{name}' with other keys than dtype, shape and data_offsets")
-    dtype = dtypes().get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        raise _bad(
-            path, f"gives tensor '{name}' the unknown dtype {entry['dtype']!r:.40} (known: {', '.join(dtypes())})"
-        )
+        raise _bad(path, f"gives tensor '{name}' the unknown dtype {entry['dtype']!r:.40} (known: {', '.join(DTYPES)})")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _naturals(shape) or len(shape) > _MAX_RANK:
         raise _bad(path, f"gives tensor '{name}' a shape that is not a list of sizes ({shape!r:.60})")
@@ -190,7 +166,7 @@ def build_header(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -
         MergeflowError: A tensor's type has no code in the format.
     """
     for name, info in infos.items():
-        if info.dtype not in codes():
+        if info.dtype not in CODES:
             raise MergeflowError(
                 f"tensor '{name}' has type {info.dtype}, which safetensors cannot hold: convert it first."
             )
@@ -200,7 +176,7 @@ def build_header(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -
     for name in order:
         info = infos[name]
         table[name] = {
-            "dtype": codes()[info.dtype],
+            "dtype": CODES[info.dtype],
             "shape": list(info.shape),
             "data_offsets": [position, position + info.nbytes],
         }

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, ExpertsEntry, LoraEntry
+from mergeflow.checkpoints.dtype import FLOAT32
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
-from mergeflow.late import torch
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -168,7 +168,7 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
     transposed = embedding or bool(config.get("fan_in_fan_out"))
     shape = (up[0], down[1])
-    info = TensorInfo((shape[1], shape[0]) if transposed else shape, torch.float32)
+    info = TensorInfo((shape[1], shape[0]) if transposed else shape, FLOAT32)
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed), info
 
 
@@ -185,7 +185,7 @@ def _experts(stored: LazyStateDict, name: str, stack: str, config: dict[str, Any
         )
     count, shape = down[0] // rank, (up[0], down[1])
     entry = ExpertsEntry(stored.entries[name], stored.entries[partner], count, shape, rank, factor)
-    return entry, TensorInfo((count, *shape), torch.float32)
+    return entry, TensorInfo((count, *shape), FLOAT32)
 
 
 def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[int, float]:

@@ -29,7 +29,7 @@ def open_pickle(path: Path) -> LazyStateDict:
         MergeflowError: The file holds code or objects, is damaged, or has no state dict.
     """
     tensors = _unwrap(_load(path), path)
-    infos = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
     entries = {name: TensorEntry(tensor.detach()) for name, tensor in tensors.items()}
     return LazyStateDict(str(path), entries, infos, {}, tied=tied_names(tensors))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Literal
 
+from mergeflow.checkpoints.dtype import FLOAT8_E4M3, FLOAT8_E5M2, INT8
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
@@ -28,9 +29,8 @@ _PACKED = {".qweight": "GPTQ or AWQ", ".weight_packed": "packed integers", "_blo
 _STATE = ".quant_state.bitsandbytes__"
 
 
-def _codes() -> set[torch.dtype]:
-    """Return the types that hold codes and not numbers."""
-    return {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2}
+# Types that hold codes and not numbers.
+_CODES = (INT8, FLOAT8_E4M3, FLOAT8_E5M2)
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Qua
         if name.endswith(end) and _packs(infos, name)
     ]
     for name, info in infos.items():
-        if f"{name.removesuffix('.weight')}.SCB" in infos and info.dtype == torch.int8 and name.endswith(".weight"):
+        if f"{name.removesuffix('.weight')}.SCB" in infos and info.dtype == INT8 and name.endswith(".weight"):
             weights[name] = "LLM.int8"
         elif f"{name}.absmax" in infos:
             weights[name] = "4-bit"
-        elif info.dtype in _codes() and any(name + end in infos for end in _SCALES):
+        elif info.dtype in _CODES and any(name + end in infos for end in _SCALES):
             weights[name] = "scaled"
     parts = {part for name in weights for part in infos if _belongs(part, name)}
     if weights:

@@ -57,7 +57,7 @@ class FileEntry:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened tensor, [stop − start], in fresh memory."""
-        out = torch.empty(stop - start, dtype=self.info.dtype)
+        out = torch.empty(stop - start, dtype=self.info.dtype.torch)
         self.read_into(out, start)
         return out
 
@@ -169,7 +169,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
             start: The first element to read, from 0.
         """
         entry = self.entries[name]
-        if isinstance(entry, FileEntry) and out.dtype == self.infos[name].dtype and out.device.type == "cpu":
+        if isinstance(entry, FileEntry) and out.dtype == self.infos[name].dtype.torch and out.device.type == "cpu":
             entry.read_into(out, start)
         else:
             out.copy_(entry.read(start, start + out.numel()))

@@ -62,7 +62,7 @@ class StreamWriter:
             MergeflowError: The disk is full, or refuses.
         """
         info = self.infos[name]
-        assert piece.dtype == info.dtype, (name, piece.dtype, info.dtype)
+        assert piece.dtype == info.dtype.torch, (name, piece.dtype, info.dtype)
         assert start % BLOCK == 0, start
         for begin in range(0, piece.numel(), BLOCK):
             part = piece[begin : begin + BLOCK]
@@ -215,7 +215,7 @@ def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: 
     Raises:
         MergeflowError: The disk is full or read-only; nothing is left behind.
     """
-    infos = {name: TensorInfo(tuple(tensors[name].shape), tensors[name].dtype) for name in tensors}
+    infos = {name: TensorInfo.of(tensors[name]) for name in tensors}
     notes = dict(metadata or {})
     ties = tied_names(tensors)
     if ties:

@@ -6,8 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from mergeflow.checkpoints.dtype import FLOAT32
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.late import torch
 from mergeflow.merging import methods as families
 from mergeflow.merging.foreign import METHODS as FOREIGN
 from mergeflow.merging.foreign import argument_hint
@@ -118,7 +118,7 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
     call = MethodCall(found, arguments_of("method", name, found.args, args))
     if "keep" in call.arguments.varied:
         # One threshold over the whole model cannot have a share of its own in each tensor.
-        passes = {one.name.partition(".")[0] for one in found.passes(call.arguments, torch.float32)}
+        passes = {one.name.partition(".")[0] for one in found.passes(call.arguments, FLOAT32)}
         if passes & {"threshold", "pcb"}:
             way = ": give one number, or trim: tensor" if "trim" in found.args.model_fields else ": give one number"
             raise MergeflowError(f"method '{name}': `keep` is a share of the whole model and cannot vary{way}.")

@@ -1,8 +1,9 @@
 """Where arithmetic happens: the processor, or a CUDA device that is there."""
 
-import torch
+from __future__ import annotations
 
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 
 
 def check_device(device: str) -> None:

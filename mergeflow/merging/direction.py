@@ -1,17 +1,17 @@
 """A prepared merge: anchor and direction in memory, so that one preparation serves every scale."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.checks import all_finite, check_compatible, infos_of
 from mergeflow.checkpoints.fitted import bound
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.fit import check_inputs, weights_by_name
@@ -19,6 +19,9 @@ from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 from mergeflow.merging.treatment import survey
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,9 @@ def prepare(
     engine = Engine(call, Stacks(origin, states, model, device), workers)
     anchors = {name: origin[name].detach() for name in infos}
     directions = {
-        name: torch.empty(info.shape, dtype=model.dtype) for name, info in infos.items() if info.dtype.is_floating_point
+        name: torch.empty(info.shape, dtype=model.dtype.torch)
+        for name, info in infos.items()
+        if info.dtype.is_floating_point
     }
     own: set[str] = set()
     lock = Lock()
@@ -184,13 +189,13 @@ def prepare(
             return
         with lock:
             if unit.name not in own:
-                anchors[unit.name] = torch.empty(infos[unit.name].shape, dtype=model.dtype)
+                anchors[unit.name] = torch.empty(infos[unit.name].shape, dtype=model.dtype.torch)
                 own.add(unit.name)
         anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
 
     engine.first_passes()
     engine.run(keep)
-    return Direction(anchors, directions, {name: info.dtype for name, info in infos.items()})
+    return Direction(anchors, directions, {name: info.dtype.torch for name, info in infos.items()})
 
 
 def _configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
@@ -206,7 +211,7 @@ def _configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
 
 
 def _state(model: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, torch.nn.Module):
         return model
     # Copies: an anchor may be the base itself, and the next `load_state_dict` of a merge would change it.
     return {name: value.clone() for name, value in model.state_dict().items()}
@@ -214,5 +219,5 @@ def _state(model: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
 
 def _config(model: Any) -> dict[str, Any] | None:
     """Return what a module of transformers says of its architecture."""
-    known: Any = getattr(model, "config", None) if isinstance(model, nn.Module) else None
+    known: Any = getattr(model, "config", None) if isinstance(model, torch.nn.Module) else None
     return known.to_dict() if hasattr(known, "to_dict") else None

@@ -4,6 +4,8 @@ In memory or streaming differ only in where tensors come from and go to, so they
 computes with one thread, so the number of workers does not change a bit either.
 """
 
+from __future__ import annotations
+
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,10 +17,9 @@ from math import prod
 from threading import local
 from typing import Any
 
-import torch
-
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
 from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.lapack import one_thread

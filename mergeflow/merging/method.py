@@ -11,9 +11,11 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Form
@@ -48,7 +50,7 @@ class Model:
     listed: tuple[str, ...]
     weights: tuple[float, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    dtype: torch.dtype
+    dtype: DType
     known: dict[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class Model:
     @property
     def numel(self) -> int:
         """Number of floating-point elements of the whole model."""
-        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+        return sum(prod(shape) for shape in self.shapes.values())
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Method:
     function: Callable[[Stack, Any], Parts]
     args: type[Args]
     elementwise: Elementwise
-    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]]
+    passes: Callable[[Any, DType], tuple[Pass, ...]]
     anchor: str
     weights: Weights
     experts: tuple[int, int | None]
@@ -268,7 +270,7 @@ def method(
     args: type[Args],
     *,
     elementwise: bool | Elementwise = False,
-    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]] | None = None,
+    passes: Callable[[Any, DType], tuple[Pass, ...]] | None = None,
     anchor: str = "θ0",
     weights: Weights = "factors",
     experts: tuple[int, int | None] = (1, None),

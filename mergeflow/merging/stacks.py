@@ -1,28 +1,32 @@
 """Reading what a merge works on: pieces of the base's tensors with the task vectors of all experts, checked."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import local
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.adapted import LoraEntry
 from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
+from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict, tied_names
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.methods.layerwise import depth
 from mergeflow.merging.values import at
 
-State = Mapping[str, Tensor]
-OnPiece = Callable[[str, str, int, Tensor], None]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State = Mapping[str, "Tensor"]
+OnPiece = Callable[[str, str, int, "Tensor"], None]
 """Takes a piece that was read: owner, tensor, first element, flat values as stored."""
 
 
@@ -71,7 +75,7 @@ def model_of(
             for name, info in sorted(infos.items())
             if info.dtype.is_floating_point and name not in kept
         },
-        dtype=torch.float64 if torch.float64 in found else torch.float32,
+        dtype=FLOAT64 if FLOAT64 in found else FLOAT32,
         data=data or {},
         tied=common_ties(base, experts),
         cache=cache,
@@ -217,7 +221,7 @@ class Stacks:
 
     def _load(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
         """Fill `out` with a unit of a state, checked; `on_piece` sees it in its storage type."""
-        if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype == out.dtype:
+        if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype.torch == out.dtype:
             state.read_into(unit.name, out, unit.start)
             stored = out
         else:
@@ -242,7 +246,7 @@ class Stacks:
 
     def _empty(self, *shape: int) -> Tensor:
         # A device reads pinned memory without a copy in between.
-        return torch.empty(shape, dtype=self.model.dtype, pin_memory=self.device != "cpu")
+        return torch.empty(shape, dtype=self.model.dtype.torch, pin_memory=self.device != "cpu")
 
 
 def unit_bytes(model: Model, unit: Unit) -> int:

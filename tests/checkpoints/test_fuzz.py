@@ -22,7 +22,7 @@ def reads_or_refuses(path):
         with open_checkpoint(path) as state:
             for name, tensor in state.items():
                 assert tuple(tensor.shape) == state.infos[name].shape
-                assert tensor.dtype == state.infos[name].dtype
+                assert tensor.dtype == state.infos[name].dtype.torch
     except MergeflowError as error:
         message = str(error)
     else:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mergeflow.checkpoints.dtype import dtype_of
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.select import kth_largest_passes, ordered_bits
@@ -30,7 +31,7 @@ def found(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool)
     base = {name: torch.zeros_like(value) for name, value in experts["e0"].items()}
     engine = Engine(configure("ties"), Stacks(base, experts, model_of(base, experts)), workers=1)
     passes: tuple[Pass, ...] = kth_largest_passes(
-        lambda stack, args: stack.taus, lambda args, n: k, dtype, "kth", magnitudes
+        lambda stack, args: stack.taus, lambda args, n: k, dtype_of(dtype), "kth", magnitudes
     )
     for one in passes:
         engine.first_pass(one)

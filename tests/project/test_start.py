@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+
+from mergeflow.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 COMMAND = """
@@ -44,20 +47,49 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("words", [["--help"], ["results"], ["new", "birds"], ["run", "--help"], ["study"]])
 def test_what_needs_no_torch_imports_none(words: list[str], project: Path) -> None:
-    assert _run(project, COMMAND, *words) == "[]"
+    assert imported(_run(project, *words)) == "[]"
+
+
+@pytest.fixture(scope="module")
+def recipes(project: Path) -> Path:
+    """A base and two experts, and recipes that read them whole, in steps, and as layers of a mixture."""
+    for seed, name in enumerate(("base", "a", "b")):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {f"h.{layer}.attn.weight": torch.randn(6, 4, generator=generator) for layer in range(2)}
+        write_checkpoint(project / f"{name}.safetensors", {**tensors, "steps": torch.tensor(seed)})
+    inputs = {"base": "base.safetensors", "experts": {"a": "a.safetensors", "b": "b.safetensors"}}
+    step = {"steps": {"first": {"method": "ties", **inputs}}, "experts": {"a": "step:first", "b": "b.safetensors"}}
+    recipes = {
+        "ties": {"method": "ties", **inputs, "dtype": "bfloat16"},
+        "cart": {"method": "cart", **inputs, "args": {"rank_ratio": 0.5}},
+        "slerp": {"method": "slerp", **step},
+    }
+    for name, recipe in recipes.items():
+        (project / f"{name}.yaml").write_text(yaml.safe_dump({**recipe, "out": "merged.safetensors"}))
+    return project
+
+
+@pytest.mark.parametrize("recipe", ["ties", "cart", "slerp"])
+def test_checking_a_recipe_imports_no_torch(recipe: str, recipes: Path) -> None:
+    found = _run(recipes, "check", f"{recipe}.yaml")
+    assert (f"method        {recipe}" in found.stdout, imported(found)) == (True, "[]")
 
 
 @pytest.mark.parametrize("words", [["registry", "list"], ["registry", "promote"]])
 def test_the_registry_imports_mlflow_and_no_torch(words: list[str], project: Path) -> None:
-    assert _run(project, COMMAND, *words) == "['mlflow', 'pandas']"
+    assert imported(_run(project, *words)) == "['mlflow', 'pandas']"
 
 
-def _run(folder: Path, code: str, *words: str) -> str:
-    """Return the last line of stderr."""
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", code, *words]
+    command = [sys.executable, "-W", "ignore", "-c", COMMAND, *words]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def imported(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of stderr: the heavy modules that a command imported."""
     return (done.stderr.strip().splitlines() or [""])[-1]

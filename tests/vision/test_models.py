@@ -76,7 +76,7 @@ def test_the_shipped_base_carries_its_recipe():
     with open_checkpoint(ASSETS / "pocket8-base.safetensors") as base:
         recipe = json.loads(base.metadata["recipe"])
         assert recipe["suite"] == "pocket8"
-        assert all(info.dtype == torch.float32 for info in base.infos.values())
+        assert all(info.dtype.torch == torch.float32 for info in base.infos.values())
 
 
 def test_a_thread_computes_the_same_bits(clip, images):

@@ -160,7 +160,7 @@ class AdapterJob:
         for name, slot in slots.items():
             one = self.found.factors[name]
             tensors |= dict(zip(slot.keys, (one.down, one.up), strict=True))
-        infos = {key: TensorInfo(tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
+        infos = {key: TensorInfo.of(tensor) for key, tensor in tensors.items()}
         sources: dict[str, list[str]] = {}
         for name, key in keys.items():
             sources.setdefault(self._source(name), []).append(key)
@@ -173,7 +173,7 @@ class AdapterJob:
                     writer.write(key, start, flat[start : start + BLOCK])
 
             def store(unit: Unit, stack: Stack | None, result: Any) -> None:
-                dtype = self.infos[unit.name].dtype
+                dtype = self.infos[unit.name].dtype.torch
                 piece = result if stack is None else self._settled(unit.name, result, dtype)
                 for key in sources[unit.name]:
                     writer.write(key, unit.start, piece.to(dtype))

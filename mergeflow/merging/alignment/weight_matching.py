@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mergeflow.late import torch
+from mergeflow.late import np, torch
 from mergeflow.merging.alignment.groups import Group, permute
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import np, torch
 from mergeflow.merging.method import Elementwise, Model, Pass, Stack
 from mergeflow.schema import Frozen
@@ -66,7 +67,7 @@ class Compressor:
     encode: Callable[[Stack, Any], Payload]
     decode: Callable[[Stored, Any], Tensor]
     args: type[CompressArgs]
-    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]]
+    passes: Callable[[Any, DType], tuple[Pass, ...]]
     whole: Callable[[Model], Mapping[str, Named]]
     needs_base: bool
     elementwise: Elementwise = lambda _args, _name, _model: False
@@ -96,7 +97,7 @@ def compressor(
     args: type[CompressArgs],
     decode: Callable[[Stored, Any], Tensor],
     *,
-    passes: Callable[[Any, torch.dtype], tuple[Pass, ...]] = lambda _args, _dtype: (),
+    passes: Callable[[Any, DType], tuple[Pass, ...]] = lambda _args, _dtype: (),
     whole: Callable[[Model], Mapping[str, Named]] = lambda _: {},
     needs_base: bool = True,
 ) -> Callable[[Callable[[Stack, Any], Payload]], Compressor]:

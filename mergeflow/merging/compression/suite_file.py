@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.dtype import CODES, DTYPES, DType
 from mergeflow.checkpoints.fingerprint import fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
-from mergeflow.checkpoints.header import codes, dtypes
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
@@ -43,7 +43,7 @@ class Compressed:
 
     call: CompressorCall
     tensors: dict[str, Tensor]
-    dtypes: dict[str, torch.dtype]
+    dtypes: dict[str, DType]
     tasks: tuple[str, ...]
     base: str
     expert_bits: int
@@ -60,7 +60,7 @@ class Compressed:
             "mergeflow.compressor": json.dumps({"name": self.call.name, "args": self.call.args}),
             "mergeflow.tasks": json.dumps(self.tasks),
             "mergeflow.base": self.base,
-            "mergeflow.dtypes": json.dumps({name: codes()[dtype] for name, dtype in self.dtypes.items()}),
+            "mergeflow.dtypes": json.dumps({name: CODES[dtype] for name, dtype in self.dtypes.items()}),
             "mergeflow.stored_bits": str(self.stored_bits),
             "mergeflow.expert_bits": str(self.expert_bits),
         }
@@ -130,9 +130,9 @@ def _integers(unit: Unit, piece: Tensor) -> dict[str, Tensor]:
     return {f"shared/{unit.name}/copy": piece.reshape(-1)}
 
 
-def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
+def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: DType) -> dict[str, Tensor]:
     def stored(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(dtype.torch) if tensor.is_floating_point() else tensor
 
     found = {f"shared/{name}/{key}": stored(value) for key, value in payload.shared.items()}
     for task, own in zip(tasks, payload.own, strict=True):
@@ -159,7 +159,7 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
             raise unknown_name("task", task, tasks)
         record = json.loads(state.metadata["mergeflow.compressor"])
         call = configure_compressor(record["name"], record["args"])
-        types = {name: dtypes()[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
+        types = {name: DTYPES[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
         origin = _open_base(call, base, state.metadata["mergeflow.base"])
         parts = _parts(state, task)
         whole = {key: state[stored] for key, stored in parts.pop(_WHOLE, {}).items()}
@@ -200,12 +200,12 @@ def _decode(
     places: Mapping[str, str],
     whole: dict[str, Tensor],
     base: Mapping[str, Tensor] | None,
-    dtype: torch.dtype,
+    dtype: DType,
 ) -> Tensor:
     values = {key: state[stored] for key, stored in places.items()}
     if not dtype.is_floating_point:
         return base[name] if base is not None else values["shared/copy"]
-    origin = base[name].to(torch.promote_types(dtype, torch.float32)) if base is not None else None
+    origin = base[name].to(torch.promote_types(dtype.torch, torch.float32)) if base is not None else None
     shared = {key.removeprefix("shared/"): value for key, value in values.items() if key.startswith("shared/")}
     own = {key: value for key, value in values.items() if not key.startswith("shared/")}
-    return call.method.decode(Stored(origin, shared, own, whole), call.arguments).to(dtype)
+    return call.method.decode(Stored(origin, shared, own, whole), call.arguments).to(dtype.torch)

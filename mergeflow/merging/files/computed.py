@@ -1,22 +1,24 @@
 """A step's result that is computed when it is read, with the bits that a file of it would hold."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.late import torch
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine, treats_elements_alone
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.stacks import OnPiece, Stacks, Unit
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mergeflow.merging.files.inputs import Inputs
 
 
@@ -29,11 +31,12 @@ class Computed:
         infos: Shape and type of its tensors.
     """
 
-    def __init__(self, inputs: "Inputs", device: str, infos: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, inputs: Inputs, device: str, infos: Mapping[str, TensorInfo]) -> None:
         self.inputs, self.infos = inputs, infos
         stacks = Stacks(inputs.base, inputs.experts, inputs.model, device, same=inputs.same)
         self.engine = Engine(inputs.call, stacks)
-        self._lock, self._ready, self._whole = Lock(), False, ("", torch.empty(0))
+        self._lock, self._ready = Lock(), False
+        self._whole: tuple[str, Tensor] | None = None
 
     def watch(self, on_piece: OnPiece) -> None:
         """Show every piece of its inputs that is read for a result to `on_piece`."""
@@ -74,7 +77,7 @@ class Computed:
     def _held(self, name: str) -> Tensor:
         """Return a whole tensor; the last one is kept, for readers of one block after the other."""
         with self._lock:
-            if self._whole[0] != name:
+            if self._whole is None or self._whole[0] != name:
                 info = self.infos[name]
                 with one_thread():
                     self._whole = name, self._piece(Unit(name, 0, info.numel, info.shape))
@@ -83,7 +86,7 @@ class Computed:
     def _piece(self, unit: Unit) -> Tensor:
         with torch.no_grad():
             stack, result = self.engine.result(unit)
-            dtype = self.infos[unit.name].dtype
+            dtype = self.infos[unit.name].dtype.torch
             if stack is None:
                 copied: Tensor = result.to(dtype)
                 return copied

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.dtype import FLOAT32, FLOATS, DType
 from mergeflow.checkpoints.fingerprint import BLOCK, combine
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
@@ -21,8 +21,6 @@ from mergeflow.merging.files.folder import OutputFolder
 from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, shard_names, write_index
 from mergeflow.merging.files.place import CONVERTED, RECORD, check_out
 from mergeflow.merging.files.published import public_name
-
-TYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ def convert(
         MergeflowError: Packed layouts (GPTQ, AWQ, MXFP4 …), scales that do not fit, a task vector or an adapter, an
             overflow of the type, an output that is not ours. Nothing half-written is left.
     """
-    if dtype is not None and dtype not in TYPES:
-        raise MergeflowError(f"dtype '{dtype}': expected one of {', '.join(TYPES)}.")
+    if dtype is not None and dtype not in FLOATS:
+        raise MergeflowError(f"dtype '{dtype}': expected one of {', '.join(FLOATS)}.")
     with open_checkpoint(source) as state:
         if state.is_task_vector:
             raise MergeflowError(f"'{source}' is a task vector or an adapter: convert the model, or merge it first.")
@@ -82,7 +80,7 @@ def convert(
             )
         target = check_out(str(out), shard_size, {"source": state.path}, force)
         named = str(config.get("dtype") or config.get("torch_dtype"))
-        job = _Job(state, codes, TYPES.get(dtype or ""), TYPES.get(named, torch.float32))
+        job = _Job(state, codes, FLOATS.get(dtype or ""), FLOATS.get(named, FLOAT32))
         single = target.suffix == ".safetensors"
         made = job.into_file(target) if single else job.into_folder(target, shard_size)
         return Converted(target, made, len(job.infos), len(codes.weights))
@@ -91,16 +89,16 @@ def convert(
 class _Job:
     """One conversion on its way from an opened checkpoint to files."""
 
-    def __init__(self, state: LazyStateDict, codes: Quantised, dtype: torch.dtype | None, default: torch.dtype) -> None:
+    def __init__(self, state: LazyStateDict, codes: Quantised, dtype: DType | None, default: DType) -> None:
         self.state, self.codes = state, codes
-        self.config_dtype = str(dtype or default).removeprefix("torch.") if dtype or codes.weights else None
+        self.config_dtype = (dtype or default).name if dtype or codes.weights else None
         self.infos = {
             name: self._info(name, info, dtype, default)
             for name, info in state.infos.items()
             if name not in codes.parts
         }
 
-    def _info(self, name: str, info: TensorInfo, dtype: torch.dtype | None, default: torch.dtype) -> TensorInfo:
+    def _info(self, name: str, info: TensorInfo, dtype: DType | None, default: DType) -> TensorInfo:
         if name in self.codes.weights:
             return TensorInfo(dequantised_info(self.state, name, self.codes.weights[name]), dtype or default)
         return TensorInfo(info.shape, dtype or info.dtype) if info.dtype.is_floating_point else info
@@ -152,13 +150,13 @@ class _Job:
             for at, piece in pieces:
                 writer.write(name, at, self._fitting(name, piece, info.dtype))
 
-    def _fitting(self, name: str, piece: Tensor, dtype: torch.dtype) -> Tensor:
+    def _fitting(self, name: str, piece: Tensor, dtype: DType) -> Tensor:
         """Return a piece in its type, checked where the type changes."""
-        if piece.dtype == dtype:
+        if piece.dtype == dtype.torch:
             return piece
         if not all_finite(piece):
             raise not_finite(self.state.path, name)
-        found = piece.to(dtype)
+        found = piece.to(dtype.torch)
         if not all_finite(found):
             raise MergeflowError(f"tensor '{name}' overflows {dtype}: choose a wider --dtype, such as bfloat16.")
         return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -31,7 +32,7 @@ class TensorDiff:
 
     name: str
     shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
-    dtypes: tuple[torch.dtype | None, torch.dtype | None]
+    dtypes: tuple[DType | None, DType | None]
     norm_a: float
     norm_b: float
     norm_difference: float
@@ -44,13 +45,13 @@ class TensorDiff:
         """How type and shape changed, for people; "" where they did not or the tensor is missing.
 
         Example:
-            >>> types, shapes = (torch.float32, torch.float16), ((6, 4), (4, 6))
+            >>> types, shapes = (FLOAT32, FLOAT16), ((6, 4), (4, 6))
             >>> TensorDiff("w", shapes, types, 1.0, 1.0, 0.0, 1.0, False, ("", "")).change
             'float32 → float16, [6, 4] → [4, 6]'
         """
         if None in self.shapes:
             return ""
-        types = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+        types = [dtype.name if dtype else "missing" for dtype in self.dtypes]
         shapes = [str(list(shape or ())) for shape in self.shapes]
         return ", ".join(f"{a} → {b}" for a, b in (types, shapes) if a != b)
 

@@ -99,7 +99,7 @@ class Job:
         return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume)
 
     def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
-        scale, dtypes = self.plan.call.scale, {name: info.dtype for name, info in self.infos.items()}
+        scale, dtypes = self.plan.call.scale, {name: info.dtype.torch for name, info in self.infos.items()}
 
         def store(unit: Unit, stack: Stack | None, result: Any) -> None:
             if stack is None:

@@ -1,23 +1,28 @@
 """A mixture of experts put together from dense models: attention of one, the MLPs of all, and a router."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
 
 from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
+from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together
+from mergeflow.late import torch
 from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
 from mergeflow.merging.files.fields import Location
 from mergeflow.merging.files.output import shards_like
 from mergeflow.merging.files.router import Router, RouterEntry
 from mergeflow.schema import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Gate = Literal["hidden", "cheap_embed", "random"]
 
@@ -77,7 +82,7 @@ class Mixture(Frozen):
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> "Mixture":
+    def _fits(self) -> Mixture:
         faults = []
         if self.experts_per_token > len(self.experts):
             faults.append(f"experts_per_token is {self.experts_per_token}, of {len(self.experts)} experts")
@@ -100,13 +105,24 @@ class _Changed:
     """A tensor in another type, times a factor."""
 
     entry: Entry
-    dtype: torch.dtype
+    dtype: DType
     factor: float = 1.0
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened tensor."""
         found = self.entry.read(start, stop)
-        return (found.float() * self.factor if self.factor != 1 else found).to(self.dtype)
+        return (found.float() * self.factor if self.factor != 1 else found).to(self.dtype.torch)
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """A tensor of zeros."""
+
+    dtype: DType
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor."""
+        return torch.zeros(stop - start, dtype=self.dtype.torch)
 
 
 def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDict:
@@ -187,7 +203,7 @@ def _moe_tensors(
         if target.shared:
             zeros = _shared_zeros(target, f"{dense}shared_expert", width, mixture.shared is None)
             for name, shape in zeros.items():
-                found[name] = (TensorEntry(torch.zeros(shape, dtype=first.dtype)), TensorInfo(shape, first.dtype))
+                found[name] = (_Zeros(first.dtype), TensorInfo(shape, first.dtype))
     return found
 
 

@@ -1,12 +1,16 @@
 """Where a task vector was taken from: a difference means nothing on another base."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.fingerprint import fingerprint, matches, short
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its base
 

@@ -1,5 +1,7 @@
 """What a merge leaves beside the tensors: digests of all that passed, and companions of the weights."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
@@ -7,11 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from mergeflow.checkpoints.dtype import FLOATS
 from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.naming import loaded_name
@@ -21,6 +21,9 @@ from mergeflow.checkpoints.ties import head_and_embedding
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.vocabulary.templates import MORE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")
@@ -86,7 +89,7 @@ def shard_file(index: int, count: int) -> str:
 
 def output_infos(infos: Mapping[str, TensorInfo], dtype: str | None) -> dict[str, TensorInfo]:
     """Return shape and type of every tensor of the result."""
-    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
+    wanted = FLOATS[dtype] if dtype else None
     return {
         name: TensorInfo(info.shape, wanted if wanted and info.dtype.is_floating_point else info.dtype)
         for name, info in infos.items()

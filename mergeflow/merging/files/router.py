@@ -1,17 +1,21 @@
 """Routers of a mixture made of dense models: rows that prompts give, or random ones."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.config import folder_of
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Prompts = Sequence[tuple[Sequence[str], Sequence[str]]]
 """Of each expert, texts it should answer and texts it should not."""
@@ -89,11 +93,11 @@ class RouterEntry:
 
     router: Router
     block: int
-    dtype: torch.dtype
+    dtype: DType
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened router, [stop − start]."""
-        return self.router.rows(self.block).reshape(-1)[start:stop].to(self.dtype)
+        return self.router.rows(self.block).reshape(-1)[start:stop].to(self.dtype.torch)
 
 
 def _tokens(folder: Path | None, texts: Sequence[str], gate: str) -> list[Tensor]:

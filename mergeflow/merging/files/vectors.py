@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, check_compatible, not_finite
+from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
@@ -187,10 +188,10 @@ def _combine(terms: Sequence[tuple[float, LazyStateDict]], target: Path, notes: 
         for name, info in infos.items():
             for start in range(0, info.numel, BLOCK):
                 count = min(BLOCK, info.numel - start)
-                total = torch.zeros(count, dtype=info.dtype)
+                total = torch.zeros(count, dtype=info.dtype.torch)
                 for factor, state in terms:
                     if name in state:
-                        total += _piece(state, name, start, count).to(info.dtype) * factor
+                        total += _piece(state, name, start, count).to(info.dtype.torch) * factor
                 if not all_finite(total):
                     raise MergeflowError(
                         f"tensor '{name}' of the result overflows {info.dtype}: choose smaller factors or inputs."
@@ -208,7 +209,7 @@ def _piece(state: LazyStateDict, name: str, start: int, count: int) -> Tensor:
 
 def _joint_infos(states: Sequence[LazyStateDict]) -> dict[str, TensorInfo]:
     found: dict[str, TensorInfo] = {}
-    wide = any(info.dtype == torch.float64 for state in states for info in state.infos.values())
+    wide = any(info.dtype == FLOAT64 for state in states for info in state.infos.values())
     for state in states:
         for name, info in state.infos.items():
             if not info.dtype.is_floating_point:
@@ -218,5 +219,5 @@ def _joint_infos(states: Sequence[LazyStateDict]) -> dict[str, TensorInfo]:
                     f"tensor '{name}' has shape {list(info.shape)} in '{state.path}' and {list(found[name].shape)} in "
                     "another task vector: they are of different models."
                 )
-            found[name] = TensorInfo(info.shape, torch.float64 if wide else torch.float32)
+            found[name] = TensorInfo(info.shape, FLOAT64 if wide else FLOAT32)
     return dict(sorted(found.items()))

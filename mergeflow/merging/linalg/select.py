@@ -13,6 +13,7 @@ from functools import partial
 from math import floor
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.dtype import FLOAT32, DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Model, Pass, Stack
 
@@ -41,7 +42,7 @@ class _Search:
 
     values: Values
     rank: Rank
-    dtype: torch.dtype
+    dtype: DType
     name: str
     magnitudes: bool
 
@@ -51,7 +52,7 @@ class _Search:
 
     @property
     def integer(self) -> torch.dtype:
-        return torch.int32 if self.dtype == torch.float32 else torch.int64
+        return torch.int32 if self.dtype == FLOAT32 else torch.int64
 
     def start(self, model: Model, args: Any) -> Tensor:
         return torch.zeros(len(model.experts), _BINS, dtype=torch.int64)
@@ -87,7 +88,7 @@ class _Search:
     def _floats(self, bits: list[int], wanted: tuple[int, ...]) -> Tensor:
         some = torch.tensor([k > 0 for k in wanted])
         kept = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
-        return torch.where(some, flip_negative(kept).view(self.dtype).double(), torch.inf)
+        return torch.where(some, flip_negative(kept).view(self.dtype.torch).double(), torch.inf)
 
 
 def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
@@ -133,7 +134,7 @@ def flip_negative(bits: Tensor) -> Tensor:
 
 
 def kth_largest_passes(
-    values: Values, rank: Rank, dtype: torch.dtype, name: str, magnitudes: bool = False
+    values: Values, rank: Rank, dtype: DType, name: str, magnitudes: bool = False
 ) -> tuple[Pass, ...]:
     """Return the passes that find each expert's k-th largest value over the whole model.
 
@@ -159,7 +160,7 @@ def kth_largest_passes(
 
 
 def threshold_passes(
-    values: Values, keep: Callable[[Any], float], dtype: torch.dtype, name: str = "threshold"
+    values: Values, keep: Callable[[Any], float], dtype: DType, name: str = "threshold"
 ) -> tuple[Pass, ...]:
     """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model.
 

@@ -73,7 +73,7 @@ def _windows(found: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _
     starts = np.cumsum([0, *(run.shape[1] for run in runs)])[:-1]
     k = rank(args, model.numel)
     edges = [_window(row, starts, k, model.numel) for row in np.concatenate(runs, axis=1)] if runs else []
-    low, high = torch.tensor(edges, dtype=model.dtype).reshape(-1, 2).T
+    low, high = torch.tensor(edges, dtype=model.dtype.torch).reshape(-1, 2).T
     # Where the sample knows a single magnitude, all that have it are taken to be kept; the count will tell.
     floor = torch.where(low < high, torch.nextafter(high, torch.full_like(high, inf)), low)
     return _Windows(low, high, floor)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import np, torch
 from mergeflow.merging.linalg.select import threshold_passes
@@ -138,7 +139,7 @@ def rest_passes(sparsify: Any) -> Any:
         sparse: Tensor = sparsify(stack, args)
         return trim_to(sparse, stack.model.known["threshold"]) if args.keep < 1 else sparse
 
-    def passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
+    def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
         if args.then == "task_arithmetic":
             return ()
         cut = threshold_passes(sparsify, lambda args: args.keep, dtype) if args.keep < 1 else ()

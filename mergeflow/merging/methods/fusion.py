@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
 
@@ -168,7 +169,7 @@ def _over_model(args: Any) -> bool:
     return bool(args.over == "model")
 
 
-def _ram_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _ram_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     if not _over_model(args):
         return ()
     return (

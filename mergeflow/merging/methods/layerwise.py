@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from mergeflow.late import torch
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.blocks import BLOCK
 from mergeflow.merging.frozen import frozen, thawed
@@ -120,7 +120,7 @@ def _length_pass() -> Pass:
     return Pass("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)
 
 
-def _passes(args: LinesArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _passes(args: LinesArgs, dtype: DType) -> tuple[Pass, ...]:
     inner, inner_args = args.inner()
     passes = tuple(each.with_arguments(lambda args: args.inner()[1]) for each in inner.passes(inner_args, dtype))
     return passes if args.alpha is not None else (*passes, _length_pass())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.linalg.select import kth_largest_passes
@@ -160,7 +161,7 @@ def _column(stack: Stack, name: str) -> Tensor:
     return values.to(stack.taus.device, stack.taus.dtype).reshape(-1, *[1] * (stack.taus.ndim - 1))
 
 
-def _pcb_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _pcb_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     def weighted(stack: Stack, args: Any) -> Tensor:
         return stack.weighted
 

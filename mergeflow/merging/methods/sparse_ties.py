@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mergeflow.late import torch
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.merging.method import Parts, Pass, Stack, method
 from mergeflow.merging.methods.dropout import (
     DareArgs,
@@ -73,7 +73,7 @@ def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     return merge_rest(stack, args, della_sparsify(stack, args))
 
 
-def _breadcrumbs_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _breadcrumbs_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     return (majority_pass(breadcrumbs_sparsify),)
 
 

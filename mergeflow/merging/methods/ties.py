@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.linalg.select import kept_of, threshold_passes
 from mergeflow.merging.linalg.trimming import majority_of, trim_to, trimming_passes
@@ -93,7 +94,7 @@ def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
     return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed * stack.weight_column
 
 
-def _passes(args: TiesArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
     majority = majority_pass(_trimmed)
     if args.trim == "tensor":
         return (majority,)

@@ -1,17 +1,21 @@
 """Which row of each model a row of the merged vocabulary is."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from mergeflow.errors import MergeflowError, together, unknown_name
+from mergeflow.late import np
 from mergeflow.merging.vocabulary.choice import BASE, Source, TokenChoice, TokenizerChoice
 
-Rows = NDArray[np.int64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

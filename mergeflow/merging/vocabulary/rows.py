@@ -8,10 +8,9 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from mergeflow.checkpoints.dtype import FLOAT64, DType
 from mergeflow.checkpoints.reader import Entry
-from mergeflow.late import torch
+from mergeflow.late import np, torch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,12 +44,12 @@ class AlignedEntry:
     own: Picked
     donors: tuple[Picked, ...]
     width: int
-    dtype: torch.dtype
+    dtype: DType
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened table, [stop − start], in its type."""
         first, last = start // self.width, ceil(stop / self.width)
-        out = torch.zeros(last - first, self.width, dtype=self.dtype)
+        out = torch.zeros(last - first, self.width, dtype=self.dtype.torch)
         rows = self.own.rows[first:last]
         self._fill(out, self.own.entry, rows)
         absent = rows < 0
@@ -66,13 +65,13 @@ class AlignedEntry:
             self._fill(out, donor.entry, np.where(count == 1, rows, -1))
         places = np.flatnonzero(count > 1)
         if len(places):
-            wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+            wide = torch.float64 if self.dtype == FLOAT64 else torch.float32
             total = torch.zeros(len(places), self.width, dtype=wide)
             for donor, rows in zip(self.donors, given, strict=True):
                 part = torch.zeros_like(total)
                 self._fill(part, donor.entry, rows[places])
                 total += part
-            out[places] = (total / torch.from_numpy(count[places])[:, None]).to(self.dtype)
+            out[places] = (total / torch.from_numpy(count[places])[:, None]).to(self.dtype.torch)
 
     def _fill(self, out: Tensor, entry: Entry, rows: Rows) -> None:
         for begin, end in _runs(rows):

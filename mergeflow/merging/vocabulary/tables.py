@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError
+from mergeflow.late import np
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.vocabulary.alignment import Alignment
 from mergeflow.merging.vocabulary.choice import BASE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
 from mergeflow.merging.method import Model, Pass, Stack
@@ -33,7 +34,7 @@ def _ties_args(args: TallMaskArgs) -> TiesArgs:
     return TiesArgs.model_validate({"keep": args.keep, "reduce": "sum"})
 
 
-def _tall_passes(args: TallMaskArgs, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _tall_passes(args: TallMaskArgs, dtype: DType) -> tuple[Pass, ...]:
     if args.of != "ties":
         return ()
     return tuple(found.with_arguments(_ties_args) for found in ties.passes(_ties_args(args), dtype))
@@ -67,7 +68,7 @@ def _elected(taus: Tensor) -> Tensor:
     return torch.where(taus * sign > 0, taus.abs(), 0).amax(0) * sign
 
 
-def _emr_passes(args: Any, dtype: torch.dtype) -> tuple[Pass, ...]:
+def _emr_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     def observe(found: dict[Any, list[tuple[float, float]]], stack: Stack, args: Any) -> Any:
         elected = _elected(stack.taus)
         found[stack.name, stack.start] = [
