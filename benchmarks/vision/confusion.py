@@ -22,7 +22,7 @@ from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import POCKET, image_model, load_clip
 from mergeflow.modalities.vision.pretraining import PretrainSettings, pretrain
 from mergeflow.modality import Model
-from mergeflow.suites import SuiteTask, get_suite
+from mergeflow.suites.pocket import SuiteTask, get_suite
 from mergeflow.training import FineTuneSettings, fine_tune
 
 TASKS = get_suite("pocket8").tasks

@@ -17,7 +17,7 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from mergeflow.modality import Network
-from mergeflow.suites import get_suite
+from mergeflow.suites.pocket import get_suite
 from mergeflow.training import FineTuneSettings
 from mergeflow.training import fine_tune as train
 

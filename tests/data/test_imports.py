@@ -59,7 +59,10 @@ def test_what_reads_a_split_reaches_no_reader(start: str) -> None:
 def test_what_prepares_reaches_every_reader_and_drawing() -> None:
     # `prepare` finds the modality's package by name; that its digest counts it is tested with the digests.
     found = readers(reached("tasks.prepare") | reached("mergeflow.modalities.vision.preparation"))
-    drawings = [f"mergeflow.suites.drawn.{path.stem}" for path in (ROOT / "mergeflow/suites/drawn").glob("[a-z]*.py")]
+    drawings = [
+        f"mergeflow.suites.pocket.drawn.{path.stem}"
+        for path in (ROOT / "mergeflow/suites/pocket/drawn").glob("[a-z]*.py")
+    ]
     assert len(drawings) >= 20
     assert {*drawings, "mergeflow.modalities.vision.sources.parquet"} <= set(found)
 
@@ -68,4 +71,4 @@ def test_data_and_suites_form_no_circle() -> None:
     assert not any(
         module.startswith(("mergeflow.suites", "mergeflow.modalities")) for module in reached("mergeflow.data.prepare")
     )
-    assert not any(module.startswith("mergeflow.modalities") for module in reached("mergeflow.suites.source"))
+    assert not any(module.startswith("mergeflow.modalities") for module in reached("mergeflow.suites.pocket.source"))

@@ -83,7 +83,7 @@ def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> N
 
 
 def test_a_drawing_of_the_suite_trains_nothing_again(copy: Path) -> None:
-    stale = stale_after(copy, "mergeflow/suites/drawn/digits.py")
+    stale = stale_after(copy, "mergeflow/suites/pocket/drawn/digits.py")
     assert "prepare" in stale
     drawing = {name for name in stale if name == "equivalence" or name.startswith("linearity_")}  # they draw images
     assert drawing

@@ -20,7 +20,7 @@ from mergeflow.modalities.vision.pretraining import (
     train_base,
 )
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
-from mergeflow.suites import get_suite
+from mergeflow.suites.pocket import get_suite
 
 TINY = PretrainSettings(images=160, passes=48, batch=16, seed=4)
 SUITE = get_suite("pocket8")

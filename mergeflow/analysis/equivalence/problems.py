@@ -15,7 +15,7 @@ from mergeflow.analysis.equivalence.nets import Net, random_tasks
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
-from mergeflow.suites import get_suite
+from mergeflow.suites.pocket import get_suite
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
 from mergeflow.schema import Frozen
-from mergeflow.suites import TEMPLATES, Suite, get_suite
-from mergeflow.suites.core import generator
-from mergeflow.suites.stream import draw_chunk
+from mergeflow.suites.pocket import TEMPLATES, Suite, get_suite
+from mergeflow.suites.pocket.core import generator
+from mergeflow.suites.pocket.stream import draw_chunk
 
 _SHARDS = 2  # halves of a batch, each on its own thread: faster on two cores than two threads inside every operation
 _CHUNK = 2000

@@ -14,7 +14,7 @@ from mergeflow.modalities.vision.sources.parquet import open_parquet
 from mergeflow.modalities.vision.sources.real_tasks import clip_class_names, find_real_task
 from mergeflow.modalities.vision.sources.torchvision import open_torchvision
 from mergeflow.modalities.vision.transforms import TRANSFORMS
-from mergeflow.suites.source import open_suite
+from mergeflow.suites.pocket.source import open_suite
 
 
 def open_images(

@@ -1,0 +1,85 @@
+"""Tasks on pairs: two statements, two questions, a question and a statement, one or two events and a statement.
+
+The words of a pair say little about its label: words differ as often between sentences that mean the same as between
+sentences that do not, since every concept has two words. A negative differs in three concepts.
+"""
+
+from collections.abc import Sequence
+
+from mergeflow.suites.sentences.clauses import ASKED, question, statement
+from mergeflow.suites.sentences.dice import Dice
+from mergeflow.suites.sentences.events import Said, alter, draw_event, oppose, reword, reword_some, some_extra, tell
+from mergeflow.suites.sentences.words import CORE, EXTRA
+
+_ALTERED = 3  # concepts in which a negative differs
+SIMILARITIES = 5  # concepts that can agree, the highest similarity
+
+
+def paraphrase(dice: Dice, label: int) -> tuple[str, str]:
+    """Return two statements of other events (label 0) or of one (label 1)."""
+    said = tell(draw_event(dice), *some_extra(dice, 2 + dice.below(2)))
+    return statement(said, dice), statement(_second(said, tuple(said), dice, label), dice)
+
+
+def _second(said: Said, slots: Sequence[str], dice: Dice, same: int) -> Said:
+    """Return what the second sentence says: three to five of the slots have another word, of one concept or not."""
+    differing = dice.some(slots, min(len(slots), _ALTERED + dice.below(3)))
+    if same:
+        return reword(said, differing)
+    altered = alter(said, differing[:_ALTERED], dice)
+    return reword(altered, differing[_ALTERED:])
+
+
+def similarity(dice: Dice, label: int) -> tuple[str, str]:
+    """Return two statements of five concepts each, `label` of which agree."""
+    said = tell(draw_event(dice), *some_extra(dice, SIMILARITIES - len(CORE)))
+    other = alter(said, dice.some(tuple(said), SIMILARITIES - label), dice)
+    return statement(said, dice), statement(reword_some(other, dice, 0.6), dice)
+
+
+def questions(dice: Dice, label: int) -> tuple[str, str]:
+    """Return two questions that ask other things (label 0) or the same (label 1)."""
+    event, asked = draw_event(dice), dice.pick(ASKED)
+    known = dice.some([slot for slot in EXTRA if slot != asked], 2)
+    said = tell(event, *known, asked)
+    given = [slot for slot in said if slot != asked]
+    first = question(said, asked, dice)
+    if label or dice.chance(0.7):
+        return first, question(_second(said, given, dice, label), asked, dice)
+    return first, question(_second(said, given, dice, same=1), dice.pick(known), dice)
+
+
+def inference(dice: Dice, label: int) -> tuple[str, str]:
+    """Return a statement, and one that follows (label 0), says something new (label 1) or contradicts (label 2)."""
+    event, extra = draw_event(dice), some_extra(dice, len(EXTRA))
+    premise = tell(event, *extra[:3])
+    said = reword_some(tell(event, *(extra[2:] if label == 1 else extra[:2])), dice)
+    negated = dice.chance(0.5)
+    # A sentence is true of the event if the action is its own and not negated, or the opposite one and negated.
+    if negated != (label == 2):
+        said = oppose(said)
+    return statement(premise, dice), statement(said, dice, negated, general=dice.chance(0.5))
+
+
+def answers(dice: Dice, label: int) -> tuple[str, str]:
+    """Return a question and a statement that leaves it open (label 0) or answers it (label 1)."""
+    event, (asked, *known) = draw_event(dice), some_extra(dice, len(EXTRA))
+    said = tell(event, asked, *known[:2])
+    first = question(said, asked, dice)
+    if label:
+        return first, statement(reword_some(said, dice), dice)
+    if dice.chance(0.5):
+        return first, statement(reword_some(tell(event, *known), dice), dice)
+    given = [slot for slot in said if slot != asked]
+    return first, statement(reword_some(alter(said, dice.some(given, _ALTERED), dice), dice), dice)
+
+
+def entailment(dice: Dice, label: int) -> tuple[str, str]:
+    """Return two events in one text, and a statement of one of them (label 0) or of a mixture (label 1)."""
+    one = tell(draw_event(dice), *some_extra(dice, 1))
+    events = (one, alter(one, one, dice))  # they share no concept, so a mixture is true of neither
+    text = ". ".join(statement(event, dice) for event in events) + "."
+    told, other = dice.some(events, 2)
+    if label:
+        told = {**told, **{slot: other[slot] for slot in dice.some(tuple(told), 2)}}
+    return text, statement(reword_some(told, dice), dice)
