@@ -96,7 +96,13 @@ def adapt(
 def learn_on(
     inputs: StudyInputs, experts: Mapping[str, Mapping[str, Tensor]], plan: Adaptation, watch: Watch | None = None
 ) -> tuple[Learned, float]:
-    """Return the coefficients alone, and the seconds of a step; see `adapt`."""
+    """Learn the coefficients as `adapt` does, without merging with them.
+
+    Args: As of `adapt`.
+
+    Returns:
+        The coefficients with their course, and the mean seconds of a step without what `watch` took.
+    """
     tasks, spent = inputs.examples(plan.images), 0.0
 
     def loss(state: dict[str, Tensor], step: int) -> tuple[float, Mapping[str, Tensor]]:

@@ -53,7 +53,13 @@ class TrainingRun:
         return {task: self.expert(seed, task) for task in self.tasks}
 
     def epoch(self, seed: int, task: str, number: int) -> State:
-        """Return θ_t after epoch `number` (from 1) of a run with `keep_epochs`."""
+        """Return θ_t after an epoch of a run with `keep_epochs`.
+
+        Args:
+            seed: of the run.
+            task: the task's name.
+            number: of the epoch, from 1.
+        """
         return self._state(f"seed_{seed}/experts/{task}/epochs/epoch_{number:03}")
 
     def training(self, seed: int, task: str) -> dict[str, Any]:
@@ -174,7 +180,13 @@ class StudyInputs:
         return CandidateScorer(self.model, self.examples("validation"), self.base, experts, batch_size=batch_size)
 
     def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
-        """Return the accuracy of a model on each task, or on those given, a fraction in [0, 1]."""
+        """Return the accuracy of a model on each task, a fraction in [0, 1].
+
+        Args:
+            state: the model's weights.
+            split: train, validation or test.
+            tasks: names of the tasks to look at; all of the study by default.
+        """
         examples = {task: self.examples(split)[task] for task in tasks or self.tasks}
         return self.scorer({}).state(state, examples)
 
@@ -183,7 +195,13 @@ class StudyInputs:
         return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
 
     def choose(self, experts: Mapping[str, State], method: str, values: Mapping[str, Sequence[Any]]) -> Chosen:
-        """Try every combination of the grid on validation, take the best by mean accuracy, look at test once."""
+        """Try every combination of the grid on validation, take the best by mean accuracy, look at test once.
+
+        Args:
+            experts: their weights by name.
+            method: a name of the catalog.
+            values: argument → the values to try.
+        """
         scorer = self.blind().scorer(experts)
         best = max(score_all(method, grid(method, values), scorer.candidate, mean), key=lambda found: found.value)
         state = scorer.merge(best.call)

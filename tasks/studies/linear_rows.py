@@ -94,7 +94,19 @@ def path_rows(
     alphas: Sequence[float],
     **known: Any,
 ) -> list[Row]:
-    """Return loss and accuracy of αθ_i + (1−α)θ_j on each task, a row for each α and task."""
+    """Return loss and accuracy of αθ_i + (1−α)θ_j on each task, a row for each α and task.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        first: θ_i.
+        second: θ_j.
+        examples: labelled examples by task.
+        alphas: α; 1 is θ_i.
+        known: what else is in every row, such as the seed.
+
+    Returns:
+        Rows with `alpha`, `on` (the task), `loss` and `accuracy` in percent.
+    """
     rows = []
     for alpha in alphas:
         model.load(combine([first, second], [alpha, 1 - alpha]))

@@ -151,7 +151,13 @@ def on_grey(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
-    """Return the world's net with weights drawn by a seed; it has a logit for each label of any task."""
+    """Return the world's net with weights drawn by a seed; it has a logit for each label of any task.
+
+    Args:
+        world: its architecture and its sizes.
+        tasks: all tasks the net will see.
+        seed: of the weights.
+    """
     classes = 1 + max(int(task.train.labels.max()) for task in tasks.values())
     if world.architecture == "mlp":
         return Network(mlp([world.size**2, *world.hidden, classes], seed).eval())
@@ -161,7 +167,15 @@ def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
 
 
 def trained(model: Model, start: State, data: Classification, tuning: Tuning, seed: int) -> dict[str, Tensor]:
-    """Return the weights after training from `start`; the seed decides the order of the examples."""
+    """Return the weights after training.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        start: where training begins.
+        data: labelled training examples.
+        tuning: how long, and with which settings.
+        seed: of the order of the examples.
+    """
     model.load(start)
     with tempfile.TemporaryDirectory() as folder:
         fine_tune(model, [data], tuning.settings(), seed, Path(folder) / "state.safetensors", lambda: 0.0)
@@ -174,7 +188,14 @@ def drawn_weights(model: Model) -> dict[str, Tensor]:
 
 
 def with_statistics(model: Model, state: State, data: Sequence[Classification], count: int = 256) -> dict[str, Tensor]:
-    """Return weights whose BatchNorm statistics were computed again on training pictures of these tasks."""
+    """Return weights whose BatchNorm statistics were computed again on training pictures of these tasks.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        state: the weights.
+        data: training examples of the tasks.
+        count: of each task's first pictures, one batch of them at most.
+    """
     model.load(state)
     batches = [pixels(one.inputs[torch.arange(min(count, len(one)))]) for one in data]
     recompute_statistics(model.module, batches)
@@ -208,7 +229,14 @@ class Trained:
 def train_world(
     world: World, tasks: dict[str, NetTask], seed: int, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Trained:
-    """Pre-train on the first task and tune on each of the others."""
+    """Pre-train on the first task and tune on each of the others.
+
+    Args:
+        world: architecture, sizes and settings.
+        tasks: by name; the first is the one to pre-train on.
+        seed: of the weights and of the order of examples.
+        report: told (tasks tuned, tasks to tune).
+    """
     first, *others = tasks
     model = new_net(world, tasks, seed)
     start = trained(model, drawn_weights(model), tasks[first].train, world.pretrain, seed)

@@ -17,7 +17,13 @@ Row = dict[str, Any]
 
 
 def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
-    """Return `measure()`, from the scratch folder where it was measured before."""
+    """Return `measure()`, or what it returned before a kill.
+
+    Args:
+        io: the stage's files; its scratch folder keeps the pieces until the stage is complete.
+        name: of the piece, unique within the stage.
+        measure: gives a row of JSON values; called only where the piece is not kept.
+    """
     path = io.scratch / "pieces" / f"{name}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +35,14 @@ def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
 
 
 def kept_by_seed(io: StageIO, seeds: Sequence[int], measure: Callable[[int], Row], name: str = "seed") -> list[Row]:
-    """Return `measure(seed)` of every seed, each kept as the piece `NAME_SEED`."""
+    """Return `measure(seed)` of every seed, each kept as the piece `NAME_SEED`.
+
+    Args:
+        io: the stage's files.
+        seeds: in the order of the rows.
+        measure: gives the row of a seed.
+        name: of the pieces, and of what progress counts.
+    """
     found = []
     for done, seed in enumerate(seeds):
         io.report(name, done, len(seeds))
@@ -65,7 +78,14 @@ def choose_scale(
 ) -> ChosenScale:
     """Choose a method's scale on validation, walking the grid from `start` both ways; look at test once.
 
-    The scorer is one of `inputs.blind()` where nothing else needs it.
+    Args:
+        inputs: the study's inputs.
+        scorer: what merges and scores; of `inputs.blind()` where nothing else needs it.
+        method: a name of the catalog.
+        scales: the grid, rising.
+        start: where to begin; the nearest scale is taken.
+        args: the method's other arguments.
+        test: whether to look at test.
     """
     found = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
     best = best_on_line(found, "scale")
@@ -74,7 +94,12 @@ def choose_scale(
 
 
 def grid(low: float, high: float, step: float) -> list[float]:
-    """Return low, low + step, .. high.
+    """Return low, low + step, … high.
+
+    Args:
+        low: the first value.
+        high: the last, a whole number of steps above.
+        step: > 0.
 
     Example:
         >>> grid(0.8, 1.0, 0.05)

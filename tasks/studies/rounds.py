@@ -20,7 +20,18 @@ State = dict[str, Tensor]
 
 
 def train_in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
-    """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each."""
+    """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each.
+
+    Args:
+        io: the stage's files.
+        bench: the base and the examples.
+        run: the run as it is asked for: tasks and settings.
+        seed: of the run.
+        kept: a folder of the stage's scratch, where a killed run goes on.
+
+    Returns:
+        The cost of all rounds.
+    """
     rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(run.tasks), run.settings, seed)
     rows: list[dict[str, Any]] = []
     for number in range(1, rounds.rounds + 1):
