@@ -74,7 +74,7 @@ def gate(version: str | int = "candidate", model: str | None = None, root: str =
         root: the project folder.
 
     Returns:
-        The version, the champion now, whether it changed; a refused version is no error.
+        The version, the champion now, whether it changed; a refused version is not an error.
     """
     from registry.lookup import find_version
     from registry.promotion import promote

@@ -24,7 +24,7 @@ def stages_to_run(
         always: stages to run although their files are up to date.
 
     Raises:
-        MergeflowError: a target is no stage.
+        MergeflowError: a target is not a stage.
     """
     todo = downstream_closure(stale_stages(root, stages) | set(always), stages)
     if targets is None:

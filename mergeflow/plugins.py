@@ -177,7 +177,7 @@ def _add_sources(module: ModuleType, found: dict[str, bytes]) -> None:
 
 
 def _imported(tree: ast.Module, module: ModuleType) -> Iterator[str]:
-    """Yield the full names of modules that a source imports (and of objects in them, which are no modules)."""
+    """Yield the full names of modules that a source imports (and of objects in them, which are not modules)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

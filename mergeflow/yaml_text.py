@@ -73,7 +73,7 @@ def _text(path: Path, kind: str) -> str:
     except OSError as error:
         raise MergeflowError(f"cannot read {kind} '{path}': {error.strerror}. Check the path.") from None
     except UnicodeDecodeError as error:
-        raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is no UTF-8 text ({error.reason}).") from None
+        raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is not UTF-8 text ({error.reason}).") from None
 
 
 def _told(error: Exception) -> str:

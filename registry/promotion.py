@@ -122,7 +122,7 @@ def promote(
         why: kept with the event, before the gates' reasons.
 
     Returns:
-        What came of it; a refused version is no error, nor is a champion whose files are gone: the gates say so.
+        What came of it; a refused version is not an error, nor is a champion whose files are gone: the gates say so.
 
     Raises:
         MergeflowError: no such model or version, or its files are gone.

@@ -110,9 +110,9 @@ def _cannot_open(uri: str, error: Exception) -> MergeflowError:
             "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
         )
     return MergeflowError(
-        f"the registry's file {_sqlite_file(uri)} cannot be opened: {found}. It is no database of this MLflow, or it "
-        "is damaged. Put a backup in its place; or move it away, and `mergeflow run` makes a new one and registers "
-        "the winner again."
+        f"the registry's file {_sqlite_file(uri)} cannot be opened: {found}. It is not a database of this version of "
+        "MLflow, or it is damaged. Put a backup in its place; or move it away, and `mergeflow run` makes a new one and "
+        "registers the winner again."
     )
 
 

@@ -108,7 +108,7 @@ def _joined(index: Path, places: dict[str, str], shards: dict[str, LazyStateDict
     if missing or extra:
         raise MergeflowError(
             f"index '{index}' does not fit its shards: missing {missing[:5]}, not in the index {extra[:5]}. "
-            "Some file is of another version: copy the folder again."
+            "Some file belongs to another version: copy the folder again."
         )
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}

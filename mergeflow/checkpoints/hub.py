@@ -26,12 +26,12 @@ def from_hub(name: str) -> Path:
     found = _ID.fullmatch(name)
     # `models/base` with a folder `models` here is a mistyped path: nobody wants it asked of a server.
     if not found or name.endswith(_FILES) or Path(name).parent.is_dir():
-        raise MergeflowError(f"no checkpoint at '{name}'. Check the path.")
+        raise MergeflowError(f"there is no checkpoint at '{name}'. Check the path.")
     try:
         import huggingface_hub as hub
     except ImportError:
         raise MergeflowError(
-            f"no checkpoint at '{name}'; to read it as a Hugging Face id, install huggingface_hub."
+            f"there is no checkpoint at '{name}'; to read it as a Hugging Face id, install huggingface_hub."
         ) from None
     repo, revision = found.group("repo"), found.group("revision")
     return _cached(hub, repo, revision) or _downloaded(hub, repo, revision)
@@ -71,6 +71,7 @@ def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
     except Exception as error:  # no network, no such model, no licence accepted: the client's own words say which
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
         raise MergeflowError(
-            f"no checkpoint at '{repo}': there is no such path, and as a Hugging Face id it is neither in the local "
-            f"cache nor can it be downloaded ({reason}). Check the path, or run `hf download {repo}` with a network."
+            f"there is no checkpoint at '{repo}': the path does not exist, and as a Hugging Face id it is neither in "
+            f"the local cache nor can it be downloaded ({reason}). Check the path, or run `hf download {repo}` with a "
+            "network."
         ) from None

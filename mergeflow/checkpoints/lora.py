@@ -130,7 +130,7 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise MergeflowError(
-            f"adapter '{folder}' is of type {kind!r}; only LORA can be merged. Merge it into its base first."
+            f"adapter '{folder}' is of the type {kind!r}; only LORA can be merged. Merge it into its base first."
         )
     strange = [one for one in _parameters(config) if one.rpartition(".")[2] not in (*EXPERT_STACKS, "weight")]
     if strange:
@@ -202,7 +202,7 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
             matches = re.match(rf"(.*\.)?({expression})$", module)
         except (re.error, RecursionError) as error:
             raise MergeflowError(
-                f"the adapter's {pattern} has the wrong expression {expression!r:.60}: {error}."
+                f"the adapter's {pattern} has an invalid expression, {expression!r:.60}: {error}."
             ) from None
         if matches:
             value = own

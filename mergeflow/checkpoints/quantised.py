@@ -1,6 +1,6 @@
 """Quantised weights: told by config.json, by scales beside codes; and made numbers again, on any machine.
 
-Codes and their scales cannot be merged apart: every way into a merge refuses them. `mergeflow convert` reads the
+Codes and their scales cannot be merged separately: every way into a merge refuses them. `mergeflow convert` reads the
 layouts below with the numbers that stand in the file, so that no library of the format is needed.
 """
 
@@ -118,7 +118,7 @@ def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Map
         if readable
         else "This layout cannot be converted here: merge the original weights, and quantise the result"
     )
-    told_all = f"{len(told)} inputs are quantised; codes and scales cannot be merged apart:"
+    told_all = f"{len(told)} inputs are quantised; codes and scales cannot be merged separately:"
     raise MergeflowError("\n".join([told_all, *listed, f"{way}."]))
 
 

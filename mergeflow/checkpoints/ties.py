@@ -54,7 +54,7 @@ def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> di
 
     Args:
         config: config.json.
-        names: The names that the model has in memory and that are stored; a head among them is no copy.
+        names: The names that the model has in memory and that are stored; a head among them is not a copy.
 
     Example:
         >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}

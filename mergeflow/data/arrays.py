@@ -164,7 +164,7 @@ def quoted(names: Sequence[str], limit: int = 5) -> str:
 
 def _open_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if not path.exists():
-        raise MergeflowError(f"{path}: missing, although the manifest lists it. {_AGAIN}")
+        raise MergeflowError(f"{path} is missing, although the manifest lists it. {_AGAIN}")
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)  # torch shares writable memory alone
     except (OSError, ValueError) as error:

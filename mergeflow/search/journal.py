@@ -38,7 +38,7 @@ class Journal:
         self._file = held
 
     def recorded(self) -> dict[str, Any]:
-        """Return the inputs that the file's entries belong to; none where it has none, or is no journal."""
+        """Return the inputs that the file's entries belong to; none where it has none, or is not a journal."""
         try:
             return dict(json.loads(self.path.read_bytes().partition(b"\n")[0])["inputs"])
         except (ValueError, TypeError, KeyError):
@@ -51,7 +51,7 @@ class Journal:
             inputs: Everything the entries depend on but their keys, as JSON values.
 
         Raises:
-            MergeflowError: the entries belong to other inputs (naming those that differ), or this is no journal.
+            MergeflowError: the entries belong to other inputs (naming those that differ), or this is not a journal.
         """
         self.entries = self._read(inputs)
 
@@ -65,7 +65,9 @@ class Journal:
         except (ValueError, TypeError, KeyError):
             before = None
         if before is None:
-            raise MergeflowError(f"'{self.path}' is no journal of this version: remove it, or choose another folder.")
+            raise MergeflowError(
+                f"'{self.path}' is not a journal of this version: remove it, or choose another folder."
+            )
         differing = sorted(key for key in {*before, *inputs} if before.get(key) != inputs.get(key))
         if differing:
             raise MergeflowError(

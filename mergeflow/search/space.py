@@ -20,7 +20,7 @@ _CORNERS = 256
 
 
 def values_of(space: Space) -> dict[str, list[Any]]:
-    """Return the grid as argument → list of values; a value that is no list stands alone."""
+    """Return the grid as argument → list of values; a value that is not a list stands alone."""
     return {name: list(found) if isinstance(found, list) else [found] for name, found in (space or {}).items()}
 
 

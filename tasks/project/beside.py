@@ -49,7 +49,7 @@ def write_params(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Link one file or folder, in the place of an earlier link."""
+    """Link one file or folder, instead of an earlier link."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     target.symlink_to(source.resolve())

@@ -121,7 +121,7 @@ def digest(path: Path) -> str:
 def remove_outputs(root: Path, stage: Stage) -> list[str]:
     """Remove what a stage has made; return the paths that were there.
 
-    Other stages read the folders above as a whole, so an item that is no more must leave nothing in them.
+    Other stages read the folders above as a whole, so an item that is removed must leave nothing in them.
     """
     there = [out for out in stage.outs if (root / out).exists()]
     for out in there:

@@ -82,5 +82,5 @@ def _chosen(root: Path, name: str, module: str, section: object, params: StudyPa
     faults = [str(unknown_name("run", run, params.runs)) for run in runs if run not in params.runs]
     faults += [str(unknown_name("split", split, _SPLITS)) for split in splits if split not in _SPLITS]
     if faults:
-        raise MergeflowError(f"studies.{name} reads what there is not: {' '.join(faults)}")
+        raise MergeflowError(f"studies.{name} reads what does not exist: {' '.join(faults)}")
     return ChosenStudy(name, module, runs, splits, declared.systems)

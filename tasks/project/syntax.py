@@ -131,7 +131,7 @@ def _strings(tree: ast.Module) -> Iterator[str]:
 
 
 def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[str]]:
-    """Yield the wanted arguments, by name or position, of every call that makes a `name`; "" where one is no string."""
+    """Yield wanted arguments, by name or position, of each call that makes a `name`; "" where one is not a string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _last_name(node.func) == name:
             given = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -216,7 +216,7 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
         ({"lora_alpha": None}, "expected a positive number"),
         ({"alpha_pattern": {"mlp": "6"}}, "lora_alpha = '6' for 'mlp'"),
         ({"alpha_pattern": [3]}, r"alpha_pattern = \[3\], expected a mapping"),
-        ({"rank_pattern": {"(": 2}}, "wrong expression"),
+        ({"rank_pattern": {"(": 2}}, "invalid expression"),
         ({"init_lora_weights": "pissa_niter_4"}, "also changes the base"),
     ],
 )

@@ -49,7 +49,7 @@ def test_other_inputs_are_named(tmp_path: Path):
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, text: str):
     path = tmp_path / "j"
     path.write_text(text)
-    with Journal(path) as journal, pytest.raises(MergeflowError, match="no journal of this version"):
+    with Journal(path) as journal, pytest.raises(MergeflowError, match="not a journal of this version"):
         journal.begin(INPUTS)
     assert path.read_text() == text
 

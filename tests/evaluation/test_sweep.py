@@ -166,7 +166,7 @@ def test_results_of_other_inputs_are_refused(world: Path, grid: SweepResult, tmp
     with pytest.raises(MergeflowError, match=r"results of other inputs \(expert red changed\)"):
         sweep(world, grid.folder, experts=swapped)
     (tmp_path / "trials.jsonl").write_text("hello\n")
-    with pytest.raises(MergeflowError, match="no journal of this version"):
+    with pytest.raises(MergeflowError, match="not a journal of this version"):
         sweep(world, tmp_path)
 
 

@@ -124,7 +124,7 @@ def test_tokenizers_that_cut_otherwise_are_warned_of(pair):
     (pair / "a/tokenizer.json").write_text(json.dumps(content))
     lines = said(pair)
     assert "'a' cuts text with another pre_tokenizer, merges" in lines[0]
-    assert "added tokens: 'a' marks 1 otherwise ('<|end|>')" in lines[1]
+    assert "added tokens: 'a' marks 1 differently ('<|end|>')" in lines[1]
 
 
 def test_labels_of_a_head_in_another_order_are_refused(tmp_path):

@@ -202,7 +202,7 @@ def test_a_changed_input_makes_its_step_anew(folder):
 def test_a_folder_of_somebody_else_stays(folder):
     (folder / ".out.safetensors.steps").mkdir()
     (folder / ".out.safetensors.steps/mine").write_text("precious")
-    with pytest.raises(MergeflowError, match=r"where results of steps belong, is not of a merge: move it"):
+    with pytest.raises(MergeflowError, match=r"where results of steps belong, was not made by a merge: move it"):
         merge({"steps": {"s": SLERP}, **on("ties"), "out": "out.safetensors"})
     assert (folder / ".out.safetensors.steps/mine").read_text() == "precious"
 

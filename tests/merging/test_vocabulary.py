@@ -335,7 +335,7 @@ def test_the_record_makes_the_same_again(three, monkeypatch):
         check_recipe(plan(three, "ab", tokenizer=wrong))
     for part in (
         "unknown key of tokenizer 'sorce': did you mean 'source'",
-        "kind 'zero' names no model",
+        "kind 'zero' takes no model",
         "pad_to_multiple_of",
     ):
         assert part in str(error.value)

@@ -127,7 +127,7 @@ def test_scoring_over_http_in_process(model):
     assert "did you mean 'digits'" in unknown.json()["message"]
     junk = client.post("/invocations", json=request(b"junk", "digits"))
     assert junk.status_code == 400
-    assert "bytes are no image of a known format" in junk.json()["message"]
+    assert "bytes are not an image of a known format" in junk.json()["message"]
     for text in ("@@", ""):
         empty = client.post("/invocations", json={"dataframe_records": [{"image": text, "task": "digits"}]})
         assert empty.status_code == 400

@@ -133,9 +133,9 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     keys = [key for key in ("tokenizer", "chat_template") if getattr(recipe, key) is not None]
     if recipe.adapter is not None:
         if keys:
-            raise MergeflowError(f"`{keys[0]}` is of a whole model, not of an adapter: remove it, or `adapter`.")
+            raise MergeflowError(f"`{keys[0]}` belongs to a whole model, not to an adapter: remove it, or `adapter`.")
         if recipe.steps:
-            raise MergeflowError("`adapter` of a recipe with `steps` is not made: merge the steps into folders first.")
+            raise MergeflowError("no adapter can be made of a recipe with `steps`: merge the steps into folders first.")
         return check_adapter_place(recipe.out, recipe.shard_size, inputs.paths)
     if keys and recipe.out is not None and recipe.out.endswith(".safetensors"):
         raise MergeflowError(

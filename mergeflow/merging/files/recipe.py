@@ -136,7 +136,7 @@ class Recipe(Frozen):
             scaled = " at this scale" if not self._call.with_scale(1.0).arguments.needs_base else ""
             raise MergeflowError(f"base: is missing, and the result of '{self.method}'{scaled} depends on it")
         if self.base is None and self.task_vectors:
-            raise MergeflowError("base: is missing, which task vectors are differences from")
+            raise MergeflowError("base: is missing, and task vectors are differences from it")
 
     def _needs_base(self) -> bool:
         scaled = "scale" in self._call.arguments.varied and self._call.with_scale(0.0).arguments.needs_base
@@ -214,8 +214,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: Changes such as "args.scale=0.5" or "out=merged.safetensors"; values are read as YAML.
 
     Raises:
-        MergeflowError: The file is missing, is no mapping, has a key twice, or has unknown keys or values out of range
-            (all at once).
+        MergeflowError: The file is missing, is not a mapping, has a key twice, or has unknown keys or values out of
+            range (all at once).
     """
     place = Path(path)
     try:

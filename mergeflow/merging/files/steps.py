@@ -101,7 +101,7 @@ class StepFolder:
         record = self.path / _RECORD
         empty = self.path.is_dir() and not any(self.path.iterdir())
         if os.path.lexists(self.path) and not (record.is_file() or empty):
-            raise MergeflowError(f"'{self.path}', where results of steps belong, is not of a merge: move it.")
+            raise MergeflowError(f"'{self.path}', where results of steps belong, was not made by a merge: move it.")
         try:
             if resume and record.is_file():
                 self.finished = dict(json.loads(record.read_bytes()))

@@ -68,12 +68,13 @@ def add(
         The fingerprint of the sum.
 
     Raises:
-        MergeflowError: Vectors of different bases or models, a weight that is no finite number, a sum that overflows.
+        MergeflowError: Vectors of different bases or models, a weight that is not a finite number, a sum that
+            overflows.
     """
     factors = [1.0] * len(vectors) if weights is None else list(weights)
     if not vectors or len(factors) != len(vectors):
         raise MergeflowError(
-            f"{len(factors)} weights for {len(vectors)} task vectors: give one per vector, and some vector."
+            f"{len(factors)} weights for {len(vectors)} task vectors: give one vector at least, and a weight for each."
         )
     if not all(map(isfinite, factors)):
         raise MergeflowError(f"the factors of task vectors must be finite numbers, found {factors}.")

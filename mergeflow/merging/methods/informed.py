@@ -81,7 +81,9 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     """
     fishers = torch.stack([_datum(stack, "fisher", name, stack.base.shape) for name in stack.model.experts])
     if bool((fishers < 0).any()):
-        raise MergeflowError(f"the Fisher information of tensor '{stack.name}' has negative entries: squares cannot.")
+        raise MergeflowError(
+            f"the Fisher information of tensor '{stack.name}' has negative entries, but squares are never negative."
+        )
     shares = (fishers + args.eps) * stack.weight_column
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 

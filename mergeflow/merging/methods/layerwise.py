@@ -40,7 +40,7 @@ class LinesArgs(Args):
 
         found = get(name)
         if name == "lines" or found.anchor != "θ0" or found.data:
-            raise ValueError(f"LiNeS scales methods anchored at θ0 that need no data, which '{name}' is not")
+            raise ValueError(f"LiNeS scales methods anchored at θ0 that need no data, and '{name}' is not one of them")
         return name
 
     @model_validator(mode="after")

@@ -77,7 +77,7 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary) -> list[Finding]:
         if one["content"] in base.ids and marks.get(one["content"]) != one.get("special")
     ]
     if changed:
-        found.append(Finding("tokenizer", f"added tokens: '{name}' marks {len(changed)} otherwise{_some(changed)}"))
+        found.append(Finding("tokenizer", f"added tokens: '{name}' marks {len(changed)} differently{_some(changed)}"))
     return found
 
 

@@ -28,7 +28,7 @@ class Source(Frozen):
     @model_validator(mode="after")
     def _check(self) -> "Source":
         if (self.model is not None) != self.kind.startswith("model"):
-            raise ValueError(f"a source of kind '{self.kind}' names {'no' if self.model else 'a'} model")
+            raise ValueError(f"a source of kind '{self.kind}' {'takes no' if self.model else 'needs a'} model")
         if ((self.token is None) == (self.token_id is None)) == (self.kind == "model_token"):
             raise ValueError("`token` or `token_id` says which row a source of kind 'model_token' is, and only there")
         return self

@@ -38,7 +38,7 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or rem
             opened.load()
     except UnidentifiedImageError:  # its words are the buffer's address in memory
         size = f"its {len(image)} bytes are" if isinstance(image, bytes) else "it is"
-        raise MergeflowError(f"{what} cannot be decoded: {size} no image of a known format. {way_out}") from None
+        raise MergeflowError(f"{what} cannot be decoded: {size} not an image of a known format. {way_out}") from None
     # PIL's decoders raise many types on damaged files (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
         raise MergeflowError(f"{what} cannot be decoded ({type(error).__name__}: {error}). {way_out}") from error
