@@ -1,4 +1,4 @@
-"""Everything that only a card can say, in sections: tables, logs and findings in one folder.
+"""Everything that only a CUDA device can show, in sections: tables, logs and findings in one folder.
 
     python -m benchmarks.device --all --out RESULTS                   # on CUDA; about half an hour
     python -m benchmarks.device --all --out RESULTS --seconds 570     # as much as fits; the same command goes on

@@ -1,4 +1,4 @@
-"""Faults of our own in a stage: one traceback, the stage's, whichever process it ran in."""
+"""Faults of our own in a stage: only the stage's traceback is shown, whichever process it ran in."""
 
 import traceback
 
@@ -6,7 +6,7 @@ from mergeflow.errors import MergeflowError
 
 
 def keep_traceback(error: BaseException) -> None:
-    """Attach the traceback to an error that is not people's, as a note: notes survive the way from another process."""
+    """Attach the traceback as a note to an error that bad input did not cause: notes survive between processes."""
     if not isinstance(error, MergeflowError):
         error.add_note("".join(traceback.format_exception(error)))
 

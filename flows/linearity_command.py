@@ -1,4 +1,4 @@
-"""`mergeflow linearity`: do the features of these experts combine as their weights do, and at which layer not?"""
+"""`mergeflow linearity`: do features of experts combine as their weights do, and at which layers do they not?"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         batch_size: Annotated[int, typer.Option(min=1, help="Samples in memory at a time.")] = 64,
         out: Annotated[Path | None, typer.Option(help="Folder for result.json, samples.parquet and a picture.")] = None,
     ) -> None:
-        """Compare features of averaged weights with averaged features: will these experts merge, and where not?"""
+        """Compare features of averaged weights with averaged features: will these experts merge? Where not?"""
         import torch
 
         from mergeflow.linearity.layers import check_layers, find_layers

@@ -24,8 +24,8 @@ def mend_locks(root: Path) -> bool:
     """Mend what a killed DVC has cut off; return whether there was anything.
 
     Each lock file becomes git's last version, or none. Nothing is lost: the stages' own manifests know what has run,
-    and the next run records it again. The list of who reads and writes what, which is of running processes only, goes.
-    To be called after DVC has refused to read them: while it holds its lock, nobody else writes.
+    and the next run records it again. The list of who reads and writes what is removed: it concerns running processes
+    only. To be called after DVC has refused to read them: while it holds its lock, nobody else writes.
     """
     names = [file.replace(".yaml", ".lock") for file in (MAIN, STUDIES)]
     cut = [name for name in names if (root / name).exists() and not is_whole((root / name).read_text("utf-8"))]

@@ -11,7 +11,7 @@ from tasks.project.runner import has_run, remove_outputs
 def remove_orphans(root: Path, report: Callable[[str], object]) -> None:
     """Remove the outputs of stage items that params.yaml no longer has; what DVC has recorded stays in its cache.
 
-    Stages that read the folder above would hash them into dvc.lock, and a clone that pulls has them not.
+    Stages that read the folder above would hash them into dvc.lock, and a clone that pulls does not have them.
 
     Args:
         root: the project folder.

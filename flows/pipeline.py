@@ -170,7 +170,7 @@ def _is_done(state: State[Any] | None) -> bool:
 
 
 def _raise_first(failures: dict[str, State[Any]]) -> None:
-    """Raise what went wrong: people's errors together in one message, a fault of ours as it is."""
+    """Raise what went wrong: errors of bad input together in one message, a fault of ours as it is."""
     messages = []
     for address, state in failures.items():
         try:

@@ -1,4 +1,4 @@
-"""Which stages a run has to bring up to date. It knows no Prefect, so that a run with nothing to do starts none."""
+"""Which stages a run has to bring up to date. Prefect is not imported here: a run with nothing to do starts none."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The project's commands for the registry: what is live, why, where it comes from, and what was before."""
+"""The project's commands for the registry: versions, their origin, promotion, rollback, serving."""
 
 import json
 from collections.abc import Callable
@@ -166,7 +166,7 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         who: Annotated[str | None, typer.Option(help="Who decided; by default the user of this machine.")] = None,
         why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
     ) -> None:
-        """Return to the champion before the present one; again, to the one before that."""
+        """Return to the champion before the present one; called again, to the one before that."""
         from registry.promotion import rollback
 
         store, model, _ = opened(name)

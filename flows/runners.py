@@ -44,7 +44,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
 
 
 def end_with_driver() -> None:
-    """Let this worker process end as soon as the driver has: killed, that leaves its workers waiting for ever."""
+    """Let this worker process end as soon as the driver has; a killed one would leave its workers waiting for ever."""
     driver = multiprocessing.parent_process()
     assert driver is not None, "a worker of a pool has a parent"
 

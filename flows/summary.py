@@ -1,4 +1,4 @@
-"""The end of a run on the terminal: the result table, the registered model, the report."""
+"""Prints the end of a run: the result table, the registered model, the path of the report."""
 
 import json
 from pathlib import Path

@@ -35,8 +35,8 @@ def presence(root: Path) -> Iterator[None]:
 def _signed_in(root: Path) -> Iterator[Path]:
     """Hold a lock file that has the run's id as name while the block runs, waiting or working.
 
-    The operating system lets go of the lock when the process dies, and the file stays: its run is one of which the
-    server still believes that it is running, because nobody who watched it is left.
+    The operating system lets go of the lock when the process dies, and the file stays: so the next run finds it, and
+    tells the server that this run is over.
     """
     own = root / STATE / "runs" / f"{flow_run.id}.lock"
     own.parent.mkdir(parents=True, exist_ok=True)

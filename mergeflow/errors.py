@@ -1,4 +1,4 @@
-"""Errors for people: one class, one voice."""
+"""The error that people see, and messages that several places share."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
 
 
 def together(*checks: Callable[[], object]) -> None:
-    """Run all checks, whatever the first of them find.
+    """Run all checks, and raise the faults of all of them in one error.
 
     Raises:
         MergeflowError: What they found, all of it, one after the other.

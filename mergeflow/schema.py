@@ -1,4 +1,4 @@
-"""Records that people write: one frozen base model, and one voice for what is wrong with what they wrote."""
+"""Records that people write: one frozen base model, and one form of message for all faults in them."""
 
 import re
 from collections.abc import Iterable, Mapping

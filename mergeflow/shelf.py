@@ -1,4 +1,4 @@
-"""One shelf for what is found by name: declared in a package of ours, in installed ones, or in the project's folder."""
+"""Things that are found by name: declared in a package of ours, in installed ones, or in the project's folder."""
 
 import pkgutil
 from collections.abc import Iterable, Mapping

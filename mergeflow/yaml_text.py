@@ -1,4 +1,4 @@
-"""YAML as people write it: like the safe loader's, but a key that stands twice is an error, not the last one's."""
+"""YAML as people write it, read as the safe loader reads it, except that a key that stands twice is an error."""
 
 import re
 from pathlib import Path

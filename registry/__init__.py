@@ -1,4 +1,4 @@
-"""registry: what is live. MLflow and only MLflow: log, register, gate, promote, roll back, look up.
+"""The registry, which is MLflow's: log, register, ask the gates, promote, roll back, look up.
 
 Importing this package imports no MLflow (that costs seconds); its modules do. The environment is set here, before
 any of them can: MLflow reads these names once, when it is imported.

@@ -1,4 +1,4 @@
-"""Who is champion, who was before, and what a crash or a hand left to repair: pure functions over a snapshot.
+"""Which version is champion, which ones were, and what a crash or a change by hand left to repair; pure functions.
 
 The truth is one alias. Every change first writes its event, numbered, as a tag of the registered model (the intent),
 then moves the alias (the commit), then updates what is derived: the tag that says which event was the last, the alias

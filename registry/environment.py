@@ -1,4 +1,4 @@
-"""What computed a result besides its inputs: code, interpreter, packages, processor. Bits may differ where these do."""
+"""What a result depends on besides its inputs: code, interpreter, packages, processor. Where they differ, bits may."""
 
 import hashlib
 import platform

@@ -1,4 +1,4 @@
-"""The decision: may this candidate replace the champion? A pure function of figures; nothing here knows MLflow."""
+"""The decision: may this candidate replace the champion? A pure function of figures, without MLflow."""
 
 import math
 from collections.abc import Collection, Mapping

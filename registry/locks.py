@@ -1,4 +1,4 @@
-"""Who may change the registry now: one holder per name, let go by the operating system when its process dies."""
+"""Locks of the registry: one holder per name; the operating system releases the lock when its holder dies."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""A pipeline's run and its children in MLflow: all of it, once."""
+"""Logs a pipeline's run and its children in MLflow, completely and once."""
 
 import json
 import re

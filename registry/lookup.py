@@ -1,4 +1,4 @@
-"""Questions about what is live; they change nothing and answer in plain values."""
+"""Questions about what is registered; they change nothing and are answered in plain values."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ from registry.versions import (
 
 @dataclass(frozen=True)
 class Current:
-    """Who is who.
+    """The versions that a model's aliases stand for now.
 
     Args:
         name: of the registered model.

@@ -275,7 +275,7 @@ def _derive(store: Store, name: str, found: Snapshot, state: State) -> None:
 
 
 def _log_decision(store: Store, name: str, number: str, state: State, decision: Decision, force: Force | None) -> None:
-    """Keep the answer where people look: a JSON file with the run (or the model), a summary on the version."""
+    """Record the answer: a JSON file with the run (or the model), and a summary as a tag of the version."""
     against = state.champion or "none"
     document = {"model": name, "version": number, "against": against, "at": _now(), **asdict(decision)}
     document |= {"reasons": decision.reasons, "force": asdict(force) if force else None}

@@ -151,7 +151,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _environment(packages: Sequence[str]) -> dict[str, Any]:
-    """Return what the model needs, at this machine's versions; given whole, or MLflow looks for pip and complains."""
+    """Return what the model needs, at this machine's versions; in full, or MLflow looks for pip and warns."""
     found = []
     for name in (*_REQUIRED, *packages):
         try:

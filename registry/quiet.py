@@ -1,4 +1,4 @@
-"""MLflow with its model half, imported without the warning that its own type hints raise on the way."""
+"""Imports MLflow with its models, without the warning that its own type hints raise."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What is logged of a pipeline run: plain values that the caller fills; nothing here knows MLflow."""
+"""What is logged of a pipeline run, as plain values that the caller fills in; nothing here imports MLflow."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

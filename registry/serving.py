@@ -1,4 +1,4 @@
-"""One version behind HTTP, in this process: MLflow's scoring server, without its search for programs on the PATH."""
+"""Serves one version over HTTP in this process, with MLflow's scoring server but without its search for programs."""
 
 import logging
 import socket

@@ -1,4 +1,4 @@
-"""Registered versions: made once per fingerprint, weights and evidence inside, and read back as plain values."""
+"""Registered versions: each is made once per fingerprint, holds weights and evidence, and is read as plain values."""
 
 import json
 import shutil

@@ -107,7 +107,7 @@ def _write_tables(results: Results, folder: Path) -> None:
 
 
 def cosines(results: Results) -> Figure | None:
-    """Draw the cosine matrix of the task vectors: blue above zero, orange below, as deep as the value."""
+    """Draw the cosine matrix of the task vectors: blue above zero, orange below, deeper with the magnitude."""
     tasks, matrix = results.geometry["tasks"], results.geometry["cosine"]
     count = len(tasks)
     if count < 2:

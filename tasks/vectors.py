@@ -1,4 +1,4 @@
-"""Stage `vectors`: task vectors, and how they lie to each other."""
+"""Stage `vectors`: task vectors, their norms and their cosines."""
 
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix, norm

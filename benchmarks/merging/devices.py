@@ -1,4 +1,4 @@
-"""When a CUDA device pays: each method's merge on the processor and on the device, and what moving the data costs.
+"""When a CUDA device is worth it: each method's merge on the processor and on the device, and the cost of moving data.
 
 A row is two processes, one for each place, on the same files. Seconds are those of the merge alone: imports and the
 start of the device are left out. The transfer is measured by a method that only moves what the merge moves.

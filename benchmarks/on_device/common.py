@@ -1,4 +1,4 @@
-"""What the sections share: clocks that wait for the device, synthetic images on disk, the card's speed."""
+"""What the sections share: clocks that wait for the device, synthetic images on disk, the device's speed."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Merging on a card: which methods pay, and AdaMerging's memory."""
+"""Merging on a device: which methods gain by it, and AdaMerging's memory."""
 
 import subprocess
 import sys

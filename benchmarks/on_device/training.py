@@ -1,4 +1,4 @@
-"""Fine-tuning on a card: images a second beside a plain loop, hours of MIMA, a step of a language model with LoRA."""
+"""Fine-tuning on a device: images a second beside a plain loop, hours of MIMA, a step of a language model with LoRA."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How task vectors lie to each other: norms and cosines of whole state dicts, in float64."""
+"""How task vectors relate to each other: norms and cosines of whole state dicts, in float64."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Gradients along a fine-tuning run: how long each epoch's is, and how it lies to the first."""
+"""Gradients along a fine-tuning run: the length of each epoch's gradient, and its angle to the first."""
 
 from collections.abc import Mapping, Sequence
 

@@ -67,7 +67,7 @@ class Plane:
 
 
 def plane_through(origin: State, first: State, second: State) -> Plane:
-    """Return the plane through three models: u points at the first, v is what the second has off it.
+    """Return the plane through three models: u points at the first, v along the second's part orthogonal to u.
 
     u = τ_1/‖τ_1‖, v = (τ_2 − ⟨τ_2, u⟩ u)/‖·‖ with τ_i = θ_i − origin
 

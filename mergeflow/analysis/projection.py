@@ -1,4 +1,4 @@
-"""Many models seen from far: distances between state dicts, and their principal components, in one streamed pass.
+"""Many models at a glance: distances between state dicts, and their principal components, in one streamed pass.
 
 Everything follows from the Gram matrix of the centred models, G_ij = ⟨θ_i − θ̄, θ_j − θ̄⟩, which is n × n however large
 the models are. It is summed tensor by tensor, block by block: float64 copies exist of one block of n models only.
@@ -140,8 +140,8 @@ def _leading(gram: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.n
 class Projection:
     """Models on their first k principal components.
 
-    The components are kept as mixtures of the points, c_j = Σ_i mixture_ij (θ_i − θ̄), so nothing as large as a model is
-    held but the points themselves, which may be lazy.
+    The components are kept as mixtures of the points, c_j = Σ_i mixture_ij (θ_i − θ̄), so nothing as large as a model
+    is held but the points themselves, which may be lazy.
 
     Attributes:
         points: the state dicts that the components were found from, by name.

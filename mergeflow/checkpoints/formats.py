@@ -1,4 +1,4 @@
-"""One way in for every input format: a file, a sharded folder, a pickled state dict, a model folder, an adapter."""
+"""Opens every input format: a file, a sharded folder, a pickled state dict, a model folder, an adapter."""
 
 import json
 from pathlib import Path, PurePath

@@ -1,4 +1,4 @@
-"""Files that are not checkpoints, whatever their name says: those that people meet, told by their first bytes."""
+"""Files that are not checkpoints, whatever their names say, recognised by their first bytes."""
 
 import os
 from pathlib import Path

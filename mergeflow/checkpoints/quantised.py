@@ -1,4 +1,4 @@
-"""Quantised weights: told by config.json, by scales beside codes; and made numbers again, on any machine.
+"""Quantised weights, recognised by config.json or by scales beside codes, and made plain numbers on any machine.
 
 Codes and their scales cannot be merged separately: every way into a merge refuses them. `mergeflow convert` reads the
 layouts below with the numbers that stand in the file, so that no library of the format is needed.
@@ -55,7 +55,7 @@ class Quantised:
         return bool(self.weights or self.formats or self.declared)
 
     def words(self) -> str:
-        """Say how it was told."""
+        """Say how it was recognised."""
         method = self.declared.get("quant_method", "some method")
         told = [f"`quantization_config` of config.json ({method})"] if self.declared else []
         told += [f"scales beside {len(self.weights)} weights such as '{min(self.weights)}'"] if self.weights else []

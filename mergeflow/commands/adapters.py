@@ -31,7 +31,7 @@ def extract_lora(
     ignore: Annotated[list[str] | None, typer.Option(help="Tensors to leave as the base has them; a pattern.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the adapter; float32 factors by default.")] = None,
 ) -> None:
-    """Write what an expert changed of its base as a PEFT LoRA folder, by SVD, and tell the error by layer."""
+    """Write what an expert changed of its base as a PEFT LoRA folder, by SVD, and print the error of each layer."""
     from mergeflow.checkpoints.fingerprint import short
     from mergeflow.merging import merge
     from mergeflow.merging.files.recipe import make_recipe

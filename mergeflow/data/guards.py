@@ -1,4 +1,4 @@
-"""What a prepared task never has: one content in two splits or under two labels, classes that are not measured."""
+"""Checks of a prepared task: no content is in two splits or under two labels, no class goes unmeasured."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence

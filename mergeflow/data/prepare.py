@@ -1,4 +1,4 @@
-"""Prepare a task: decode every example once, write Parquet and arrays, and say in a manifest what was done."""
+"""Prepare a task: decode every example once, write Parquet and arrays, and record in a manifest what was done."""
 
 import json
 import os

@@ -86,7 +86,7 @@ def sample_size(deviation: float, margin: float) -> int:
 
 
 def promised_margin(deviation: float, count: int) -> float:
-    """Return the ε that m subsets promise: 1.96 σ / √m, what `sample_size` turns round.
+    """Return the ε that m subsets promise: 1.96 σ / √m, the inverse of `sample_size`.
 
     Example:
         >>> round(promised_margin(0.25, 97), 3)
@@ -136,7 +136,7 @@ def draw_subsets(items: Sequence[str], size: int, count: int, seed: int) -> list
 def subset_interval(values: Sequence[float], population: int) -> tuple[float, float]:
     """Return the mean over subsets drawn without repetition, and half its 95 % interval.
 
-    t_{m−1} · s/√m · √(1 − m/M): nothing is left to chance where all M subsets were measured.
+    t_{m−1} · s/√m · √(1 − m/M): it is 0 where all M subsets were measured.
 
     Args:
         values: one per subset, m ≥ 1.

@@ -1,4 +1,4 @@
-"""Will these experts merge, and at which layer does it break: every pair of them, on samples without labels."""
+"""Whether experts will merge, and at which layer they will not: every pair of them, on samples without labels."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

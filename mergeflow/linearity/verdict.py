@@ -1,4 +1,4 @@
-"""Whether features combine as weights do, layer by layer: holds, does not, or undecided."""
+"""Whether features combine as weights do, layer by layer: it holds, does not hold, or is undecided."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

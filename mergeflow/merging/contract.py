@@ -1,4 +1,4 @@
-"""The contract that every merge method keeps, whatever it does: run it on a method of your own before you trust it."""
+"""The contract that every merge method keeps; run it on a method of your own before you trust it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What mergekit calls the methods and arguments of the catalog, for messages to people who come from there."""
+"""What mergekit calls the methods and arguments of the catalog, for messages to people who know mergekit."""
 
 from collections.abc import Mapping
 from typing import Any

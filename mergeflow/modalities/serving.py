@@ -1,4 +1,4 @@
-"""Registered models read back and asked; training imports none of it."""
+"""Registered models, read back to answer requests; training imports none of it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -37,7 +37,7 @@ def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
 
 
 def _near(task: str, known: Any) -> list[str]:
-    """The harness knows thousands of tasks; a message shows those that begin alike."""
+    """Return the tasks that begin alike: the harness knows thousands, too many for a message."""
     return [name for name in known if name[:2] == task[:2]][:200]
 
 

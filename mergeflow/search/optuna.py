@@ -93,7 +93,7 @@ def _range(found: Mapping[str, Any], whole: bool) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna's remarks off the terminal while it works; its level is as before afterwards."""
+    """Keep Optuna's messages off the terminal while it works; afterwards its level is as before."""
     logger = logging.getLogger("optuna")
     before = logger.level
     logger.setLevel(logging.WARNING)

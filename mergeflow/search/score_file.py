@@ -1,4 +1,4 @@
-"""The section `score` of a sweep file: who scores the candidates, for models that are not image encoders."""
+"""The section `score` of a sweep file: how candidates are scored that are not image encoders."""
 
 from pathlib import Path
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Who scores whole models: what a scorer is given, and what it must return."""
+"""Scorers of whole models: what a scorer is given, and what it must return."""
 
 import math
 import shutil
@@ -35,7 +35,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class CandidateModel:
-    """A model to be scored, as the scorer likes it.
+    """A model to be scored, as a state dict or as a folder.
 
     Attributes:
         state: Its tensors, in memory or lazy.
@@ -49,7 +49,7 @@ class CandidateModel:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Give the path of a model folder, which is removed afterwards; a model that is a folder already is its own."""
+        """Give the path of a model folder, which is removed afterwards unless the model is a folder already."""
         if isinstance(self.state, LazyStateDict) and not self.state.is_task_vector and _is_model(Path(self.state.path)):
             yield Path(self.state.path)
             return

@@ -1,4 +1,4 @@
-"""How a CUDA device computes: torch's switches, one setting a process, held by whoever computes under them."""
+"""How a CUDA device computes: torch's switches, which are one setting for all threads of a process."""
 
 import os
 from collections.abc import Callable, Iterator

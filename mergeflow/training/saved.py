@@ -1,4 +1,4 @@
-"""A run's state on disk: there whole or not at all, and only ever continued by the run that saved it."""
+"""A run's state on disk: it is there whole or not at all, and only the run that saved it continues it."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What is remembered of a fine-tuning run: one row per epoch, small enough to keep for ever, and its cost."""
+"""What is remembered of a fine-tuning run: one row per epoch, small enough to be kept for good, and its cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -82,7 +82,7 @@ class Trajectory:
     first_gradient: list[Tensor] = field(default_factory=list)
 
     def add_step(self, loss: float, gradient_norm: float) -> None:
-        """Add what one step is known by, as soon as it is known."""
+        """Add the loss and the gradient's norm of one step, as soon as they are known."""
         self.loss_sum += loss
         self.norm_sum += gradient_norm
         self.steps_in_epoch += 1

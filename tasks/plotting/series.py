@@ -1,4 +1,4 @@
-"""The figures' numbers as tidy tables, one record a point, for `dvc plots`, MLflow and anybody's own drawing."""
+"""The figures' numbers as tidy tables, one record a point, for `dvc plots`, MLflow and your own figures."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""A project beside the project: its graph and inputs, other choices, for work that must not touch its outputs."""
+"""A project beside the project: it has the same graph and inputs but other choices, and leaves the outputs alone."""
 
 import shutil
 from collections.abc import Iterator, Mapping

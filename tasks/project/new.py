@@ -1,4 +1,4 @@
-"""A new project: a folder of choices beside the installed code. Its files are those of the repository's root."""
+"""Makes a new project: a folder of choices beside the installed code. Its files are those of the repository's root."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A new study in a project's own folder: its files, its choices, and its stage."""
+"""Makes a new study in a project's own folder: its files, its choices and its stage."""
 
 import os
 import re

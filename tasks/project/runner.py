@@ -85,7 +85,7 @@ def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
 
 @contextmanager
 def progress_file(state: Path, name: str) -> Iterator[Progress]:
-    """Give a callback that leaves word of the stage's progress in a file while it runs.
+    """Give a callback that writes the stage's progress to a file while it runs.
 
     A file, because whoever shows the progress may be another process, whatever runner placed the stage.
     """

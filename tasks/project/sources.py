@@ -1,4 +1,4 @@
-"""What a stage reads below `inputs`: only what its parameters name, so that other people's files change nothing."""
+"""What a stage reads below `inputs`: only what its parameters name, so that other files there make nothing stale."""
 
 from collections.abc import Iterator
 from posixpath import normpath

@@ -1,4 +1,4 @@
-"""The figures on the page: each SVG made part of it, in the reader's colours, its identifiers its own."""
+"""The figures on the page: each SVG becomes part of it, in the reader's colours and with identifiers of its own."""
 
 import re
 from collections.abc import Mapping

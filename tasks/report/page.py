@@ -1,4 +1,4 @@
-"""The page: results into words, words into the template, the whole onto disk in one move."""
+"""The report's page: results are put into words, words into the template, and the page appears whole on disk."""
 
 import math
 import os

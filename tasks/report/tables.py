@@ -1,4 +1,4 @@
-"""The report's tables as plain values: the template prints them all in one way, the script sorts them all."""
+"""The report's tables as plain values: the template prints them all in one way, and the script sorts them all."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One row; `marked` rows stand out, `apart` rows are quiet (what is compared with, not what competes)."""
+    """One row; `marked` rows stand out, `apart` rows are quiet: they are what the others are compared with."""
 
     cells: list[Cell]
     marked: bool = False

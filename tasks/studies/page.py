@@ -1,4 +1,4 @@
-"""A study's page in the docs, written from its outputs: nothing on it is typed by hand but the study's docstring."""
+"""A study's page in the docs, written from its outputs: only the study's docstring on it is written by hand."""
 
 import json
 import os

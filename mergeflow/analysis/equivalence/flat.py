@@ -1,4 +1,4 @@
-"""Models and examples as losses of one flat float64 vector, and trained by the training loop."""
+"""Models and examples as losses of one flat float64 vector, and their training by the training loop."""
 
 from collections.abc import Sequence
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""One merge of mergekit as a recipe: what means the same is carried over, all else is named."""
+"""One merge of mergekit as a recipe: what means the same is carried over, and everything else is named."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where the result of a merge goes: nothing that is not ours may stand in its place."""
+"""Where the result of a merge goes: it never replaces what mergeflow did not make."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _MADE_HERE = {"mergeflow.recipe", KIND, EXTRACTED, CONVERTED}
 
 
 def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Return where a merge's result goes; nothing that is not ours stands in its place or its card's.
+    """Return where a merge's result goes, once it is known that neither it nor its card replaces a file of others.
 
     Args:
         out: Where the result should go.
@@ -114,7 +114,7 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
 
 
 def check_card(path: Path) -> None:
-    """Check that a card may be written: nothing is there but an older card of ours.
+    """Check that a card may be written: at most an older card of ours is there.
 
     Raises:
         MergeflowError: Somebody else's file or a folder has the card's name.

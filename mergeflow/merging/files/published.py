@@ -36,7 +36,7 @@ def _here(recipe: Recipe) -> Recipe:
 
 
 def public_name(path: str) -> str:
-    """Return a path without what is this machine's: relative to the current folder where it is below, else its name."""
+    """Return a path without this machine's folders: relative to the current folder where it is below, else its name."""
     return _shortened([path])[path]
 
 

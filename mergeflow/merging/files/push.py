@@ -1,4 +1,4 @@
-"""A merged folder, sent to the Hugging Face Hub: what the merge made, as it made it, and nothing else."""
+"""A merged folder, sent to the Hugging Face Hub: the files that the merge made, unchanged, and no others."""
 
 import re
 from collections.abc import Callable

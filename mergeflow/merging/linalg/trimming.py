@@ -80,7 +80,7 @@ def _windows(found: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _
 
 
 def _window(sample: NDArray[Any], starts: NDArray[Any], k: int, numel: int) -> tuple[float, float]:
-    """Return two magnitudes that very probably have the k-th largest of all between them; runs begin at `starts`."""
+    """Return two magnitudes between which the k-th largest of all very probably lies; runs begin at `starts`."""
     count = len(sample)
     if k == 0 or count == 0:
         return inf, inf
@@ -203,7 +203,7 @@ def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _finish(found: _Found, model: Model, args: Any, rank: Rank, name: str) -> None:
-    """Say the thresholds and the majority, where the counts prove them."""
+    """Return the thresholds and the majority, where the counts prove them."""
     windows: _Windows = model.known[f"{name}.sample"]
     k, cuts = rank(args, model.numel), []
     for index in _each(model):

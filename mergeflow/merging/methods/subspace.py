@@ -58,7 +58,7 @@ def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tenso
 
 
 def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Put the experts' U, σ and V side by side; the parts are let go, so that they are not held twice."""
+    """Put the experts' U, σ and V side by side; the parts are released, so that they are not held twice."""
     sides = [list(side) for side in zip(*factors, strict=True)]
     factors.clear()
     joined = []

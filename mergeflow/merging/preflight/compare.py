@@ -15,7 +15,7 @@ from mergeflow.merging.vocabulary.tables import vocab_sizes
 def compare(
     base: LazyStateDict, experts: Mapping[str, LazyStateDict], tokenizer: str | None = None, *, templated: bool = False
 ) -> list[Finding]:
-    """Return what the experts' folders say otherwise than the base's; a file outside a model folder says nothing.
+    """Return how the experts' folders differ from the base's; a file outside a model folder says nothing.
 
     Args:
         base: The base.

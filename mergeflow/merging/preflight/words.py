@@ -90,7 +90,7 @@ def _some(tokens: list[str]) -> str:
 
 
 def special_findings(base: Path | None, experts: Folders) -> list[Finding]:
-    """Return which special tokens experts have otherwise than the base."""
+    """Return which special tokens of experts differ from the base's."""
     own, others = _special(base), {name: _special(folder) for name, folder in experts.items()}
     found = []
     for key in _SPECIAL:

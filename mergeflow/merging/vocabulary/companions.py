@@ -72,7 +72,7 @@ def _replace(source: Path, folder: Path) -> None:
 
 
 def _extend(result: Vocabulary, folder: Path) -> None:
-    """Write a new tokenizer.json; forms of the old one that would disagree with it go."""
+    """Write a new tokenizer.json; older forms of the tokenizer that would disagree with it are removed."""
     write_text(folder / TOKENIZER, as_text(result.content))
     for pattern in _DERIVED:
         for file in folder.glob(pattern):

@@ -1,4 +1,4 @@
-"""Models of different vocabularies brought to one: the way in for a merge of files."""
+"""Models of different vocabularies, brought to one vocabulary before their files are merged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

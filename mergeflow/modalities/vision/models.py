@@ -114,7 +114,7 @@ _CREATION = Lock()  # random weights come from torch's global generator, which t
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep open_clip's remarks, such as the one about random weights, off the terminal."""
+    """Keep messages of open_clip, such as the one about random weights, off the terminal."""
     root, sink = logging.getLogger(), logging.NullHandler()  # without any handler logging would install one for good
 
     def foreign(record: logging.LogRecord) -> bool:

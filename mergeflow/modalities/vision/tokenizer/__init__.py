@@ -1,4 +1,4 @@
-"""The word-level tokenizer of pocket-clip: a small vocabulary, hash buckets for all other words."""
+"""The word-level tokenizer of pocket-clip: a small vocabulary, with hash buckets for all other words."""
 
 import hashlib
 import re
