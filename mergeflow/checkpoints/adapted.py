@@ -80,7 +80,10 @@ class ExpertsEntry:
         return found
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened difference, float32; only the experts within are formed."""
+        """Return elements start..stop of the flattened difference, [stop − start], float32.
+
+        Only the experts that have some of these elements are formed.
+        """
         down, up = self.factors()
         size = self.shape[0] * self.shape[1]
         first, last = start // size, -(-stop // size)

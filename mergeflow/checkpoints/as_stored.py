@@ -16,7 +16,14 @@ from mergeflow.checkpoints.views import view
 
 
 def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
-    """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed."""
+    """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed.
+
+    Args:
+        expert: What notes call the state.
+        base: The base, with the names and stacks that are wanted.
+        state: An expert, of the base's architecture.
+        notes: Gets a line where listed experts are read as stacks or the other way round.
+    """
     config = config_of(base)
     # The bias of a masked model's head: its module's own, under the name that the head gives it.
     biases = {

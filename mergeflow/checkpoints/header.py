@@ -33,7 +33,7 @@ class TensorInfo:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Self:
-        """Return shape and type of a tensor in memory."""
+        """Return shape and type of a tensor [...] in memory."""
         return cls(tuple(tensor.shape), dtype_of(tensor.dtype))
 
     @property

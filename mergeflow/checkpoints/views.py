@@ -16,7 +16,16 @@ def view(
     tied: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
 ) -> LazyStateDict:
-    """Return some tensors of a state, under other names where `rename` says so; the files stay the state's own."""
+    """Return some tensors of a state, under other names where asked for; the files stay the state's own.
+
+    Args:
+        state: The state; its metadata, path and configuration go along.
+        names: Of the tensors that are kept.
+        entries: Where their data come from, by name; the state's by default.
+        infos: Their shapes and types, by name; the state's by default.
+        tied: Names that share storage, each with the first of its group; the state's by default.
+        rename: New names, by the state's own.
+    """
     entries, infos, rename = entries or state.entries, infos or state.infos, rename or {}
     ties = state.tied if tied is None else tied
     chosen = set(names)
