@@ -23,7 +23,7 @@ _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
 _WRAPPED = ".base_layer."
-_INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
+INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
 # Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
 # each parameter that it adapts, the first of them innermost.
 EXPERT_STACKS = ("gate_up_proj", "down_proj")
@@ -95,9 +95,9 @@ def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) ->
 
 def _weight_name(module: str, stored: LazyStateDict) -> str:
     """Return the base's name of an adapted weight; PEFT adapts `nn.MultiheadAttention` as one module with two."""
-    if f"{PREFIX}{module}{_INNER}{_A}" in stored:
+    if f"{PREFIX}{module}{INNER}{_A}" in stored:
         return f"{module}.in_proj_weight"
-    return f"{module.removesuffix(_INNER)}.out_proj.weight" if module.endswith(_INNER) else f"{module}.weight"
+    return f"{module.removesuffix(INNER)}.out_proj.weight" if module.endswith(INNER) else f"{module}.weight"
 
 
 def _parameters(config: dict[str, Any]) -> list[str]:
@@ -162,7 +162,7 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
             "linear weight; only LoRA and DoRA of such weights can be merged."
         )
     weight = f"{module}.weight"
-    owner = weight if _adapts(config, weight) else module.removesuffix(_INNER)
+    owner = weight if _adapts(config, weight) else module.removesuffix(INNER)
     rank, factor = _rank_and_factor(config, owner, down[0])
     if rank != down[0]:
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from mergeflow.checkpoints.naming import loaded_name
+from mergeflow.checkpoints.naming import loaded_name, piece_of_stack
 from mergeflow.late import torch
 
 
@@ -13,6 +13,7 @@ def names_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> dict[str
 
     Where transformers is installed and knows the class that config.json names, its own conversion tables say it: a
     ViT's `vit.encoder.layer.0.…` is `vit.layers.0.…` in memory since transformers 5. Else the renamings known here do.
+    A weight of a listed expert that is part of a stack in memory is called so: `mlp.experts.gate_up_proj[3].up`.
     """
     made = config.get("architectures")
     if isinstance(made, list) and made and find_spec("transformers") is not None:
@@ -41,5 +42,6 @@ def _by_transformers(cls: str, config: Mapping[str, Any], names: list[str]) -> d
     found = {}
     for name in names:
         loaded, _ = rename_source_key(name, renamings, [], model.base_model_prefix, known)
-        found[loaded if loaded in known else loaded_name(config, name)] = name
+        loaded = loaded if loaded in known else loaded_name(config, name)
+        found[piece_of_stack(loaded, known) or loaded] = name
     return found

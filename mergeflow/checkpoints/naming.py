@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,26 @@ def loaded_name(config: Mapping[str, Any], name: str) -> str:
     for stored, loaded in _LOADED.get(str(config.get("model_type")), ()):
         name = name.replace(stored, loaded) if stored in f".{name}" else name
     return name
+
+
+def piece_of_stack(loaded: str, known: Collection[str]) -> str | None:
+    """Return how a listed expert's weight is called as a part of the stack that transformers has in memory.
+
+    Args:
+        loaded: The weight's name, its module named as in memory.
+        known: The names that the model has in memory.
+
+    Example:
+        >>> piece_of_stack("mlp.experts.3.up_proj.weight", ["mlp.experts.gate_up_proj"])
+        'mlp.experts.gate_up_proj[3].up'
+    """
+    match = _LISTED.match(loaded)
+    if match is None:
+        return None
+    stem, expert, own = match.groups()
+    fused, way = next((fused, way) for fused, ways in _PARTS.items() for way in ways if own in way)
+    half = (".gate", ".up")[way.index(own)] if len(way) == 2 else ""
+    return f"{stem}.{fused}[{expert}]{half}" if f"{stem}.{fused}" in known else None
 
 
 @dataclass(frozen=True)

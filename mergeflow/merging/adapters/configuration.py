@@ -5,36 +5,37 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mergeflow.merging.adapters.factors import Factors
-from mergeflow.merging.adapters.slots import Slot
+from mergeflow.merging.adapters.contents import Contents
 
 # Classes of transformers for which PEFT has a task that adds no module of its own to those that are saved whole.
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 
 
 def adapter_config(
-    factors: Mapping[str, Factors],
-    slots: Mapping[str, Slot],
+    held: Contents,
     whole: Collection[str],
     biases: bool,
     names: Collection[str],
     model: Mapping[str, Any],
     base: str | None,
+    in_out: bool,
 ) -> dict[str, Any]:
     """Return adapter_config.json.
 
     Args:
-        factors: By tensor.
-        slots: Where they go, by tensor.
+        held: The adapter's factors.
         whole: Modules that are stored whole.
         biases: Whether biases of adapted modules are stored.
         names: All names of the model.
         model: Its config.json.
         base: Path or id of the base.
+        in_out: Whether adapted linear weights are stored as [in, out].
     """
-    sizes = {slots[name].module: (one.rank, alpha_of(one)) for name, one in factors.items()}
+    sizes = {
+        owner: (rank, alpha_of(rank, factor)) for owner, (rank, factor) in (held.modules | held.parameters).items()
+    }
     (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0] if sizes else ((1, 1), 0)
-    ends = _ends(sizes, names)
+    ends = _ends(held.modules, names)
     ranks = {one: own for one, (own, _) in sizes.items() if (own, sizes[one][1]) != (rank, alpha)}
     return {
         "peft_type": "LORA",
@@ -47,19 +48,20 @@ def adapter_config(
         "use_rslora": False,
         "use_dora": False,
         "bias": "lora_only" if biases else "none",
-        "fan_in_fan_out": any(slot.transposed and slot.kind == "linear" for slot in slots.values()),
+        "fan_in_fan_out": in_out,
         "init_lora_weights": True,
-        "target_modules": sorted({ends.get(one, one) for one in sizes}),
+        "target_modules": sorted({ends.get(one, one) for one in held.modules}),
+        "target_parameters": sorted(held.parameters) or None,
         "modules_to_save": sorted(whole) or None,
         "rank_pattern": _patterns({one: sizes[one][0] for one in ranks}, sizes, ends, 0),
         "alpha_pattern": _patterns({one: sizes[one][1] for one in ranks}, sizes, ends, 1),
     }
 
 
-def alpha_of(one: Factors) -> float:
+def alpha_of(rank: int, factor: float) -> float:
     """Return α with α / r = s to the last bit where such a number exists; a whole number as an integer."""
-    near = one.factor * one.rank
-    exact = next((x for x in (near, _next(near, 1), _next(near, -1)) if x / one.rank == one.factor), near)
+    near = factor * rank
+    exact = next((x for x in (near, _next(near, 1), _next(near, -1)) if x / rank == factor), near)
     return int(exact) if exact == int(exact) else exact
 
 

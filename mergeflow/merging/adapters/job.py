@@ -20,9 +20,11 @@ from mergeflow.checkpoints.ties import copies_of_embedding
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config
+from mergeflow.merging.adapters.contents import contents
+from mergeflow.merging.adapters.experts import place_of
 from mergeflow.merging.adapters.losses import lines
 from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
-from mergeflow.merging.adapters.slots import Slot, bias_key, check_no_mixture, slot_of, whole_modules, whole_roles
+from mergeflow.merging.adapters.slots import Slot, bias_key, check_known_experts, slot_of, whole_modules, whole_roles
 from mergeflow.merging.direction import settle
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card
@@ -91,28 +93,36 @@ class AdapterJob:
         changed = self._changed(slots)
         if not changed and not self.found.factors:
             raise MergeflowError("the result is the base: there is nothing for an adapter to hold.")
-        slots = {name: slots[name] for name in self.found.factors}
+        kept = {place.stack if (place := place_of(name)) and name not in slots else name for name in self.found.factors}
+        slots = {name: slots[name] for name in kept}
         names = self.stored.keys() | self.copies.keys()
         biases = {name: key for name in changed if (key := bias_key(name, slots)) is not None}
         modules = whole_modules([name for name in changed if name not in biases], names, slots)
         keys = {name: PREFIX + name for held in modules.values() for name in held} | biases
+        held = contents(self.found.factors, slots, self._shapes())
         with OutputFolder(target) as folder:
             folder.begin({}, {}, resume=False)
-            made = self._write_weights(folder.partial / ADAPTER_WEIGHTS, slots, keys)
-            config = adapter_config(self.found.factors, slots, modules, bool(biases), names, self.config, self._base())
+            made = self._write_weights(folder.partial / ADAPTER_WEIGHTS, held.tensors, keys)
+            in_out = any(slot.transposed and slot.kind == "linear" for slot in slots.values())
+            config = adapter_config(held, modules, bool(biases), names, self.config, self._base(), in_out)
             write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys)
             self._complete(folder.partial, made, inputs, notes)
             folder.publish()
         return Made(made, inputs, notes)
 
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors that are merged, by name in memory."""
+        shapes = self.inputs.model.shapes
+        return {name: shapes[stored] for name, stored in self.stored.items() if stored in shapes}
+
     def _concerned(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors that some expert has, by name in memory."""
-        shapes, experts = self.inputs.model.shapes, self.inputs.experts.values()
+        """Return the shapes of those of them that some expert has."""
+        experts = self.inputs.experts.values()
         return {
-            name: shapes[stored]
-            for name, stored in self.stored.items()
-            if stored in shapes and any(stored in state for state in experts)
+            name: shape
+            for name, shape in self._shapes().items()
+            if any(self.stored[name] in state for state in experts)
         }
 
     def _reduce(self) -> dict[str, Slot]:
@@ -131,9 +141,7 @@ class AdapterJob:
             if slot is not None:
                 slots[name] = slot
                 (algebra if summed else others).append(name)
-        check_no_mixture(
-            {name: shape for name, shape in self._concerned().items() if name not in algebra}, model.architecture
-        )
+        check_known_experts(self._concerned(), slots, model.architecture)
         self.engine.first_passes()
         found.sum_adapters({name: self.stored[name] for name in algebra})
         found.approximate({name: self.stored[name] for name in others}, slots)
@@ -154,12 +162,8 @@ class AdapterJob:
         # A head's own bias stands for the one that its module holds beside it.
         return sorted((changed | copied) - {self.copies[copy] for copy in copied if copy.endswith(".bias")})
 
-    def _write_weights(self, path: Path, slots: Mapping[str, Slot], keys: Mapping[str, str]) -> str:
+    def _write_weights(self, path: Path, tensors: Mapping[str, torch.Tensor], keys: Mapping[str, str]) -> str:
         """Write factors and whole tensors; return the fingerprint."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name, slot in slots.items():
-            one = self.found.factors[name]
-            tensors |= dict(zip(slot.keys, (one.down, one.up), strict=True))
         infos = {key: TensorInfo.of(tensor) for key, tensor in tensors.items()}
         sources: dict[str, list[str]] = {}
         for name, key in keys.items():

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.adapted import AddedEntry, LoraEntry
+from mergeflow.checkpoints.adapted import AddedEntry, ExpertsEntry, LoraEntry
 from mergeflow.checkpoints.checks import all_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.naming import PartEntry
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
@@ -64,7 +65,15 @@ class Reduction:
         coefficients = zip(self.engine.model.experts, self.engine.coefficients(stored), strict=True)
         scale = self.scale
         terms = [(scale * c, stored_factors(states[one], stored)) for one, c in coefficients if stored in states[one]]
-        terms = [(c, factors) for c, factors in terms if c]
+        for at, part in enumerate(self._parts(name, stored)):
+            self._sum_part(part, [(c, factors[at]) for c, factors in terms if c])
+
+    def _parts(self, name: str, stored: str) -> list[str]:
+        """Return the names of the matrices that a tensor holds: its own, or one for each expert of a stack."""
+        shape = self.engine.stacks.model.shapes[stored]
+        return [f"{name}[{expert}]" for expert in range(shape[0])] if len(shape) == 3 else [name]
+
+    def _sum_part(self, name: str, terms: list[tuple[float, Factors]]) -> None:
         if not terms:
             return
         exact, rank = summed(terms), self.options.rank_of(name)
@@ -82,14 +91,16 @@ class Reduction:
         loaded = {stored: name for name, stored in names.items()}
 
         def reduce(stored: str, change: Tensor) -> None:
-            norm, name = float(change.double().norm()), loaded[stored]
-            if not norm:
-                return
-            matrix = change.reshape(shapes[stored])
-            matrix = matrix.mT if slots[name].transposed else matrix
-            rank = min(self.options.rank_of(name), *matrix.shape)
-            found = approximated(matrix, rank, self.options.error)
-            self._keep(name, found if self.options.error else found.padded(rank), norm, matrix)
+            name = loaded[stored]
+            matrices = change.reshape(shapes[stored])
+            matrices = matrices.mT if slots[name].transposed else matrices
+            parts = zip(self._parts(name, stored), matrices.reshape(-1, *matrices.shape[-2:]), strict=True)
+            for part, matrix in parts:
+                norm = float(matrix.double().norm())
+                if norm:
+                    rank = min(self.options.rank_of(part), *matrix.shape)
+                    found = approximated(matrix, rank, self.options.error)
+                    self._keep(part, found if self.options.error else found.padded(rank), norm, matrix)
 
         WholeChanges(self.engine, self.scale).run(reduce, loaded)
 
@@ -168,16 +179,28 @@ def only_factors(base: LazyStateDict, states: Iterable[LazyStateDict], name: str
     entries = [state.entries[name] for state in states if name in state]
     copies = [entry.weight for entry in entries if isinstance(entry, AddedEntry)]
     count = base.infos[name].numel
-    return all(isinstance(entry, LoraEntry | AddedEntry) for entry in entries) and all(
+    return all(isinstance(_whole(entry), LoraEntry | AddedEntry | ExpertsEntry) for entry in entries) and all(
         torch.equal(copy.read(start, stop).float(), base.read(name, start, stop).float())
         for copy in copies
         for start, stop in ((at, min(at + BLOCK, count)) for at in range(0, count, BLOCK))
     )
 
 
-def stored_factors(state: Any, name: str) -> Factors:
-    """Return an adapter's factors of one tensor, in their stored type."""
+def _whole(entry: Any) -> Any:
+    return entry.whole if isinstance(entry, PartEntry) else entry
+
+
+def stored_factors(state: Any, name: str) -> list[Factors]:
+    """Return an adapter's factors of one tensor in their stored type, of each expert where it is a stack."""
     entry = state.entries[name]
+    whole = _whole(entry)
+    if isinstance(whole, ExpertsEntry):
+        every = [Factors(down, up, whole.factor) for down, up in zip(*whole.factors(), strict=True)]
+        if entry is whole:
+            return every
+        expert, start = divmod(entry.offset, whole.shape[0] * whole.shape[1])
+        first, (rows, _) = start // whole.shape[1], state.infos[name].shape
+        return [Factors(every[expert].down, every[expert].up[first : first + rows], whole.factor)]
     entry = entry.lora if isinstance(entry, AddedEntry) else entry
     assert isinstance(entry, LoraEntry), name
-    return Factors(*entry.factors(), entry.factor)
+    return [Factors(*entry.factors(), entry.factor)]

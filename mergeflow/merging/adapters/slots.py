@@ -1,16 +1,21 @@
 """Where PEFT keeps what changed of a tensor: as two factors, as a bias, or whole with its module."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mergeflow.checkpoints.lora import PREFIX
+from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
+from mergeflow.checkpoints.naming import IN_OUT_EXPERTS
 from mergeflow.checkpoints.ties import module_of
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.adapters.experts import place_of
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.roles import Role
 
-Kind = Literal["linear", "embedding"]
+Kind = Literal["linear", "embedding", "stack"]
+_EXPERT_MODULES = ("gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj")
+_LISTED_EXPERT = re.compile(r"\.experts\.\d+\.")
 # What a change of is kept whole where a merge need not keep factors that it was given.
 _WHOLE: tuple[Role, ...] = ("position", "router", "norm", "other")
 _TABLES: tuple[Role, ...] = ("embedding", "head")
@@ -22,13 +27,20 @@ class Slot:
 
     Attributes:
         module: The module's name as PEFT says it.
-        kind: Whether the module is linear (also transformers' Conv1D) or an embedding.
+        kind: Whether the module is linear (also transformers' Conv1D), an embedding, or a stack of experts.
         transposed: Whether the weight is stored as [in, out], so that B A is its transpose.
+        parameter: Whether PEFT is told the weight (`target_parameters`) instead of its module.
     """
 
     module: str
     kind: Kind
     transposed: bool
+    parameter: bool = False
+
+    @property
+    def owner(self) -> str:
+        """What adapter_config.json calls the module, or the parameter, that is adapted."""
+        return f"{self.module}.weight" if self.parameter else self.module.removesuffix(INNER)
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -44,17 +56,24 @@ def whole_roles(embeddings: str) -> tuple[Role, ...]:
     return _WHOLE if embeddings == "lora" else (*_WHOLE, *_TABLES)
 
 
-def check_no_mixture(shapes: Mapping[str, Sequence[int]], architecture: Architecture) -> None:
-    """Check that no expert of a mixture and no router is to be kept as anything but the factors it came as.
+def check_known_experts(
+    shapes: Mapping[str, Sequence[int]], slots: Collection[str], architecture: Architecture
+) -> None:
+    """Check that every expert of a mixture is a linear module, or part of a stack that is known in memory.
 
     Raises:
-        MergeflowError: Some are; transformers 4 and 5 have other modules for them.
+        MergeflowError: Some are neither.
     """
-    found = [name for name, shape in shapes.items() if architecture.role(name, shape) in ("expert", "router")]
+    found = [
+        name
+        for name, shape in shapes.items()
+        if architecture.role(name, shape) == "expert" and (name not in slots or _LISTED_EXPERT.search(name))
+    ]
     if found:
         raise MergeflowError(
-            f"{len(found)} tensors such as '{found[0]}' are experts or routers of a mixture, for which no adapter is "
-            "written. Leave them as the base has them, ignore: ['*experts*', '*gate.weight'], or write the whole model."
+            f"{len(found)} tensors such as '{found[0]}' are experts of a mixture that no adapter can hold, or whose "
+            "stack only transformers ≥ 5 can say (install it). Leave them as the base has them, ignore: ['*experts*'], "
+            "or write the whole model."
         )
 
 
@@ -71,6 +90,10 @@ def slot_of(
         whole: Roles of tensors that are not kept as factors.
     """
     role = architecture.role(name, shape)
+    place = place_of(name)
+    if place is not None or (len(shape) == 3 and name.endswith(EXPERT_STACKS)):
+        in_out = architecture.config.get("model_type") in IN_OUT_EXPERTS
+        return Slot(place.stack if place else name, "stack", in_out)
     if len(shape) != 2 or min(shape) < 2 or role in whole:
         return None
     if name.endswith(".in_proj_weight"):
@@ -80,10 +103,13 @@ def slot_of(
     module = name.removesuffix(".weight")
     attention = module.removesuffix(".out_proj")
     if f"{attention}.in_proj_weight" in names:
-        return Slot(f"{attention}.base_layer.out_proj", "linear", False)
+        return Slot(attention + INNER, "linear", False)
     if role in ("embedding", "position"):
         return Slot(module, "embedding", True)
-    return Slot(module, "linear", architecture.form(name, shape, split_fused=False).transposed)
+    transposed = architecture.form(name, shape, split_fused=False).transposed
+    # Where a model has stacks of experts, PEFT takes modules of these names for experts of transformers 4.
+    mistaken = module.rpartition(".")[2] in _EXPERT_MODULES and any(".experts." in other for other in names)
+    return Slot(module, "linear", transposed, parameter=mistaken)
 
 
 def bias_key(name: str, slots: Mapping[str, Slot]) -> str | None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.merging.adapters.configuration import adapter_config, alpha_of
+from mergeflow.merging.adapters.contents import contents
 from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
 from mergeflow.merging.adapters.slots import Slot
 
@@ -36,7 +37,7 @@ def test_sums_are_exact_and_compression_is_the_best_of_its_rank(rows, columns, t
 
 @given(st.integers(1, 64), st.floats(1e-3, 64))
 def test_alpha_gives_the_scaling_back(rank, scaling):
-    alpha = alpha_of(Factors(torch.zeros(rank, 1), torch.zeros(1, rank), scaling))
+    alpha = alpha_of(rank, scaling)
     assert alpha / rank == pytest.approx(scaling, rel=2.3e-16)
 
 
@@ -66,7 +67,8 @@ def test_the_configuration_names_ends_only_where_all_modules_of_an_end_are_adapt
     slots["m.seq.0.weight"] = Slot("m.seq.0", "linear", False)
     sizes = {name: 2 if "layers.1.q" in name else 4 for name in slots}
     factors = {name: Factors(torch.zeros(rank, 3), torch.zeros(3, rank)) for name, rank in sizes.items()}
-    config = adapter_config(factors, slots, {}, False, names, {}, "base")
+    shapes = dict.fromkeys(names, (3, 3))
+    config = adapter_config(contents(factors, slots, shapes), {}, False, names, {}, "base", False)
     # `up` is also a module that holds others, `dense` is not adapted everywhere, and `0` is a number.
     assert config["target_modules"] == [
         "m.layers.0.mlp.up", "m.layers.0.out.dense", "m.layers.1.mlp.up", "m.layers.1.out.dense", "m.seq.0", "q",
