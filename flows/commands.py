@@ -46,7 +46,9 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     @app.command("new")
     def new(
         folder: Annotated[Path, typer.Argument(help="The project folder to make; its name is the project's.")],
-        modality: Annotated[str, typer.Option(help="What the models are: vision, toy or another modality.")] = "vision",
+        modality: Annotated[
+            str, typer.Option(help="What the models are: vision, text, toy or another modality.")
+        ] = "vision",
     ) -> None:
         """Make a new project: a folder of choices that runs as it is. No code is copied."""
         made = new_project(Path.cwd() / folder, modality)

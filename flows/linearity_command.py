@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mergeflow import layout
+from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
@@ -183,7 +184,6 @@ class _Asked:
         return str(self.project / layout.BASE_MODEL)
 
     def _read(self, path: str) -> dict[str, Any]:
-        from mergeflow.checkpoints import open_checkpoint
         from mergeflow.merging.files.references import local_path
 
         with open_checkpoint(local_path(path, self.resolve)) as state:
@@ -206,7 +206,8 @@ class _Asked:
         section: Any = self.params.model
         if section.modality == "vision":
             return open_network(section.architecture, state)
-        return Opened(MODALITIES.get(section.modality).build(section), _only_prepared)
+        with open_checkpoint(base) as known:
+            return Opened(MODALITIES.get(section.modality).build(section, known.metadata), _only_prepared)
 
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:

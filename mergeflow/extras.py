@@ -12,6 +12,8 @@ EXTRAS = {
     "optuna": "search",
     "sklearn": "suite",
     "matplotlib": "suite",
+    "transformers": "text",
+    "tokenizers": "text",
     "peft": "lora",
     "datasets": "hub",
     "jinja2": "project",

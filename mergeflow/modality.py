@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +49,19 @@ class Predictions(Protocol):
         ...
 
 
+class Metric(Protocol):
+    """A figure of a task that is not the mean of scores by example, such as a correlation."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    def shares(self, outcomes: np.ndarray) -> np.ndarray:
+        """Return one number for each example, [N], whose mean is the figure, of all examples' scores [N, ...]."""
+        ...
+
+
 class Examples(Predictions, Protocol):
     """One split of one task, and how a model is judged on it. `rows` are int64 [n] on the CPU."""
 
@@ -65,8 +79,13 @@ class Examples(Predictions, Protocol):
         """Return the mean loss over `rows`, a scalar [], differentiable, in float32 or wider even under autocast."""
         ...
 
+    @property
+    def metric(self) -> Metric | None:
+        """What makes one figure of all scores; None where that is their mean, an accuracy."""
+        ...
+
     def scores(self, model: Model, rows: Tensor) -> Tensor:
-        """Return one score in [0, 1] for each of `rows`, larger is better; their mean is the task's accuracy."""
+        """Return one score in [0, 1] for each of `rows`, larger is better; or [n, ...], what the metric asks for."""
         ...
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
@@ -190,16 +209,20 @@ class Modality:
 
     Attributes:
         name: As `modality` in params.yaml's `model` names it.
-        build: The section `model` to a model with any weights: experts are rebuilt from what the section says alone.
+        build: The section `model`, and the record in the metadata of the base's weights, to a model with any weights:
+            experts and registered models are rebuilt from these alone.
         make_base: The sections `model` and `data`, and each task's manifest, to the files of a base. Heads are written
             there too: frozen ones as they stay, trained ones as training starts from them.
         open: Task, folder of a prepared split, the split's name, the task's head and the device of it, to examples.
         tower: The part of the module that holds the parameters, and that the regime `linearised` linearises; "" for
             the whole module.
+        warm: The section, the model with the base's weights and a task's training examples: fits the trained head
+            before training begins. None: training starts from the head of the base.
     """
 
     name: str
-    build: Callable[[Any], Model]
+    build: Callable[[Any, Mapping[str, str]], Model]
     make_base: Callable[[Any, Any, Mapping[str, Any], Base], None]
     open: Callable[[str, Path, str, Any, torch.device], Examples]
     tower: str = ""
+    warm: Callable[[Any, Model, Examples], None] | None = None

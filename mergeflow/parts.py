@@ -33,7 +33,7 @@ class Parts(Generic[T]):
     Example:
         >>> from mergeflow.modalities.catalog import MODALITIES
         >>> MODALITIES.names(), MODALITIES.get("vision").tower
-        (['toy', 'vision'], 'visual')
+        (['text', 'toy', 'vision'], 'visual')
     """
 
     kind: str

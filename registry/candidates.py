@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mergeflow import layout
+from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from registry.gates import Evidence
 from registry.pipeline_records import StageFiles, split_digest
@@ -35,6 +36,8 @@ def make_candidate(
     tasks = selection["tasks"]
     manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in tasks}
     winner = selection["methods"][selection["winner"]]
+    with open_checkpoint(io.dep(layout.BASE_MODEL)) as base:
+        record = base.metadata
     return Candidate(
         files=ModelFiles(
             weights=io.dep(layout.merge(selection["winner"])),
@@ -42,6 +45,7 @@ def make_candidate(
             model=io.section("model").model_dump(mode="json"),
             decoding=manifests[tasks[0]]["decoding"],
             class_names={task: manifest["class_names"] for task, manifest in manifests.items()},
+            record=record,
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),
         evidence=_evidence(io, selection, _replays(io, winner)),

@@ -17,10 +17,10 @@ class Evidence:
     """What is known of a model on the validation split.
 
     Args:
-        accuracy: task to accuracy, 0..1.
+        accuracy: task to accuracy, 0..1; or to a figure by another metric, -1..1.
         expert_accuracy: task to the accuracy of its own expert, in (0, 1]; what accuracies are normalised by.
-        scores: task to float32 [n], one score in [0, 1] per validation example in the split's order; empty where not
-            recorded.
+        scores: task to float32 [n], one score per validation example in the split's order, whose mean is the accuracy;
+            empty where not recorded.
         digests: task to the SHA-256 of its validation split; two models are paired example by example only where equal.
         reproducible: whether replaying the recipe gave the same bytes; None when nobody tried.
     """
@@ -119,7 +119,7 @@ def comparable(candidate: Evidence, champion: Evidence) -> bool:
 
 
 def _complete(who: str, evidence: Evidence) -> Gate:
-    wrong = [task for task in evidence.accuracy if not 0.0 <= evidence.accuracy[task] <= 1.0]
+    wrong = [task for task in evidence.accuracy if not -1.0 <= evidence.accuracy[task] <= 1.0]
     wrong += [task for task in evidence.accuracy if not 0.0 < evidence.expert_accuracy.get(task, math.nan) <= 1.0]
     wrong += [task for task in evidence.expert_accuracy if task not in evidence.accuracy]
     if not evidence.accuracy:

@@ -32,6 +32,7 @@ class ModelFiles:
         model: the section `model` of params.yaml, which names the modality and decides the module.
         decoding: how examples are stored, as the tasks' manifests record it.
         class_names: task name to its classes in label order, for tasks without a head.
+        record: the metadata of the base's weights, which together with `model` decides the module.
         documents: further JSON documents kept with the weights by file stem, such as {"recipe": {...}}.
     """
 
@@ -40,6 +41,7 @@ class ModelFiles:
     model: Mapping[str, Any]
     decoding: Mapping[str, Any]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    record: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,10 +69,14 @@ def _schema(columns: Mapping[str, Kind]) -> Any:
     known: dict[Kind, Any] = {
         "bytes": kind.binary,
         "text": kind.string,
+        "optional text": kind.string,
         "number": kind.double,
         "shares": schema.Map(kind.double),
     }
-    return schema.Schema([schema.ColSpec(known[found], name) for name, found in columns.items()])
+    optional: Kind = "optional text"
+    return schema.Schema(
+        [schema.ColSpec(known[found], name, required=found != optional) for name, found in columns.items()]
+    )
 
 
 def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | None = None) -> None:
@@ -111,7 +117,7 @@ def check_pyfunc(folder: Path, served: Served) -> None:
             "Its weights, heads and `model` section must belong together."
         ) from error
     for name, kind in served.outputs.items():
-        found = [sum(value.values()) if kind == "shares" else value for value in answer[name]]
+        found = [(sum(value.values()) if value else 1.0) if kind == "shares" else value for value in answer[name]]
         wrong = kind == "shares" and not np.allclose(found, 1.0, atol=1e-6)
         if wrong or (kind == "number" and not np.all(np.isfinite(found))) or len(found) != len(example):
             raise MergeflowError(
@@ -136,6 +142,7 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
         _place(path, inside / heads[task])
     config: dict[str, Any] = {"model": dict(files.model), "decoding": dict(files.decoding), "heads": heads}
     config["class_names"] = {task: list(names) for task, names in files.class_names.items()}
+    config["record"] = dict(files.record)
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
         # As given: the order of a recipe's experts is part of it.

@@ -34,8 +34,8 @@ def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:
         checkpoint: path of the weights, relative to the project.
         device: where the model goes.
     """
-    model = modality_of(io).build(io.section("model"))
     with open_checkpoint(io.dep(checkpoint)) as state:
+        model = modality_of(io).build(io.section("model"), state.metadata)
         model.load(state)
     model.module.to(device)
     return model

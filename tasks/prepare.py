@@ -23,7 +23,7 @@ def run(io: StageIO) -> None:
     raw = open_source(io.item, source, preparation.sources, preparation.transforms, seed, root=io.root)
     work = io.scratch / "prepared"
     shutil.rmtree(work, ignore_errors=True)
-    decoding = preparation.decoding(io.section("data"))
+    decoding = preparation.decoding(io.section("data"), io.root)
     for warning in prepare_task(raw, work, decoding, seed, _progress(io))["warnings"]:
         print(f"warning: task '{io.item}': {warning}", file=sys.stderr)
     for split in SPLITS:

@@ -21,6 +21,7 @@ from mergeflow.training import (
     LoraModel,
     fine_tune,
 )
+from mergeflow.training.loop import is_trained
 from tasks.models import choose_device, load_base_head, load_examples, load_model, modality_of
 from tasks.project.stage import StageIO
 
@@ -49,9 +50,17 @@ class Workbench:
 
     def examples(self, task: str, split: str = "train") -> Examples:
         """Return one split of one task."""
+        return load_examples(self.io, split, task, self.device, self.head(task))
+
+    def head(self, task: str) -> Head | None:
+        """Return a task's head as training starts from it; the modality may fit it to the base's features."""
         if task not in self.heads:
-            self.heads[task] = load_base_head(self.io, task, self.device)
-        return load_examples(self.io, split, task, self.device, self.heads[task])
+            head, warm = load_base_head(self.io, task, self.device), modality_of(self.io).warm
+            if warm is not None and is_trained(head):
+                training = load_examples(self.io, "train", task, self.device, head)
+                warm(self.io.section("model"), self.model(), training)
+            self.heads[task] = head
+        return self.heads[task]
 
     def validation(self, tasks: Sequence[str]) -> Callable[[Model], float]:
         """Return a function that computes a model's validation accuracy, the mean over `tasks`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,14 @@ class Decoded:
         digest: SHA-256 of the content as the source gives it, before any edit: equal content has equal digests.
         row: its cells in Parquet, by column.
         size: bytes of these cells, roughly.
+        note: what a person should know of how it is stored; the manifest's warnings count the examples of each note.
     """
 
     arrays: Mapping[str, np.ndarray]
     digest: bytes
     row: Mapping[str, Any]
     size: int
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ class Preparation:
     Args:
         sources: kinds of source, by name.
         transforms: that a source may end in, by name.
-        decoding: the section `data` of params.yaml to how examples become arrays.
+        decoding: the section `data` of params.yaml, and the project folder, to how examples become arrays.
     """
 
     sources: Mapping[str, Opener]
     transforms: Mapping[str, Maker]
-    decoding: Callable[[Any], Decoding]
+    decoding: Callable[[Any, Path], Decoding]
 
 
 @dataclass(frozen=True)

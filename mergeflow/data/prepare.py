@@ -182,7 +182,7 @@ def _write_split(
     faults: Faults,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    removed: Counter[str] = Counter()
+    removed, notes = Counter[str](), Counter[str]()
     per_class = np.zeros(len(raw.derived_names or ("",)), np.int64)
     done = left_out = 0
     with writer:
@@ -198,6 +198,7 @@ def _write_split(
                 elif not faults.count:  # what follows a fault is read for more of them alone
                     writer.add(one.decoded, one.label)
                     per_class[one.label] += 1
+                    notes.update([one.decoded.note] if one.decoded.note else [])
             if progress and done % PROGRESS_EVERY == 0:
                 progress(split, done, plan.count)
     if progress and done % PROGRESS_EVERY:
@@ -212,13 +213,19 @@ def _write_split(
         "left_out": left_out,
         "duplicates_removed": {other: removed[other] for other in SPLITS if other in removed},
         "repeats_within": writer.count - copies.distinct(split),
+        **({"notes": dict(notes)} if notes else {}),
     }
 
 
 def _warnings(raw: RawTask, records: Mapping[str, Mapping[str, Any]], copies: Copies) -> list[str]:
+    warnings = [
+        f"{split}: {count} of {record['count']} examples have {note}."
+        for split, record in records.items()
+        for note, count in record.get("notes", {}).items()
+    ]
     if raw.class_names is None:
-        return []
-    warnings = check_classes(raw, {split: np.array(record["per_class"]) for split, record in records.items()})
+        return warnings
+    warnings += check_classes(raw, {split: np.array(record["per_class"]) for split, record in records.items()})
     if copies.conflicts:
         warnings.append(
             f"examples that have the content of another under a different label: {copies.conflicts}; all are kept."

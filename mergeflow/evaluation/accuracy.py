@@ -12,7 +12,10 @@ from mergeflow.modality import Examples, Model, prefetch
 
 @torch.inference_mode()
 def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> np.ndarray:
-    """Return each example's score: float32 [N] in [0, 1], in the split's order; of classes 1 where right, else 0.
+    """Return each example's score, [N], in the split's order, whose mean is the task's figure.
+
+    Of classes it is 1 where right, else 0, in float32. Of another metric than the accuracy it is the figure and the
+    example's influence on it, in float64.
 
     Args:
         model: judged as it stands.
@@ -20,11 +23,12 @@ def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> n
         batch_size: examples per forward pass; only rounding depends on it.
     """
     found = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
-    return torch.cat(found).cpu().numpy()
+    scores = torch.cat(found).cpu().numpy()
+    return scores if examples.metric is None else examples.metric.shares(scores)
 
 
 def accuracies(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -> dict[str, float]:
-    """Return each task's accuracy, the mean of its scores: a fraction in [0, 1].
+    """Return each task's accuracy, the mean of its scores, in [0, 1]; or its figure by another metric, at most 1.
 
     Args:
         model: judged as it stands.

@@ -16,9 +16,9 @@ def normalised(merged: Mapping[str, float], individual: Mapping[str, float]) -> 
     """Return the normalised accuracy (1/T) Σ_t merged_t / individual_t.
 
     Args:
-        merged: accuracy of the merged model per task, in [0, 1].
-        individual: accuracy of each task's own expert, in (0, 1]; a task whose expert scores 0 counts as 1 when the
-            merged model scores 0 too.
+        merged: the merged model's accuracy, or figure by another metric, per task, at most 1.
+        individual: that of each task's own expert, at most 1. Of an expert at 0 or below there is no share: its task
+            counts as 1 + merged_t − individual_t.
 
     Returns:
         A value ≥ 0; 1 means that merging lost nothing. Source: CART, Section 5 ("normalized accuracy").
@@ -28,7 +28,7 @@ def normalised(merged: Mapping[str, float], individual: Mapping[str, float]) -> 
         0.75
     """
     assert merged.keys() == individual.keys()
-    ratios = [merged[t] / individual[t] if individual[t] else 1.0 + merged[t] for t in individual]
+    ratios = [merged[t] / individual[t] if individual[t] > 0 else 1.0 + merged[t] - individual[t] for t in individual]
     return sum(ratios) / len(ratios)
 
 

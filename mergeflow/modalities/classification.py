@@ -13,13 +13,16 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
 from mergeflow.modalities.carrying import Ahead, carry, pinned_rows
 from mergeflow.modalities.heads import Head
-from mergeflow.modality import Model
+from mergeflow.modality import Metric, Model
 
 
 class Inputs(Protocol):
     """Anything from which rows can be taken: a tensor, or several arrays side by side."""
 
     def __getitem__(self, rows: Tensor | slice, /) -> Any: ...
+
+
+Observe = Callable[[nn.Module, Any, Sequence[str]], dict[str, Tensor]]
 
 
 def _apply(module: nn.Module, inputs: Any) -> Tensor:
@@ -38,6 +41,8 @@ class Classification:
         labels: int64 [N] on the model's device, each below C.
         head: Features [n, D] to logits [n, C], on the model's device; none where the module gives logits.
         encode: Module and inputs to features; a call of the module by default.
+        observe: Module, inputs and layers to what these give, where it is not simply their outputs in one call.
+        metric: Its figure; None: the accuracy.
     """
 
     task: str
@@ -45,6 +50,8 @@ class Classification:
     labels: Tensor
     head: nn.Module | None = None
     encode: Callable[[nn.Module, Any], Tensor] = _apply
+    observe: Observe | None = None
+    metric: Metric | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,9 +69,13 @@ class Classification:
         return cross_entropy(self._logits(model, inputs), labels)
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
-        """Return 1 where the class with the largest logit is the right one, else 0: float32 [n]."""
+        """Return 1 where the class with the largest logit is the right one, else 0: float32 [n].
+
+        With a metric return the right class and the one with the largest logit, float64 [n, 2].
+        """
         inputs, labels = self._batch(rows)
-        return (self._logits(model, inputs).argmax(dim=1) == labels).float()
+        answers = self._logits(model, inputs).argmax(dim=1)
+        return (answers == labels).float() if self.metric is None else torch.stack([labels, answers], dim=1).double()
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         """Return log p(c | x_i), [n, C]."""
@@ -72,7 +83,14 @@ class Classification:
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return what the named submodules give for `rows`, [n, ...] each."""
-        return activations(model.module, layers, lambda: self.encode(model.module, self._batch(rows)[0]))
+        inputs = self._batch(rows)[0]
+        if self.observe is not None:
+            return self.observe(model.module, inputs, layers)
+        return activations(model.module, layers, lambda: self.encode(model.module, inputs))
+
+    def embeddings(self, model: Model, rows: Tensor) -> Tensor:
+        """Return what a head is given for `rows`, [n, D]."""
+        return self.encode(model.module, self._batch(rows)[0])
 
     def prefetch(self, rows: Tensor) -> None:
         """Begin to gather `rows`, int64 [n], for a call after the next one; on the processor do nothing."""

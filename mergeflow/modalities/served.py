@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # The weights of a registered model: as they are written, and as they were before there were other modalities.
 WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
 
-Kind = Literal["bytes", "text", "number", "shares"]  # shares: numbers by name that sum to 1
+# optional text: a column that may be missing. shares: numbers by name that sum to 1, or no numbers.
+Kind = Literal["bytes", "text", "optional text", "number", "shares"]
 Columns = Mapping[str, Sequence[Any]]
 
 

@@ -32,6 +32,7 @@ class Loaded:
         heads: Task to head, on the CPU; None where the model itself gives the task's logits.
         class_names: Task to its classes in label order.
         decoding: How its examples are stored, as the manifests record it.
+        record: The metadata of the weights of its base.
         device: Where the model computes.
     """
 
@@ -40,6 +41,7 @@ class Loaded:
     heads: Mapping[str, Head | None]
     class_names: Mapping[str, Sequence[str]]
     decoding: Mapping[str, Any]
+    record: Mapping[str, str]
     device: torch.device
 
 
@@ -51,18 +53,20 @@ def read_model(folder: Path, device: torch.device) -> Loaded:
     """
     config = json.loads((folder / "model.json").read_text())
     if "model" not in config:  # every model was one of images
-        section = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
-        config |= {"model": section, "decoding": {"image_size": config["image_size"]}}
+        known = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
+        config |= {"model": known, "decoding": {"image_size": config["image_size"]}}
     name = config["model"]["modality"]
     modality = MODALITIES.get(name)
-    model = modality.build(validated(SECTIONS.get(name).model, config["model"], f"{folder / 'model.json'}, model"))
+    section: Any = validated(SECTIONS.get(name).model, config["model"], f"{folder / 'model.json'}, model")
+    record: dict[str, str] = config.get("record", {})
+    model = modality.build(section, record)
     with open_checkpoint(weights_file(folder)) as state:
         model.load(state)
     model.module.eval().to(device)
     heads = {task: read_head(folder / file) for task, file in config["heads"].items()}
-    known = config.get("class_names", {})  # before tasks could lack a head, heads alone said what the classes are
-    class_names = {task: known[task] if head is None else head.class_names for task, head in heads.items()}
-    return Loaded(modality, model, heads, class_names, config["decoding"], device)
+    names = config.get("class_names", {})  # before tasks could lack a head, heads alone said what the classes are
+    class_names = {task: names[task] if head is None else head.class_names for task, head in heads.items()}
+    return Loaded(modality, model, heads, class_names, config["decoding"], record, device)
 
 
 def weights_file(folder: Path) -> Path:
@@ -71,18 +75,26 @@ def weights_file(folder: Path) -> Path:
 
 
 def classify(
-    loaded: Loaded, columns: Columns, inputs: Sequence[str], read: Callable[[Mapping[str, Any]], np.ndarray]
+    loaded: Loaded,
+    columns: Columns,
+    inputs: Sequence[str],
+    read: Callable[[Mapping[str, Any]], Any],
+    batch: Callable[[list[Any]], Any] = lambda rows: torch.from_numpy(np.stack(rows)),
+    optional: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
-    """Classify each row among its task's classes.
+    """Classify each row among its task's classes; of a task of numbers tell the number.
 
     Args:
         loaded: the model.
         columns: the columns `inputs`, and `task` with the tasks' names.
         inputs: columns that an example is read from.
-        read: a row's inputs to what the module takes; it raises a MergeflowError for inputs that cannot be read.
+        read: a row's inputs to what is put into a batch; it raises a MergeflowError for inputs that cannot be read.
+        batch: what was read of some rows to what the module takes.
+        optional: further columns that an example is read from, None where they are missing.
 
     Returns:
-        `label` (class name) and `probabilities` (class name to probability), in the rows' order.
+        `label` (class name, or number) and `probabilities` (class name to probability; nothing for a number), in the
+        rows' order.
 
     Raises:
         MergeflowError: a column is missing; or rows have an unknown task or unreadable inputs, and all are named.
@@ -91,15 +103,21 @@ def classify(
     missing = [name for name in wanted if name not in columns]
     if missing:
         raise MergeflowError(f"the input lacks the column(s) {', '.join(missing)}; expected {', '.join(wanted)}.")
-    examples, tasks = _read_rows(loaded.heads, columns, inputs, read)
+    columns = {**{name: [None] * len(columns["task"]) for name in optional}, **columns}
+    examples, tasks = _read_rows(loaded.heads, columns, [*inputs, *optional], read)
     labels: list[str] = []
     probabilities: list[dict[str, float]] = []
     for start in range(0, len(tasks), _BATCH):
-        features = _features(loaded, examples[start : start + _BATCH])
+        features = _features(loaded, batch(examples[start : start + _BATCH]))
         for row, task in enumerate(tasks[start : start + _BATCH]):
             head, own = loaded.heads[task], features[row : row + 1]
-            chances = torch.softmax((own if head is None else head(own))[0].double(), dim=0).tolist()
+            outputs = (own if head is None else head(own))[0].double()
             names = list(loaded.class_names[task])
+            if not names:
+                labels.append(f"{outputs.item():.6g}")
+                probabilities.append({})
+                continue
+            chances = torch.softmax(outputs, dim=0).tolist()
             names += [
                 f"output {k}" for k in range(len(names), len(chances))
             ]  # logits that other tasks have classes for
@@ -112,8 +130,8 @@ def _read_rows(
     heads: Mapping[str, Head | None],
     columns: Columns,
     inputs: Sequence[str],
-    read: Callable[[Mapping[str, Any]], np.ndarray],
-) -> tuple[list[np.ndarray], list[str]]:
+    read: Callable[[Mapping[str, Any]], Any],
+) -> tuple[list[Any], list[str]]:
     examples, wrong, tasks = [], [], list(columns["task"])
     for row, values in enumerate(zip(*(columns[name] for name in inputs), strict=True)):
         try:
@@ -130,6 +148,6 @@ def _read_rows(
 
 
 @torch.inference_mode()
-def _features(loaded: Loaded, examples: Sequence[np.ndarray]) -> torch.Tensor:
-    features: torch.Tensor = loaded.model.module(torch.from_numpy(np.stack(examples)).to(loaded.device))
+def _features(loaded: Loaded, batch: Any) -> torch.Tensor:
+    features: torch.Tensor = loaded.model.module(batch.to(loaded.device))
     return (features.float() if features.dtype.itemsize < 4 else features).cpu()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mergeflow.modality import Examples, Model
+from mergeflow.modality import Examples, Metric, Model
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Subset:
     @property
     def head(self) -> nn.Module | None:
         return self.whole.head
+
+    @property
+    def metric(self) -> Metric | None:
+        return self.whole.metric
 
     def __len__(self) -> int:
         return len(self.chosen)

@@ -17,8 +17,8 @@ from mergeflow.modalities.toy.sections import DataSection, ModelSection
 from mergeflow.modality import Base, Modality, Model, Network
 
 
-def build(section: ModelSection) -> Model:
-    """Return the net, its weights drawn by the section's seed."""
+def build(section: ModelSection, record: Mapping[str, str]) -> Model:
+    """Return the net, its weights drawn by the section's seed; of the base's record nothing is needed."""
     dtype, bare = getattr(torch, section.dtype), section.head == "none"
     return Network(FeedForward(section.widths, section.activation, dtype, section.seed, logits=bare))
 
@@ -39,7 +39,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
         raise MergeflowError(
             f"data.inputs is {data.inputs}, but model.widths begins with {section.widths[0]}: make them equal."
         )
-    write_checkpoint(base.model, build(section).state(), {"role": "base"})
+    write_checkpoint(base.model, build(section, {}).state(), {"role": "base"})
     if section.head == "none":
         _check_logits(section, {task: len(manifest["class_names"]) for task, manifest in manifests.items()})
         return

@@ -62,7 +62,7 @@ def _generator(task: str, part: str, options: dict[str, int]) -> np.random.Gener
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8])))
 
 
-def decoding(section: DataSection) -> Decoding:
+def decoding(section: DataSection, root: Path) -> Decoding:
     """Return how examples become the arrays `inputs` (float64 [N, D]) and `labels` (int64 [N])."""
 
     def decode(example: Example, where: str) -> Decoded:

@@ -17,8 +17,8 @@ from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Base, Modality, Model
 
 
-def build(section: ModelSection) -> Model:
-    """Return the architecture's image tower with random weights."""
+def build(section: ModelSection, record: Mapping[str, str]) -> Model:
+    """Return the architecture's image tower with random weights; of the base's record nothing is needed."""
     return image_model(load_clip(section.architecture))
 
 

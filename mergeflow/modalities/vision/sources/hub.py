@@ -1,13 +1,14 @@
 """Read a data set with Hugging Face's `datasets`: the real data sets by name, others by id, or a local folder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mergeflow.data.locations import Location, split_of
+from mergeflow.data.locations import Location
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.hub import load_splits
 from mergeflow.modalities.vision.image_columns import find_columns
 from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, clip_class_names, find_real_task
@@ -37,7 +38,7 @@ def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
         raise unknown_name("Hugging Face data set", name, REAL_TASKS)
     hub_id = task.hub_id if task else name
     renamed = task.hub_splits if task else {}
-    parts, ignored = _load(hub_id, config or (task.hub_config if task else None), revision or None, renamed)
+    parts, ignored = load_splits(hub_id, config or (task.hub_config if task else None), revision or None, renamed)
     described = {
         split: find_columns(part.features.arrow_schema, f"hf:{address}, {split}", task.hub_names if task else ())
         for split, part in parts.items()
@@ -56,39 +57,6 @@ def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
         ignored_splits=ignored,
         keeps_conflicts=task is not None,
     )
-
-
-def _load(
-    hub_id: str, config: str | None, revision: str | None, renamed: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MergeflowError(
-            f"hf:{hub_id} needs the package 'datasets', which is not installed. "
-            "Install it with: pip install 'mergeflow[hub]'"
-        ) from error
-    parts: dict[str, Any] = {}
-    ignored = []
-    try:
-        for name in datasets.get_dataset_split_names(hub_id, config, revision=revision):
-            split = renamed.get(str(name)) or split_of(str(name))
-            if split is None or split in parts:
-                ignored.append(str(name))
-            else:
-                parts[split] = datasets.load_dataset(hub_id, config, split=name, revision=revision)
-    # The hub's client raises its own, the HTTP library's and the parsers' errors; all mean "no data from there".
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise MergeflowError(
-            f"hf:{hub_id} cannot be loaded ({type(error).__name__}: {first}). Check the name and the network; with "
-            "HF_HUB_OFFLINE set only data sets in the local cache can be read. A snapshot on disk can be read "
-            "with parquet:FOLDER."
-        ) from error
-    if "train" not in parts:
-        found = ", ".join([*parts, *ignored]) or "none"
-        raise MergeflowError(f"hf:{hub_id}: splits found: {found}; expected at least train.")
-    return parts, ignored
 
 
 def _undecoded(part: Any, image: str, label: str) -> Any:

@@ -1,6 +1,5 @@
 """Read a Parquet snapshot in the Hugging Face image convention, from any place fsspec reaches."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -9,17 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mergeflow.data.locations import Location, split_of
+from mergeflow.data.locations import Location
+from mergeflow.data.shards import list_shards
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.image_columns import find_columns
 
 _BATCH_ROWS = 16
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")
-_LAYOUT = (
-    "train-*.parquet, validation-*.parquet and test-*.parquet, or train.parquet ..., or train/*.parquet ..., "
-    "in the folder or in its data/"
-)
 
 
 def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) -> RawTask:
@@ -37,7 +32,7 @@ def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) 
             wrong schema, or shards that disagree about columns or class names.
     """
     location = Location.open(uri)
-    shards = _list_shards(location, task_name)
+    shards = list_shards(location, task_name)
     columns: dict[str, tuple[str, str, list[str]]] = {}
     counts: dict[str, int] = {}
     for split, paths in shards.items():
@@ -62,46 +57,6 @@ def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) 
         counts=counts,
         keys={split: partial(_keys, location, paths, image, label) for split, paths in shards.items()},
     )
-
-
-def _list_shards(location: Location, task_name: str) -> dict[str, list[str]]:
-    if location.is_file():
-        return {"train": [location.path]}
-    shards: dict[str, list[str]] = {}
-    unknown = []
-    for parts in location.list_files():
-        if not parts[-1].endswith(".parquet"):
-            continue
-        inner = parts[1:] if parts[0] == "data" else parts
-        split = split_of(re.split(r"[-_.]", inner[-1])[0]) if len(inner) == 1 else split_of(inner[0])
-        if split is None or len(inner) > 2:
-            unknown.append("/".join(parts))
-        else:
-            shards.setdefault(split, []).append(location.join(parts))
-    if unknown or "train" not in shards:
-        found = ", ".join(f"'{name}'" for name in unknown[:5]) or ", ".join(shards) or "no Parquet file"
-        raise MergeflowError(
-            f"task '{task_name}': {location.path} holds {found}; expected shards of train and, where there are, of "
-            f"validation and test: {_LAYOUT}. Rename the files."
-        )
-    for split, paths in shards.items():
-        _check_shards(location, split, paths)
-    return shards
-
-
-def _check_shards(location: Location, split: str, paths: Sequence[str]) -> None:
-    """A numbered set must be whole: a download that stopped half-way would otherwise pass as a smaller data set."""
-    numbers: dict[int, set[int]] = {}
-    for path in paths:
-        if match := _SHARD.search(path):
-            numbers.setdefault(int(match[2]), set()).add(int(match[1]))
-    for total, present in numbers.items():
-        missing = sorted(set(range(total)) - present)
-        if missing or len(numbers) > 1:
-            raise MergeflowError(
-                f"{location.path}: split '{split}' has {len(present)} of {total} shards; missing: {missing[:10]}. "
-                "Download the snapshot again."
-            )
 
 
 @contextmanager

@@ -1,0 +1,51 @@
+"""Data sets of the Hugging Face hub, split by split, through the package `datasets`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mergeflow.data.locations import split_of
+from mergeflow.errors import MergeflowError
+
+
+def load_splits(
+    hub_id: str, config: str | None, revision: str | None, renamed: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the data sets of train, validation and test, and the names of the splits that are none of these.
+
+    Args:
+        hub_id: id of the hub, or a local folder.
+        config: of a data set with several; None for the only one.
+        revision: commit, tag or branch; None for the newest.
+        renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
+
+    Raises:
+        MergeflowError: `datasets` is not installed, nothing can be loaded, or there is no split train.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MergeflowError(
+            f"hf:{hub_id} needs the package 'datasets', which is not installed. "
+            "Install it with: pip install 'mergeflow[hub]'"
+        ) from error
+    parts: dict[str, Any] = {}
+    ignored = []
+    try:
+        for name in datasets.get_dataset_split_names(hub_id, config, revision=revision):
+            split = renamed.get(str(name)) or split_of(str(name))
+            if split is None or split in parts:
+                ignored.append(str(name))
+            else:
+                parts[split] = datasets.load_dataset(hub_id, config, split=name, revision=revision)
+    # The hub's client raises its own, the HTTP library's and the parsers' errors; all mean "no data from there".
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise MergeflowError(
+            f"hf:{hub_id} cannot be loaded ({type(error).__name__}: {first}). Check the name and the network; with "
+            "HF_HUB_OFFLINE set only data sets in the local cache can be read. A snapshot on disk can be read "
+            "with parquet:FOLDER."
+        ) from error
+    if "train" not in parts:
+        found = ", ".join([*parts, *ignored]) or "none"
+        raise MergeflowError(f"hf:{hub_id}: splits found: {found}; expected at least train.")
+    return parts, ignored

@@ -1,0 +1,126 @@
+"""Figures of a task that are no mean over examples: F1, Matthews' and the other correlations.
+
+Each is a smooth function of means over the examples. So it has, as an accuracy does, one number for every example whose
+mean it is: f(m̄) + ∇f(m̄)·(m_i − m̄), the figure and the example's influence on it. Whatever works with scores by example,
+paired intervals above all, works with these as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+from mergeflow.errors import unknown_name
+from mergeflow.modality import Metric
+
+
+@dataclass(frozen=True)
+class SmoothMetric:
+    r"""A figure f((1/N) Σ_i m_i) of N examples, each known by what is right and what was answered.
+
+    Attributes:
+        name: As `?metric=` of a source has it.
+        moments: What is right and what was answered, float64 [N, 2], to m, [N, K].
+        figure: The mean of the moments, [K], to f, [].
+        numbers: Whether answers are numbers; else they are classes.
+    """
+
+    name: str
+    moments: Callable[[np.ndarray], np.ndarray]
+    figure: Callable[[Tensor], Tensor]
+    numbers: bool
+
+    def shares(self, outcomes: np.ndarray) -> np.ndarray:
+        """Return one number for each example, float64 [N], whose mean is the figure.
+
+        Of a figure that is not defined, as a correlation with a constant, all are 0.
+
+        Example:
+            >>> right, answered = [0, 0, 1, 1], [0, 1, 1, 1]
+            >>> float(METRICS["matthews"].shares(np.array([right, answered]).T).mean().round(4))
+            0.5774
+
+        Source: Davison and Hinkley 1997, "Bootstrap methods and their application", section 2.7.2 (the empirical
+        influence values of the nonparametric delta method).
+        """
+        moments = self.moments(outcomes)
+        with torch.inference_mode(False), torch.enable_grad():
+            mean = torch.tensor(moments.mean(axis=0), requires_grad=True)
+            figure = self.figure(mean)
+            (slope,) = torch.autograd.grad(figure, mean)
+        if not (figure.isfinite() and slope.isfinite().all()):
+            return np.zeros(len(outcomes))
+        shares: np.ndarray = figure.item() + (moments - moments.mean(axis=0)) @ slope.numpy()
+        return shares
+
+
+def _classes(outcomes: np.ndarray) -> np.ndarray:
+    """Return [right = c, answered = c, both = c] for each class c: [N, 3 C]."""
+    known = np.arange(outcomes.max() + 1)
+    right, answered = (outcomes[:, column, None] == known for column in (0, 1))
+    return np.concatenate([right, answered, right & answered], axis=1).astype(np.float64)
+
+
+def _matthews(mean: Tensor) -> Tensor:
+    right, answered, both = mean.reshape(3, -1)
+    return (both.sum() - right @ answered) / ((1 - right @ right) * (1 - answered @ answered)).sqrt()
+
+
+def _f1(mean: Tensor) -> Tensor:
+    right, answered, both = mean.reshape(3, -1)
+    return 2 * both[1] / (right[1] + answered[1]) if len(both) > 1 else both.sum() * torch.nan
+
+
+def _macro_f1(mean: Tensor) -> Tensor:
+    right, answered, both = mean.reshape(3, -1)
+    seen = right + answered > 0
+    return (2 * both[seen] / (right + answered)[seen]).mean()
+
+
+def _products(outcomes: np.ndarray) -> np.ndarray:
+    """Return [x, y, x², y², xy] of columns with mean 0 and variance 1, which no correlation depends on: [N, 5]."""
+    spread = outcomes.std(axis=0)
+    x, y = ((outcomes - outcomes.mean(axis=0)) / np.where(spread, spread, 1)).T
+    return np.stack([x, y, x * x, y * y, x * y], axis=1)
+
+
+def _ranks(outcomes: np.ndarray) -> np.ndarray:
+    return _products(rankdata(outcomes, axis=0))
+
+
+def _correlation(mean: Tensor) -> Tensor:
+    x, y, xx, yy, xy = mean
+    return (xy - x * y) / ((xx - x * x) * (yy - y * y)).sqrt()
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        SmoothMetric("matthews", _classes, _matthews, numbers=False),
+        SmoothMetric("f1", _classes, _f1, numbers=False),
+        SmoothMetric("macro_f1", _classes, _macro_f1, numbers=False),
+        SmoothMetric("pearson", _products, _correlation, numbers=True),
+        SmoothMetric("spearman", _ranks, _correlation, numbers=True),
+    )
+}
+ACCURACY = "accuracy"
+
+
+def find_metric(name: str) -> Metric | None:
+    """Return a figure by name; None for the accuracy, which is a mean as it is.
+
+    Raises:
+        MergeflowError: there is none of that name.
+
+    Example:
+        >>> find_metric("pearson").name, find_metric("accuracy")
+        ('pearson', None)
+    """
+    if name == ACCURACY:
+        return None
+    if name not in METRICS:
+        raise unknown_name("metric", name, [ACCURACY, *METRICS])
+    return METRICS[name]

@@ -1,0 +1,156 @@
+"""An encoder of transformers: built from its configuration, loaded from a folder or the hub, pooled to features."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.activations import activations
+from mergeflow.modalities.text.batches import Group, TokenBatch
+from mergeflow.modalities.text.places import find_place, from_place, quiet
+
+# What differs from machine to machine and from release to release, and decides nothing.
+_NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+
+
+class TextEncoder(nn.Module):
+    """Tokens in, one vector a text out; the weights have the names of transformers' own models with a head.
+
+    Args:
+        model: an encoder of `AutoModel`; a pooler that it has is taken off.
+        pooling: `mean` over the tokens that are not padding, or the `first` token.
+    """
+
+    def __init__(self, model: Any, pooling: str) -> None:
+        super().__init__()
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # a head of pre-training; without that head's weights it would be random
+        self.part = str(model.base_model_prefix) or "encoder"
+        self.add_module(self.part, model)
+        self.pooling, self.width = pooling, int(model.config.hidden_size)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Return features [n, D] of a batch, in its rows' order."""
+        return self.gathered(batch, [self.pooled(self._hidden(group), group) for group in batch.groups])
+
+    def gathered(self, batch: TokenBatch, parts: Sequence[Tensor]) -> Tensor:
+        """Return what the groups of a batch gave, [n_g, ...] each, in the order of its rows, [n, ...]."""
+        whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        return whole if batch.order is None else whole[batch.order]
+
+    def pooled(self, hidden: Tensor, group: Group) -> Tensor:
+        """Return one vector a text, [n, D], of its tokens' vectors [n, L, D]."""
+        if self.pooling == "first":
+            return hidden[:, 0]
+        if group.mask is None:
+            return hidden.mean(dim=1)
+        kept = group.mask[:, :, None].to(hidden.dtype)
+        return (hidden * kept).sum(dim=1) / kept.sum(dim=1)
+
+    def _hidden(self, group: Group) -> Tensor:
+        asked = {"input_ids": group.ids, "attention_mask": None if group.mask is None else group.mask.long()}
+        if group.segments is not None:
+            asked["token_type_ids"] = group.segments
+        hidden: Tensor = self.get_submodule(self.part)(**asked)[0]
+        return hidden
+
+
+def watched(module: nn.Module, batch: TokenBatch, layers: Sequence[str]) -> dict[str, Tensor]:
+    """Return what layers give for a batch: of a layer that gives [n, L, D], the pooled [n, D].
+
+    Args:
+        module: a `TextEncoder`.
+        batch: the examples.
+        layers: names of submodules.
+    """
+    assert isinstance(module, TextEncoder)
+    found = [_of_group(module, group, layers) for group in batch.groups]
+    return {layer: module.gathered(batch, [one[layer] for one in found]) for layer in layers}
+
+
+def _of_group(module: TextEncoder, group: Group, layers: Sequence[str]) -> dict[str, Tensor]:
+    values = activations(module, layers, lambda: module(TokenBatch((group,), None)))
+    return {layer: module.pooled(value, group) if value.ndim == 3 else value for layer, value in values.items()}
+
+
+def build_encoder(config: str, pooling: str) -> TextEncoder:
+    """Return the encoder of a configuration, its weights of no meaning.
+
+    Args:
+        config: config.json as `architecture_text` wrote it.
+        pooling: as `TextEncoder` takes it.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    values = json.loads(config)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        known = AutoConfig.for_model(values.pop("model_type"), **values)
+        return TextEncoder(AutoModel.from_config(known, dtype=torch.float32), pooling).eval()
+
+
+def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str]:
+    """Load a pre-trained encoder.
+
+    Args:
+        place: as params.yaml names it.
+        root: the project folder.
+        pooling: as `TextEncoder` takes it.
+
+    Returns:
+        The encoder in float32, and its configuration as a text.
+
+    Raises:
+        MergeflowError: it cannot be read, is not an encoder, or lacks weights.
+    """
+    from transformers import AutoModel
+
+    found = find_place(place, root)
+    model, told = from_place(
+        "the model",
+        place,
+        lambda: AutoModel.from_pretrained(found, dtype=torch.float32, use_safetensors=True, output_loading_info=True),
+    )
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        raise MergeflowError(
+            f"model.pretrained '{place}' is a {config.model_type} with a decoder; expected an encoder."
+        )
+    lacking = sorted(name for name in told["missing_keys"] if "pooler." not in name)
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise MergeflowError(f"the model of '{place}' lacks the weights {', '.join(lacking[:3])}{more}: save it whole.")
+    return TextEncoder(model, pooling).eval(), architecture_text(config.to_dict())
+
+
+def architecture_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as text, without what says nothing of the architecture.
+
+    Example:
+        >>> architecture_text({"model_type": "bert", "transformers_version": "5.0"})
+        '{"model_type": "bert"}'
+    """
+    return json.dumps({name: value for name, value in sorted(config.items()) if name not in _NOT_ARCHITECTURE})
+
+
+@torch.no_grad()
+def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
+    """Refuse texts that may be longer than the positions that an encoder knows.
+
+    Args:
+        encoder: on the processor.
+        pad: the id of the token for padding.
+        max_length: tokens of the longest example.
+    """
+    other = 0 if pad else 1
+    try:
+        encoder(TokenBatch((Group(torch.full((1, max_length), other), None, None),), None))
+    except (IndexError, RuntimeError) as error:
+        known = getattr(encoder.get_submodule(encoder.part).config, "max_position_embeddings", "unknown")
+        raise MergeflowError(
+            f"data.max_length is {max_length}, which this encoder cannot take (its max_position_embeddings: {known}): "
+            "lower it, or choose another base."
+        ) from error

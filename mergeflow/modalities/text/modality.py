@@ -1,0 +1,111 @@
+"""Texts as a modality: the encoder is what is merged; every task has a trained head, which is never merged."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import load_manifest, load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.classification import Classification, check_classes
+from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.metrics import ACCURACY, find_metric
+from mergeflow.modalities.regression import Regression
+from mergeflow.modalities.text.batches import Tokens
+from mergeflow.modalities.text.encoder import build_encoder, check_length, load_encoder, watched
+from mergeflow.modalities.text.probing import probe
+from mergeflow.modalities.text.sections import DataSection, ModelSection
+from mergeflow.modalities.text.tokenizer import load_tokenizer
+from mergeflow.modality import Base, Examples, Modality, Model, Network
+
+
+def build(section: ModelSection, record: Mapping[str, str]) -> Model:
+    """Return the encoder whose configuration is in the base's record, its weights of no meaning."""
+    if "config" not in record:
+        raise MergeflowError("the base's weights have no record of an encoder: run the stage `base` again.")
+    return Network(build_encoder(record["config"], section.pooling))
+
+
+def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
+    """Write the pre-trained encoder with its configuration and tokenizer in the record, and a drawn head for each task.
+
+    Args:
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        manifests: of every task by its name.
+        base: where the files go.
+
+    Raises:
+        MergeflowError: the encoder cannot be loaded or takes no texts of `data.max_length` tokens, or texts were
+            prepared with another tokenizer.
+    """
+    tokenizer = load_tokenizer(section.pretrained, base.root, data.max_length)
+    other = [task for task, one in manifests.items() if one["decoding"].get("tokenizer") != tokenizer.digest]
+    if other:
+        raise MergeflowError(
+            f"the texts of {', '.join(other)} were prepared with the tokenizer of '{data.tokenizer}' (data.tokenizer), "
+            f"which is not that of '{section.pretrained}' (model.pretrained): give both the same name."
+        )
+    encoder, config = load_encoder(section.pretrained, base.root, section.pooling)
+    check_length(encoder, tokenizer.pad, data.max_length)
+    record = {"role": "base", "pretrained": section.pretrained, "config": config, "tokenizer": tokenizer.content}
+    write_checkpoint(base.model, Network(encoder).state(), record)
+    for done, (task, manifest) in enumerate(manifests.items(), start=1):
+        save_head(_drawn_head(task, manifest["class_names"], encoder.width), base.head(task))
+        base.report("heads", done, len(manifests))
+
+
+def _drawn_head(task: str, class_names: list[str], width: int) -> Head:
+    """Return a head with transformers' spread of .02 for new weights, decided by the task's name."""
+    drawing = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:7]))
+    outputs = len(class_names) or 1
+    weight = 0.02 * torch.randn(outputs, width, generator=drawing)
+    return Head(weight, 1.0, class_names, torch.zeros(outputs), trained=True)
+
+
+def open_examples(
+    task: str, folder: Path, split: str, head: Head | None, device: torch.device
+) -> Classification | Regression:
+    """Return one prepared split; tokens stay on disk.
+
+    Args:
+        task: the task's name.
+        folder: of the prepared split.
+        split: train, validation or test.
+        head: of the task, on `device`; None where the estimate needs none.
+        device: of the labels, to which batches go.
+    """
+    data = load_split(folder, split)
+    check_classes(task, head, data.class_names)
+    segments = data.arrays.get("segments")
+    tokens = Tokens(data.ids, np.array(data.lengths, np.int64), segments, device)
+    wanted = torch.from_numpy(np.array(data.labels if data.class_names else data.targets)).to(device)
+    metric = find_metric(metric_of(load_manifest(folder)))
+    plain = Classification(task, tokens, wanted, head, observe=watched, metric=metric if data.class_names else None)
+    return plain if data.class_names else Regression(plain, metric)
+
+
+def metric_of(manifest: Mapping[str, Any]) -> str:
+    """Return the name of the figure that a prepared task is judged by: the last that its source names.
+
+    Example:
+        >>> metric_of({"transforms": ["metric=f1"], "class_names": ["no", "yes"]})
+        'f1'
+    """
+    named = [text.removeprefix("metric=") for text in manifest["transforms"] if text.startswith("metric=")]
+    return str(named[-1]) if named else (ACCURACY if manifest["class_names"] else "pearson")
+
+
+def warm(section: ModelSection, model: Model, examples: Examples) -> None:
+    """Fit a task's head on the features of the base, where params.yaml says `head: probed`."""
+    if section.head == "probed":
+        plain = examples.numbered if isinstance(examples, Regression) else examples
+        assert isinstance(plain, Classification)
+        probe(model, plain, plain.labels.cpu().numpy())
+
+
+MODALITY = Modality("text", build, make_base, open_examples, warm=warm)

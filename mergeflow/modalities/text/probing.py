@@ -1,0 +1,100 @@
+"""Heads that are fitted on the features of the base before anything is tuned: linear probes."""
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head
+from mergeflow.modality import Model, device_of
+
+MOST = 10_000  # examples: more move a linear head on some hundred features by less than its training does
+_BATCH = 256
+
+
+@torch.no_grad()
+def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
+    """Fit a trained head in place, to the features that a model gives.
+
+    Args:
+        model: the base.
+        examples: of training; their head is fitted.
+        targets: classes, int [N], or numbers, floating-point [N].
+    """
+    head = examples.head
+    assert isinstance(head, Head)
+    rows = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[:MOST].sort().values
+    model.module.eval()
+    found = [examples.embeddings(model, part).double().cpu() for part in rows.split(_BATCH)]
+    features, wanted = torch.cat(found).numpy(), targets[rows.numpy()]
+    weight, bias = (ridge if wanted.dtype.kind == "f" else logistic)(features, wanted, len(head.weight))
+    device = device_of(model)
+    head.weight.copy_(torch.from_numpy(weight).to(device))
+    assert head.bias is not None
+    head.bias.copy_(torch.from_numpy(bias).to(device))
+
+
+def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return the weights [C, D] and biases [C] of a multinomial logistic regression.
+
+    argmin −(1/n) Σ_i log softmax(W z_i + b)_{y_i} + ‖W‖²/(2n) on features z with mean 0 and variance 1
+
+    Args:
+        features: [n, D].
+        labels: int [n], each below C.
+        classes: C.
+
+    Example:
+        >>> weight, bias = logistic(np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([0, 0, 1, 1]), 2)
+        >>> (np.array([[0.5], [2.5]]) @ weight.T + bias).argmax(axis=1).tolist()
+        [0, 1]
+    """
+    scaled, fold = _standardised(features)
+    count, width = scaled.shape
+    right = np.eye(classes)[labels]
+
+    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
+        weight, bias = values[: classes * width].reshape(classes, width), values[classes * width :]
+        logits = scaled @ weight.T + bias
+        logits -= logits.max(axis=1, keepdims=True)
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        off = (np.exp(log_p) - right) / count
+        slope = np.concatenate([(off.T @ scaled + weight / count).ravel(), off.sum(axis=0)])
+        return float((weight**2).sum() / 2 - (log_p * right).sum()) / count, slope
+
+    start = np.zeros(classes * (width + 1))
+    values = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+    return fold(values[: classes * width].reshape(classes, width), values[classes * width :])
+
+
+def ridge(features: np.ndarray, numbers: np.ndarray, outputs: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return the weights [1, D] and the bias [1] of a ridge regression.
+
+    argmin Σ_i (w·z_i + b − y_i)² + ‖w‖² on features z with mean 0 and variance 1
+
+    Args:
+        features: [n, D].
+        numbers: y, [n].
+        outputs: 1, what a head of numbers has.
+
+    Example:
+        >>> weight, bias = ridge(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
+        >>> (np.array([[1.0]]) @ weight.T + bias).round(6).tolist()
+        [[3.0]]
+    """
+    assert outputs == 1
+    scaled, fold = _standardised(features)
+    centre = numbers.mean()
+    slope = np.linalg.solve(scaled.T @ scaled + np.eye(scaled.shape[1]), scaled.T @ (numbers - centre))
+    return fold(slope[None, :], np.array([centre]))
+
+
+def _standardised(features: np.ndarray):  # type: ignore[no-untyped-def]
+    """Return features with mean 0 and variance 1, and what turns weights on these into weights on the features."""
+    mean, spread = features.mean(axis=0), features.std(axis=0)
+    spread = np.where(spread > 0, spread, 1.0)
+
+    def fold(weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return weight / spread, bias - weight @ (mean / spread)
+
+    return (features - mean) / spread, fold

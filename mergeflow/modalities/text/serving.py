@@ -1,0 +1,40 @@
+"""What a registered model of texts takes and answers: a text or two in, a label and probabilities out."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.served import Columns, Served
+from mergeflow.modalities.serving import Loaded, classify
+from mergeflow.modalities.text.batches import TokenBatch, stack
+from mergeflow.modalities.text.tokenizer import Encoded, TextTokenizer
+
+
+def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
+    settings = loaded.decoding
+    tokenizer = TextTokenizer(loaded.record["tokenizer"], settings["pad"], settings["segments"], settings["max_length"])
+
+    def read(row: Mapping[str, Any]) -> Encoded:
+        text, pair = row["text"], row["text_pair"]
+        if isinstance(pair, float) and math.isnan(pair):  # how a table says that a cell is empty
+            pair = None
+        if not isinstance(text, str) or not isinstance(pair, str | None):
+            wrong = text if not isinstance(text, str) else pair
+            raise MergeflowError(f"{wrong!r} is of the type {type(wrong).__name__}; expected a text.")
+        return tokenizer.encode(text, pair)
+
+    def batch(rows: list[Encoded]) -> TokenBatch:
+        segments = [row.segments for row in rows] if tokenizer.segments else None
+        return stack([row.ids for row in rows], segments, tokenizer.pad)[:]
+
+    return classify(loaded, columns, ["text"], read, batch, optional=["text_pair"])
+
+
+SERVED = Served(
+    inputs=lambda decoding: {"text": "text", "text_pair": "optional text"},
+    outputs={"label": "text", "probabilities": "shares"},
+    example=lambda decoding: {"text": "a text", "text_pair": "another text"},
+    answer=_answer,
+    packages=("transformers", "tokenizers"),
+)

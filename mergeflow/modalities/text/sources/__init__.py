@@ -1,0 +1,1 @@
+"""Where texts come from: files of rows, the Hugging Face hub, an embedded suite."""

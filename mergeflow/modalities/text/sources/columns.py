@@ -1,0 +1,192 @@
+"""Which columns of a table are the texts and the label, and what the labels are: class names or numbers."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mergeflow.data.arrays import quoted
+from mergeflow.data.task import Example, RawTask
+from mergeflow.errors import MergeflowError
+
+PAIRS = (
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+)
+SINGLES = ("text", "sentence", "content")
+LABELS = ("label", "score")
+_EXPECTED = (
+    "a column 'text', 'sentence' or 'content', or two of a pair (text and text_pair, sentence1 and sentence2, "
+    "question1 and question2, premise and hypothesis, question and sentence), and one 'label' or 'score'"
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns; `pair` is None where examples are one text each."""
+
+    text: str
+    pair: str | None
+    label: str
+
+
+def find_columns(names: Sequence[str], where: str) -> Columns:
+    """Return which columns are texts and which is the label.
+
+    Args:
+        names: of the table's columns.
+        where: the table, for the message.
+
+    Raises:
+        MergeflowError: the names say it of none, or of several.
+
+    Example:
+        >>> find_columns(["idx", "sentence1", "sentence2", "label"], "rte.tsv")
+        Columns(text='sentence1', pair='sentence2', label='label')
+    """
+    pairs = [pair for pair in PAIRS if set(pair) <= set(names)]
+    singles = [name for name in SINGLES if name in names and not any(name in pair for pair in pairs)]
+    labels = [name for name in LABELS if name in names]
+    if len(pairs) + len(singles) != 1 or not labels:
+        wrong = "no label" if not labels else ("no text" if not pairs and not singles else "more than one text or pair")
+        raise MergeflowError(
+            f"{where}: {wrong} found among the columns {quoted(names, 10) or '(none)'}; expected {_EXPECTED}. "
+            "Rename the columns."
+        )
+    text, pair = pairs[0] if pairs else (singles[0], None)
+    return Columns(text, pair, labels[0])
+
+
+def task_of(
+    task: str,
+    tables: Mapping[str, pa.Table],
+    where: Mapping[str, str],
+    seed: int,
+    ignored: Sequence[str] = (),
+    **more: Any,
+) -> RawTask:
+    """Return the task that tables of rows amount to.
+
+    Labels are classes where they are texts, whole numbers, truth values, or named by the metadata; they are numbers
+    where they are floating-point. A test split whose labels are all -1 is one whose labels are kept secret: it is left
+    out, and validation becomes test.
+
+    Args:
+        task: the task's name.
+        tables: of each split.
+        where: of each split, what a message calls its table.
+        seed: decides the carved splits.
+        ignored: splits of the source that are not used.
+        more: further fields of the task.
+
+    Raises:
+        MergeflowError: columns that are not of texts and labels or differ between splits, a label that train lacks, or
+            rows without a text or label.
+    """
+    columns = {split: find_columns(table.column_names, where[split]) for split, table in tables.items()}
+    if len(set(columns.values())) > 1:
+        told = "; ".join(f"{split}: {found}" for split, found in columns.items())
+        raise MergeflowError(f"task '{task}': the splits differ in their columns: {told}. Give all the same.")
+    found = columns["train"]
+    tables, where, ignored = _without_secret(tables, where, found.label, list(ignored))
+    names = _class_names(tables["train"], found.label)
+    labels = {split: _labels(table, found.label, names, where[split]) for split, table in tables.items()}
+    return RawTask(
+        task,
+        names,
+        None,
+        {split: partial(_examples, table, found, labels[split], where[split]) for split, table in tables.items()},
+        seed=seed,
+        counts={split: table.num_rows for split, table in tables.items()},
+        keys={split: partial(_keys, labels[split], where[split]) for split in tables} if names is not None else {},
+        ignored_splits=ignored,
+        **more,
+    )
+
+
+def _without_secret(
+    tables: Mapping[str, pa.Table], where: Mapping[str, str], label: str, ignored: list[str]
+) -> tuple[dict[str, pa.Table], dict[str, str], list[str]]:
+    kept, named = dict(tables), dict(where)
+    if "test" in kept and pc.unique(kept["test"][label]).to_pylist() == [-1]:
+        del kept["test"]
+        ignored = [*ignored, "test (its labels are secret)"]
+        if "validation" in kept:
+            kept["test"], named["test"] = kept.pop("validation"), named["validation"]
+            ignored[-1] += ", for which validation stands"
+    return kept, named, ignored
+
+
+def _class_names(table: pa.Table, label: str) -> list[str] | None:
+    """Return the names of the classes in label order; None where labels are numbers."""
+    kind = table.schema.field(label).type
+    if pa.types.is_floating(kind):
+        return None
+    declared = _declared(table.schema).get(label, {})
+    if isinstance(declared, dict) and declared.get("_type") == "ClassLabel" and declared.get("names"):
+        return [str(name) for name in declared["names"]]
+    return [_name(value) for value in sorted(pc.unique(table[label]).drop_null().to_pylist())]
+
+
+def _declared(schema: pa.Schema) -> Mapping[str, Any]:
+    raw = (schema.metadata or {}).get(b"huggingface")
+    features = (json.loads(raw).get("info") or {}).get("features") if raw else None
+    return features if isinstance(features, dict) else {}
+
+
+def _name(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str) -> np.ndarray:
+    """Return each row's label: the number of its class, or its number."""
+    values = table[label].to_pylist()
+    empty = [row for row, value in enumerate(values) if value is None]
+    if empty:
+        raise MergeflowError(f"{where}, row {empty[0]}: no {label} ({len(empty)} such rows). Every row needs one.")
+    if names is None:
+        wrong = [row for row, value in enumerate(values) if not isinstance(value, int | float) or value != value]
+        if wrong:
+            raise MergeflowError(
+                f"{where}, row {wrong[0]}: {label} {values[wrong[0]]!r} is not a number, as train's are."
+            )
+        return np.array(values, np.float64)
+    declared = _declared(table.schema).get(label, {})
+    if isinstance(declared, dict) and declared.get("names"):
+        return np.array(values, np.int64)  # prepare names the rows whose label has no name
+    number = {name: index for index, name in enumerate(names)}
+    unknown = [row for row, value in enumerate(values) if _name(value) not in number]
+    if unknown:
+        raise MergeflowError(
+            f"{where}, row {unknown[0]}: {label} {values[unknown[0]]!r} is not a label of train, which are "
+            f"{quoted(names, 10)} ({len(unknown)} such rows). Correct it, or add examples of it to train."
+        )
+    return np.array([number[_name(value)] for value in values], np.int64)
+
+
+def _examples(table: pa.Table, columns: Columns, labels: np.ndarray, where: str) -> Iterator[Example]:
+    texts = table[columns.text].to_pylist()
+    pairs = table[columns.pair].to_pylist() if columns.pair else [None] * len(texts)
+    for row, (text, pair, label) in enumerate(zip(texts, pairs, labels, strict=True)):
+        content: dict[str, Any] = {"text": _text(text)} | ({"text_pair": _text(pair)} if columns.pair else {})
+        if labels.dtype.kind == "f":
+            yield Example(content | {"score": float(label)}, f"{where}:{row}")
+        else:
+            yield Example(content, f"{where}:{row}", int(label))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)  # an empty text is refused where it is decoded, with its row
+
+
+def _keys(labels: np.ndarray, where: str) -> Iterator[tuple[str, int]]:
+    for row, label in enumerate(labels):
+        yield f"{where}:{row}", int(label)

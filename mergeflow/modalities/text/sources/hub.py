@@ -1,0 +1,46 @@
+"""Texts of the Hugging Face hub, read with `datasets`; the tasks of GLUE have their own figures."""
+
+from pathlib import Path
+
+from mergeflow.data.address import rooted
+from mergeflow.data.task import RawTask, Transform
+from mergeflow.modalities.hub import load_splits
+from mergeflow.modalities.text.sources.columns import task_of
+
+# Of GLUE: the figure of each task, and what stands for validation. Where two figures are usual, the first of the two.
+GLUE = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
+_MATCHED = {"validation_matched": "validation", "test_matched": "test"}
+
+
+def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
+    """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
+
+    Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored. GLUE keeps the
+    labels of its test splits secret, so its validation split is test, and validation is carved from train.
+
+    Args:
+        task: the task's name.
+        place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
+        seed: decides the carved splits.
+        root: what a relative path of a local folder starts from.
+
+    Raises:
+        MergeflowError: `datasets` is not installed, the hub cannot be reached, or columns are not of texts.
+    """
+    local = Path(rooted(place, root)).is_dir()
+    rest, _, revision = (rooted(place, root), "", "") if local else place.partition("@")
+    name, _, config = (rest, "", "") if local else rest.partition("#")
+    is_glue = name.rpartition("/")[2] == "glue"
+    parts, ignored = load_splits(name, config or None, revision or None, _MATCHED if is_glue else {})
+    tables = {
+        split: part.with_format("arrow")[:].replace_schema_metadata(part.features.arrow_schema.metadata)
+        for split, part in parts.items()
+    }
+    raw = task_of(
+        task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, keeps_conflicts=is_glue
+    )
+    metric = GLUE.get(config) if is_glue else None
+    if metric is None:
+        return raw
+    judged = Transform(f"metric={metric}", raw.class_names, lambda example, place: example)
+    return RawTask(**{**vars(raw), "transforms": (judged,)})

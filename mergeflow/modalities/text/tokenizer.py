@@ -1,0 +1,95 @@
+"""A tokenizer as one text that goes wherever the model goes, and what it makes of a text or a pair of texts."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.text.places import find_place, from_place
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of an example, the segment that each belongs to, and whether tokens at the end were cut."""
+
+    ids: list[int]
+    segments: list[int]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer of the library `tokenizers`.
+
+    Attributes:
+        content: Its tokenizer.json, without padding and truncation.
+        pad: The id that fills the rows of an array.
+        segments: Whether the model takes the number of the segment beside each token.
+        max_length: Tokens of an example, special ones included; the longer of two texts is cut first.
+    """
+
+    content: str
+    pad: int
+    segments: bool
+    max_length: int
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides which ids a text gets."""
+        return hashlib.sha256(self.content.encode()).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the manifest records: all that a reader of the arrays must know."""
+        return {"tokenizer": self.digest, "max_length": self.max_length, "pad": self.pad, "segments": self.segments}
+
+    @cached_property
+    def _backend(self) -> Any:
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_str(self.content)
+        backend.enable_truncation(self.max_length)
+        return backend
+
+    def encode(self, text: str, text_pair: str | None = None) -> Encoded:
+        """Return the tokens of a text, or of two with what the tokenizer puts around and between them.
+
+        Raises:
+            MergeflowError: a text is empty.
+        """
+        for name, value in (("text", text), ("text_pair", text_pair)):
+            if value is not None and not value.strip():
+                raise MergeflowError(f"its {name} is empty: give it some words, or remove the row")
+        found = self._backend.encode(text, text_pair)
+        return Encoded(found.ids, found.type_ids, bool(found.overflowing))
+
+
+def load_tokenizer(place: str, root: Path, max_length: int) -> TextTokenizer:
+    """Load the tokenizer of a base.
+
+    Args:
+        place: as params.yaml names it.
+        root: the project folder.
+        max_length: tokens of an example.
+
+    Raises:
+        MergeflowError: there is none, it has no fast form, or no token for padding.
+    """
+    from transformers import AutoTokenizer
+
+    found = find_place(place, root)
+    tokenizer: Any = from_place("the tokenizer", place, lambda: AutoTokenizer.from_pretrained(found))
+    if not getattr(tokenizer, "is_fast", False) or tokenizer.pad_token_id is None:
+        lacking = "no token for padding" if getattr(tokenizer, "is_fast", False) else "no tokenizer.json"
+        raise MergeflowError(
+            f"the tokenizer of '{place}' has {lacking}: name a base of an encoder that was saved whole."
+        )
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    content = json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":"))
+    segments = "token_type_ids" in tokenizer.model_input_names
+    return TextTokenizer(content, int(tokenizer.pad_token_id), segments, max_length)

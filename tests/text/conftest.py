@@ -1,0 +1,22 @@
+"""One small project and one small base for the tests of texts."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.text.small_project import make_base, make_text_project
+from tests.toy_project import run_pipeline
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a RoBERTa of 2 layers × 32 and its tokenizer."""
+    return make_base(tmp_path_factory.mktemp("base") / "base")
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of three tasks that has run up to `evaluate`; nobody changes it."""
+    folder = make_text_project(tmp_path_factory.mktemp("text") / "project")
+    run_pipeline(folder)
+    return folder

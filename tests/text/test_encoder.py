@@ -1,0 +1,104 @@
+"""Encoders of transformers by configuration: any class of `AutoModel`, computed in groups of like length."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.text.batches import Tokens, groups, stack
+from mergeflow.modalities.text.encoder import build_encoder, check_length, load_encoder, watched
+from mergeflow.modalities.text.tokenizer import load_tokenizer
+from tests.text.small_project import make_base
+
+CPU = torch.device("cpu")
+TEXTS = [("the red cat is nice", None), ("the dog", "is very very very very very very very sad"), ("emu", "red")] * 2
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bert", "deberta-v2", "modernbert", "distilbert", "electra"])
+def test_a_class_of_transformers_gives_what_it_gives_by_itself(kind: str, tmp_path: Path) -> None:
+    place = make_base(tmp_path / kind, kind)
+    tokenizer = load_tokenizer(kind, tmp_path, 36)
+    encoder, config = load_encoder(kind, tmp_path, "mean")
+    encoded = [tokenizer.encode(*texts) for texts in TEXTS]
+    segments = [one.segments for one in encoded] if tokenizer.segments else None
+    found = encoder(stack([one.ids for one in encoded], segments, tokenizer.pad)[:]).detach()
+    plain, known = AutoModel.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
+    for row, (text, pair) in enumerate(TEXTS):
+        batch = known(text, pair, return_tensors="pt") if pair else known(text, return_tensors="pt")
+        expected = plain(**batch).last_hidden_state.detach().mean(dim=1)[0]
+        torch.testing.assert_close(found[row], expected, atol=2e-5, rtol=1e-4)
+    again = build_encoder(config, "first")
+    assert again.state_dict().keys() == encoder.state_dict().keys()
+    assert not again.training
+
+
+def tokens_of(lengths: list[int], width: int) -> Tokens:
+    chance = np.random.default_rng(0)
+    ids = np.where(np.arange(width) < np.array(lengths)[:, None], chance.integers(4, 19, (len(lengths), width)), 1)
+    return Tokens(ids.astype(np.int32), np.array(lengths), None, CPU)
+
+
+def test_groups_change_nothing_but_the_padding(base: Path) -> None:
+    encoder, _ = load_encoder("base", base.parent, "mean")
+    lengths = [int(length) for length in np.random.default_rng(1).integers(2, 37, 150)]
+    tokens, rows = tokens_of(lengths, 36), torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    batch = tokens[rows]
+    assert len(batch.groups) > 1
+    computed = sum(group.ids.numel() for group in batch.groups)
+    assert sum(lengths) < computed < 1.3 * sum(lengths) < 0.75 * 36 * 150
+    found = encoder(batch)
+    for place in (0, 40, 149):
+        alone = encoder(tokens[rows[place : place + 1]])
+        torch.testing.assert_close(found[place : place + 1], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_every_example_is_in_one_group() -> None:
+    lengths = np.random.default_rng(2).integers(1, 500, 300)
+    parts = list(groups(lengths))
+    assert sorted(np.concatenate(parts)) == list(range(300))
+    assert all((lengths[part].max() - lengths[part]).sum() <= 256 for part in parts)
+
+
+def test_layers_are_watched_in_the_order_of_the_rows(base: Path) -> None:
+    encoder, _ = load_encoder("base", base.parent, "mean")
+    tokens = tokens_of([36, 3, 36, 5, 4, 36] * 8, 36)
+    assert len(tokens[:].groups) > 1
+    last = "roberta.encoder.layer.1"
+    found = watched(encoder, tokens[:], [last, ""])
+    torch.testing.assert_close(found[last], encoder(tokens[:]))  # the last layer's tokens are what is pooled
+    torch.testing.assert_close(found[""], encoder(tokens[:]))
+
+
+def test_texts_that_are_too_long_are_refused_by_positions(base: Path) -> None:
+    encoder, _ = load_encoder("base", base.parent, "mean")
+    check_length(encoder, 1, 38)
+    with pytest.raises(MergeflowError, match=r"data.max_length is 64, .*max_position_embeddings: 40"):
+        check_length(encoder, 1, 64)
+
+
+def test_what_is_no_base_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match="unknown base 'robrta'"):
+        load_encoder("robrta", tmp_path, "mean")
+    with pytest.raises(MergeflowError, match="there is no folder 'inputs/gone'"):
+        load_encoder("inputs/gone", tmp_path, "mean")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MergeflowError, match="the model of 'empty' cannot be read"):
+        load_encoder("empty", tmp_path, "mean")
+    with pytest.raises(MergeflowError, match="the tokenizer of 'empty' cannot be read"):
+        load_tokenizer("empty", tmp_path, 16)
+
+
+def test_a_base_that_lacks_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(base, tmp_path / "half")
+    state = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in state.items() if "layer.1.attention" not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MergeflowError, match=r"lacks the weights encoder\.layer\.1\.attention.* and 7 more"):
+        load_encoder("half", tmp_path, "mean")

@@ -1,0 +1,165 @@
+"""Texts go through the same stages as images: classes, pairs and numbers, with a head for each task."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from mergeflow.data import load_manifest, load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import example_scores
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.text.modality import MODALITY, build, open_examples
+from mergeflow.modalities.text.sections import ModelSection
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
+from tests.text.small_project import SWEPT, TASKS, make_text_project
+from tests.toy_project import run_pipeline
+
+CPU = torch.device("cpu")
+
+
+def rows_of(project: Path) -> dict[str, Any]:
+    return {row["name"]: row for row in json.loads((project / "outputs/results/test.json").read_text())["rows"]}
+
+
+def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
+    rows = rows_of(project)
+    assert set(rows) == {"base", "individual", *SWEPT}
+    assert rows["individual"]["accuracy"]["mood"] > 0.9  # the other two are too much for so small an encoder
+    assert all(row["accuracy"].keys() == TASKS.keys() for row in rows.values())
+
+
+def test_encoders_are_merged_and_heads_travel_with_their_experts(project: Path) -> None:
+    base = load_file(project / "outputs/base/model.safetensors")
+    assert {name.partition(".")[0] for name in base} == {"roberta"}
+    assert not [name for name in base if "pooler" in name]
+    for task in TASKS:
+        expert, head = (load_file(project / f"outputs/experts/{task}/{part}.safetensors") for part in ("model", "head"))
+        assert expert.keys() == base.keys() == load_file(project / "outputs/merged/cart.safetensors").keys()
+        assert head["weight"].shape == ({"mood": 2, "same": 2, "near": 1}[task], 32)
+
+
+def test_transformers_loads_the_weights_of_an_expert(project: Path, tmp_path: Path) -> None:
+    shutil.copy(project / "inputs/base/config.json", tmp_path)
+    shutil.copy(project / "outputs/experts/mood/model.safetensors", tmp_path)
+    model = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    for name, tensor in load_file(project / "outputs/experts/mood/model.safetensors").items():
+        assert torch.equal(model.state_dict()[name.removeprefix("roberta.")], tensor)
+
+
+def test_the_weights_of_the_base_say_how_to_build_it(project: Path) -> None:
+    with safe_open(project / "outputs/base/model.safetensors", framework="pt") as file:
+        record = file.metadata()
+    assert json.loads(record["config"])["model_type"] == "roberta"
+    assert str(project) not in json.dumps(record)
+    model = build(ModelSection(modality="text", pretrained="gone"), record)
+    model.load(load_file(project / "outputs/base/model.safetensors"))
+    with pytest.raises(MergeflowError, match="run the stage `base` again"):
+        build(ModelSection(modality="text", pretrained="gone"), {})
+
+
+def test_what_is_stored_of_texts(project: Path) -> None:
+    folder = project / "outputs/data/train/near"
+    manifest = load_manifest(folder)
+    data = load_split(folder, "train", verify=True)
+    assert manifest["class_names"] == []
+    assert manifest["splits"]["test"]["carved_from"] == "train"
+    assert data.ids.dtype == np.int32
+    assert data.ids.shape == (len(data), 36)
+    assert set(np.unique(data.targets)) == {0.0, 1.0, 2.0}
+    rows = np.arange(36) >= data.lengths[:, None]
+    assert (data.ids[rows] == 1).all()
+    assert not (data.ids[~rows] == 1).any()
+    assert manifest["splits"]["train"]["duplicates_removed"]  # what test and validation hold has left train
+    assert load_manifest(project / "outputs/data/train/mood")["transforms"] == ["metric=matthews"]
+
+
+def test_a_kept_prediction_gives_the_figure_that_the_test_tells(project: Path) -> None:
+    from sklearn.metrics import matthews_corrcoef
+
+    folder = project / "outputs/data/test/mood"
+    head = load_head(project / "outputs/experts/mood/head.safetensors")
+    examples = open_examples("mood", folder, "test", head, CPU)
+    with safe_open(project / "outputs/base/model.safetensors", framework="pt") as file:
+        model = build(ModelSection(modality="text", pretrained="-"), file.metadata())
+    model.load(load_file(project / "outputs/merged/ties.safetensors"))
+    assert not model.module.training  # transformers' own classes have dropout
+    right, answered = examples.scores(model, torch.arange(len(examples))).T.numpy()
+    told = rows_of(project)["ties"]["accuracy"]["mood"]
+    assert example_scores(model, examples).mean() == pytest.approx(told, abs=1e-12)
+    assert matthews_corrcoef(right, answered) == pytest.approx(told, abs=1e-12)
+
+
+def test_heads_are_probed_before_training_or_drawn(project: Path, tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    from mergeflow.modalities.text.modality import warm
+
+    with safe_open(project / "outputs/base/model.safetensors", framework="pt") as file:
+        model = build(ModelSection(modality="text", pretrained="-"), file.metadata())
+    model.load(load_file(project / "outputs/base/model.safetensors"))
+    head = load_head(project / "outputs/base/heads/mood.safetensors")
+    drawn = head.weight.clone()
+    examples = open_examples("mood", project / "outputs/data/train/mood", "train", head, CPU)
+    warm(ModelSection(modality="text", pretrained="-", head="drawn"), model, examples)
+    assert torch.equal(head.weight, drawn)
+    warm(ModelSection(modality="text", pretrained="-"), model, examples)
+    features = examples.embeddings(model, torch.arange(len(examples))).detach()
+    z = ((features - features.mean(0)) / features.std(0, correction=0)).double().numpy()
+    # For two classes scikit-learn has one row of weights, the difference of ours: half the penalty of both.
+    known = LogisticRegression(C=2.0, tol=1e-8, max_iter=1000).fit(z, examples.labels.numpy())
+    found = head(features).softmax(dim=1).detach().numpy()
+    np.testing.assert_allclose(found, known.predict_proba(z), atol=0.01)
+
+
+@pytest.mark.parametrize("regime", ["joint", "iterative", "lora", "linearised", "full_batch_gd"])
+def test_every_regime_trains_texts(project: Path, tmp_path: Path, regime: str) -> None:
+    changes = {"steps": 4, "epochs": 1, "iterative": {"rounds": 2}, "lora": {"rank": 2, "targets": ["query", "value"]}}
+    folder = make_text_project(tmp_path / "project", regime=regime, **changes)
+    shutil.copytree(project / "outputs/data", folder / "outputs/data")
+    shutil.copytree(project / "outputs/base", folder / "outputs/base")
+    run_pipeline(folder, ("multitask", "finetune"))
+    base = load_file(folder / "outputs/base/model.safetensors")
+    for task in TASKS:
+        made = folder / f"outputs/experts/{task}"
+        assert {"model.safetensors", "head.safetensors", "training.json"} <= {path.name for path in made.iterdir()}
+        expert = load_file(made / "model.safetensors")
+        assert expert.keys() == base.keys()
+        assert any(not torch.equal(expert[name], base[name]) for name in base)
+        assert torch.isfinite(load_file(made / "head.safetensors")["weight"]).all()
+
+
+def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> None:
+    again = make_text_project(tmp_path / "again")
+    run_pipeline(again, ("prepare", "base", "multitask"))
+    run_stage(again, load_graph(again)["finetune@near"])
+    for name in ("data", "base", "experts/near"):
+        for path in sorted((again / "outputs" / name).rglob("*.safetensors")):
+            assert path.read_bytes() == (project / path.relative_to(again)).read_bytes(), path
+        for path in sorted((again / "outputs" / name).rglob("*.json")):
+            assert path.read_bytes() == (project / path.relative_to(again)).read_bytes(), path
+
+
+def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    from tests.text.small_project import make_base
+
+    folder = make_text_project(tmp_path / "project", {"pretrained": "inputs/other"})
+    make_base(folder / "inputs/other", "bert")
+    tokenizer = folder / "inputs/other/tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"emu"', '"ibis"'))
+    with pytest.raises(
+        MergeflowError, match="the texts of mood, same, near were prepared with the tokenizer of 'inputs/base'"
+    ):
+        run_pipeline(folder, ("prepare", "base"))
+
+
+def test_the_modality_names_its_parts() -> None:
+    assert (MODALITY.name, MODALITY.tower) == ("text", "")

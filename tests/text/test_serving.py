@@ -1,0 +1,81 @@
+"""A registered version of texts answers with a label and probabilities or a number, and names rows it cannot read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from mergeflow.data import load_manifest
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.served import SERVED
+from mergeflow.modalities.serving import Loaded, read_model
+from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
+from tests.text.small_project import TASKS
+
+
+@pytest.fixture(scope="module")
+def files(project: Path) -> ModelFiles:
+    with safe_open(project / "outputs/base/model.safetensors", framework="pt") as file:
+        record = file.metadata()
+    return ModelFiles(
+        weights=project / "outputs/merged/average.safetensors",
+        heads={task: project / f"outputs/experts/{task}/head.safetensors" for task in TASKS},
+        model={"modality": "text", "pretrained": "inputs/base"},
+        decoding=load_manifest(project / "outputs/data/manifests/mood")["decoding"],
+        record=record,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow model folder, as a registered version has it."""
+    place = tmp_path_factory.mktemp("served") / "model"
+    save_pyfunc(place, files)
+    return place
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Loaded:
+    return read_model(folder / "artifacts/model", torch.device("cpu"))
+
+
+def ask(loaded: Loaded, **columns: list[Any]) -> dict[str, list[Any]]:
+    return SERVED.get("text").answer(loaded, columns)
+
+
+def test_classes_pairs_and_numbers_are_answered(loaded: Loaded) -> None:
+    texts = ["the red cat is nice", "the blue dog is very sad", "the cat is red", "red cat"]
+    pairs = [None, None, "the cat is blue and red", "blue cat"]
+    found = ask(loaded, task=["mood", "mood", "same", "near"], text=texts, text_pair=pairs)
+    assert found["label"][:2] == ["good", "bad"]
+    assert set(found["probabilities"][2]) == {"0", "1"}
+    assert sum(found["probabilities"][2].values()) == pytest.approx(1)
+    assert found["probabilities"][3] == {}
+    assert abs(float(found["label"][3])) < 10
+
+
+def test_a_row_is_answered_the_same_alone_and_without_the_column_of_pairs(loaded: Loaded) -> None:
+    many = ask(loaded, task=["mood"] * 40, text=["the emu is " + "very " * (k % 9) + "fine" for k in range(40)])
+    alone = ask(loaded, task=["mood"], text=["the emu is fine"])
+    assert many["probabilities"][0] == pytest.approx(alone["probabilities"][0], abs=1e-5)
+
+
+def test_mlflow_loads_it_and_it_answers_its_own_example(folder: Path) -> None:
+    check_pyfunc(folder, SERVED.get("text"))
+    config = json.loads((folder / "artifacts/model/model.json").read_text())
+    assert json.loads(config["record"]["config"])["model_type"] == "roberta"
+
+
+def test_all_rows_that_cannot_be_read_are_named(loaded: Loaded) -> None:
+    with pytest.raises(MergeflowError) as caught:
+        ask(loaded, task=["mood", "moood", "same"], text=["", "cat", 7], text_pair=[None, None, "dog"])
+    told = str(caught.value)
+    assert "3 of 3 rows" in told
+    assert "row 0: its text is empty" in told
+    assert "row 1: unknown task 'moood': did you mean 'mood'" in told
+    assert "row 2: 7 is of the type int; expected a text" in told
+    with pytest.raises(MergeflowError, match=r"lacks the column\(s\) text; expected text, task"):
+        ask(loaded, task=["mood"])

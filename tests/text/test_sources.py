@@ -1,0 +1,176 @@
+"""Sources of texts, and what is refused in them: every fault with its row and the way out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mergeflow.data import load_manifest
+from mergeflow.data.address import open_source
+from mergeflow.data.prepare import prepare_task
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.text.preparation import TRANSFORMS, decoding
+from mergeflow.modalities.text.sections import DataSection
+from mergeflow.modalities.text.sources.kinds import SOURCES
+
+Rows = list[dict[str, Any]]
+ROWS: Rows = [{"text": f"the cat is {'very ' * k}nice", "label": ["no", "yes"][k % 2]} for k in range(20)]
+
+
+def write(path: Path, rows: Rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def prepared(base: Path, root: Path, source: str, max_length: int = 36) -> dict[str, Any]:
+    """Prepare a source in a folder of its own; return the manifest."""
+    raw = open_source("task", source, SOURCES, TRANSFORMS, root=root)
+    section = DataSection(tokenizer=str(base), max_length=max_length)
+    prepare_task(raw, root / "out", decoding(section, root))
+    return load_manifest(root / "out")
+
+
+def test_the_four_kinds_of_file_give_the_same_task(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "jsonl/train.jsonl", ROWS)
+    table = pa.Table.from_pylist(ROWS)
+    (tmp_path / "parquet/data").mkdir(parents=True)
+    for number, part in enumerate((table[:7], table[7:])):
+        pq.write_table(part, tmp_path / f"parquet/data/train-{number:05}-of-00002.parquet")
+    for kind, mark in (("csv", ","), ("tsv", "\t")):
+        (tmp_path / kind).mkdir()
+        rows = [mark.join(row.values()) for row in ROWS]
+        (tmp_path / kind / f"train.{kind}").write_text("\n".join([mark.join(ROWS[0]), *rows]) + "\n")
+    found = [prepared(base, tmp_path, f"{kind}:{kind}") for kind in ("jsonl", "parquet", "csv", "tsv")]
+    assert found[0]["class_names"] == ["no", "yes"]
+    counts = [{split: one["splits"][split]["count"] for split in one["splits"]} for one in found]
+    assert counts == [{"train": 16, "validation": 2, "test": 2}] * 4
+
+
+def test_tables_keep_quotes_and_words_like_null(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/train.tsv").write_text('sentence\tlabel\n12\t0\nnull\t1\na "word\t0\n' + "cat\t1\n" * 9)
+    raw = open_source("task", "tsv:rows", SOURCES, TRANSFORMS, root=tmp_path)
+    examples = list(raw.splits["train"]())
+    assert [one.read()["text"] for one in examples[:3]] == ["12", "null", 'a "word']
+    assert raw.class_names == ["0", "1"]
+    assert [one.label for one in examples[:3]] == [0, 1, 0]
+
+
+def glue(folder: Path, names: list[str] | None) -> None:
+    """Write a snapshot as the hub has GLUE: idx, ClassLabel names, and secret labels in test."""
+    import datasets
+
+    label = datasets.Value("float32") if names is None else datasets.ClassLabel(names=names)
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": label, "idx": datasets.Value("int32")})
+    folder.mkdir(parents=True)
+    for split, count in {"train": 40, "validation": 10, "test": 10}.items():
+        rows = [{"sentence": f"{split} {k}", "label": -1 if split == "test" else k % 2, "idx": k} for k in range(count)]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+
+
+def test_a_data_set_in_the_layout_of_the_hub_whose_test_labels_are_secret(base: Path, tmp_path: Path) -> None:
+    glue(tmp_path / "glue", ["bad", "good"])
+    for source in ("hf:glue", "parquet:glue"):
+        manifest = prepared(base, tmp_path, source)
+        assert manifest["class_names"] == ["bad", "good"]
+        assert {split: one["count"] for split, one in manifest["splits"].items()} == {
+            "train": 36,
+            "validation": 4,
+            "test": 10,
+        }
+        assert manifest["splits"]["validation"]["carved_from"] == "train"
+        assert manifest["ignored_splits"] == ["test (its labels are secret), for which validation stands"]
+
+
+def test_glue_has_its_own_figures(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mergeflow.modalities.text.sources import hub
+
+    glue(tmp_path / "glue", ["bad", "good"])
+    read = hub.load_splits
+    asked: list[tuple[Any, ...]] = []
+
+    def local(*names: Any) -> Any:
+        asked.append(names[:3])
+        return read(str(tmp_path / "glue"), None, None, names[3])
+
+    monkeypatch.setattr(hub, "load_splits", local)
+    raw = open_source("cola", "hf:nyu-mll/glue#cola@main", SOURCES, TRANSFORMS, root=tmp_path)
+    assert asked == [("nyu-mll/glue", "cola", "main")]
+    assert [one.text for one in raw.transforms] == ["metric=matthews"]
+    assert raw.keeps_conflicts
+
+
+def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "rows/train.jsonl", ROWS)
+    manifest = prepared(base, tmp_path, "jsonl:rows", max_length=16)
+    told = manifest["splits"]["train"]["notes"]
+    assert sum(told.values()) > 5
+    (note,) = told
+    assert note == "more than 16 tokens; what is beyond was cut"
+    count = manifest["splits"]["train"]["count"]
+    assert f"train: {told[note]} of {count} examples have {note}." in manifest["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([*ROWS, {"text": "  ", "label": "no"}], r"row 20 \('train.jsonl:20'\): its text is empty"),
+        ([*ROWS, {"text": None, "label": "no"}], r"row 20 \('train.jsonl:20'\): its text is empty"),
+        ([*ROWS, {"text": "cat", "label": None}], r"train.jsonl, row 20: no label \(1 such rows\)"),
+        ([{"words": "cat", "label": "no"}], "no text found among the columns 'words', 'label'; expected a column"),
+        ([{"text": "cat", "kind": "no"}], "no label found among the columns 'text', 'kind'"),
+        ([{"text": "a", "premise": "b", "hypothesis": "c", "label": 1}], "more than one text or pair found"),
+        (
+            [*ROWS, {"text": "the cat is nice", "label": "yes"}],
+            r"'train.jsonl:20' \(train, 'yes'\) has the content of .*conflicts=keep",
+        ),
+        ([{"text": "cat", "label": "no"}] * 4, r"one class only \('no'\) found"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused(base: Path, tmp_path: Path, rows: Rows, told: str) -> None:
+    write(tmp_path / "rows/train.jsonl", rows)
+    with pytest.raises(MergeflowError, match=f"(?s){told}"):
+        prepared(base, tmp_path, "jsonl:rows")
+
+
+def test_a_label_that_train_lacks_is_refused(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "rows/train.jsonl", ROWS)
+    write(tmp_path / "rows/test.jsonl", [{"text": "dog", "label": "no"}, {"text": "emu", "label": "maybe"}])
+    with pytest.raises(
+        MergeflowError, match=r"test.jsonl, row 1: label 'maybe' is not a label of train, .*'no', 'yes'"
+    ):
+        prepared(base, tmp_path, "jsonl:rows")
+
+
+def test_the_same_pair_in_two_splits_leaves_train(base: Path, tmp_path: Path) -> None:
+    pairs = [{"premise": f"the cat {'very ' * k}", "hypothesis": "dog", "label": k % 2} for k in range(12)]
+    write(tmp_path / "rows/train.jsonl", pairs)
+    write(tmp_path / "rows/test.jsonl", [*pairs[:2], {"premise": "dog", "hypothesis": "the cat", "label": 1}])
+    manifest = prepared(base, tmp_path, "jsonl:rows")
+    removed = [manifest["splits"][split]["duplicates_removed"] for split in ("train", "validation")]
+    assert sum(one.get("test", 0) for one in removed) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("jsonl:rows?metric=pearson", "found 'pearson', but this task's labels are classes; expected one of matthews"),
+        ("jsonl:rows?metric=acuracy", "unknown metric 'acuracy': did you mean 'accuracy'"),
+        ("jsonl:gone", "gone': no such file or folder"),
+        ("parquet:rows", "rows holds no Parquet file"),
+        ("jsn:rows", "unknown kind of data source 'jsn': did you mean 'jsonl'"),
+    ],
+)
+def test_wrong_sources_are_refused(tmp_path: Path, source: str, told: str) -> None:
+    write(tmp_path / "rows/train.jsonl", ROWS)
+    with pytest.raises(MergeflowError, match=told):
+        open_source("task", source, SOURCES, TRANSFORMS, root=tmp_path)
+
+
+def test_a_file_that_is_not_of_its_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "cat", "label": 1\n')
+    with pytest.raises(MergeflowError, match=r"train.jsonl cannot be read: .*name it by its kind: parquet"):
+        open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
