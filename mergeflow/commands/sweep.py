@@ -37,7 +37,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
         ] = None,
         to_log: Annotated[bool, typer.Option("--log", help="Log all trials to the project's tracking server.")] = False,
     ) -> None:
-        """Score a grid (or an Optuna study) of merges on validation; a stopped sweep continues."""
+        """Score a grid (or a search with Optuna) of merges on validation; a stopped sweep continues."""
         from mergeflow.errors import MergeflowError
         from mergeflow.search.sweep import WINNER
         from mergeflow.search.sweep_file import load_sweep
@@ -116,7 +116,7 @@ def _number(value: float, percent: bool) -> str:
 
 
 def _distinct(trials: "list[Trial]") -> "list[Trial]":
-    """A study may try the same arguments again; the table shows them once."""
+    """A search may try the same arguments again; the table shows them once."""
     kept: dict[str, Trial] = {}
     for trial in trials:
         kept.setdefault(repr(trial.args), trial)

@@ -8,10 +8,10 @@ from typing import Any
 
 from mergeflow.search.candidates import Strategy
 from mergeflow.search.space import Space, is_whole
-from mergeflow.search.sweep_file import StudyPart
+from mergeflow.search.sweep_file import SearchPart
 
 
-def optuna_search(method: str, space: Space, study: StudyPart, seed: int) -> Strategy:
+def optuna_search(method: str, space: Space, wanted: SearchPart, seed: int) -> Strategy:
     """Ask for the arguments that a sampler proposes from the objectives of those before.
 
     Proposals depend on the space, the sampler, its seed and the objectives told, and on nothing else.
@@ -19,18 +19,18 @@ def optuna_search(method: str, space: Space, study: StudyPart, seed: int) -> Str
     Args:
         method: A name of the catalog.
         space: Argument → range, choices, list of choices, or a fixed value.
-        study: Number of trials and sampler.
-        seed: Of the sampler, where the study gives none.
+        wanted: Number of trials and sampler.
+        seed: Of the sampler, where `wanted` gives none.
     """
     import optuna
 
     samplers = optuna.samplers
     kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "gp": samplers.GPSampler}
     box = _Box.of(method, space)
-    seed = seed if study.seed is None else study.seed
+    seed = seed if wanted.seed is None else wanted.seed
     with _quiet():
-        search = optuna.create_study(direction="maximize", sampler=kinds[study.sampler](seed=seed))
-    for _ in range(trial_count(space, study)):
+        search = optuna.create_study(direction="maximize", sampler=kinds[wanted.sampler](seed=seed))
+    for _ in range(trial_count(space, wanted)):
         with _quiet():
             trial = search.ask(box.searched)
         value = yield box.arguments(trial.params)
@@ -38,15 +38,15 @@ def optuna_search(method: str, space: Space, study: StudyPart, seed: int) -> Str
             search.tell(trial, value)
 
 
-def trial_count(space: Space, study: StudyPart) -> int:
+def trial_count(space: Space, wanted: SearchPart) -> int:
     """Return how many candidates a method gets: one where nothing is searched.
 
     Example:
-        >>> study = StudyPart(trials=9)
-        >>> trial_count({"keep": 0.1}, study), trial_count({"keep": [0.1, 0.2]}, study)
+        >>> wanted = SearchPart(trials=9)
+        >>> trial_count({"keep": 0.1}, wanted), trial_count({"keep": [0.1, 0.2]}, wanted)
         (1, 9)
     """
-    return study.trials if any(isinstance(found, list | Mapping) for found in (space or {}).values()) else 1
+    return wanted.trials if any(isinstance(found, list | Mapping) for found in (space or {}).values()) else 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a sweep tries of one method: a grid of values, or ranges and choices for a study."""
+"""What a sweep tries of one method: a grid of values, or ranges and choices for a search."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -10,12 +10,12 @@ from mergeflow.merging import configure, get
 from mergeflow.search.grid import grid_of
 
 Space = dict[str, Any] | None
-"""Argument → list of values; or, in a study, a mapping with low and high (log, step) or choices."""
+"""Argument → list of values; or, in a search, a mapping with low and high (log, step) or choices."""
 
 _RANGE = ("low", "high", "log", "step", "choices")
-# A study's choice within this share of its range from an end counts as standing at the edge.
+# A choice of a search within this share of its range from an end counts as standing at the edge.
 _EDGE = 0.02
-# Corners of a study's box that are checked before it starts; the other combinations are checked when they come.
+# Corners of a search's box that are checked before it starts; the other combinations are checked when they come.
 _CORNERS = 256
 
 
@@ -24,13 +24,13 @@ def values_of(space: Space) -> dict[str, list[Any]]:
     return {name: list(found) if isinstance(found, list) else [found] for name, found in (space or {}).items()}
 
 
-def check_space(method: str, space: Space, study: bool) -> Iterator[dict[str, Any]]:
+def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str, Any]]:
     """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
 
     Args:
         method: The method's name.
         space: Argument → values, or ranges and choices.
-        study: Whether a search with Optuna tries them, so that ranges are allowed.
+        searched: Whether a search with Optuna tries them, so that ranges are allowed.
 
     Raises:
         MergeflowError: unknown method or argument, an empty list, a range that is none, or a value out of range.
@@ -39,12 +39,12 @@ def check_space(method: str, space: Space, study: bool) -> Iterator[dict[str, An
     for name in space or {}:
         if name not in fields:
             raise unknown_name(f"argument of {method}", str(name), fields)
-    if not study:
+    if not searched:
         for name, values in values_of(space).items():
             if not values:
                 raise MergeflowError(f"methods.{method}.{name} is empty: name at least one value.")
             if any(isinstance(value, Mapping) and set(value) & set(_RANGE[:2]) for value in values):
-                raise MergeflowError(f"methods.{method}.{name} is a range: ranges need `study: {{trials: N}}`.")
+                raise MergeflowError(f"methods.{method}.{name} is a range: ranges need `search: {{trials: N}}`.")
         yield from grid_of(method, values_of(space))
         return
     ends = {name: _ends(method, name, found) for name, found in (space or {}).items()}

@@ -162,12 +162,12 @@ def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None
 
 
 def _strategy(sweep: Sweep, method: str, space: Space) -> Strategy:
-    if sweep.study is None:
+    if sweep.search is None:
         return grid(method, values_of(space))
-    return optuna_search(method, space, sweep.study, sweep.seed)
+    return optuna_search(method, space, sweep.search, sweep.seed)
 
 
 def _trial_count(sweep: Sweep) -> int:
-    if sweep.study is None:
+    if sweep.search is None:
         return len(sweep.grid())
-    return sum(trial_count(space, sweep.study) for space in sweep.methods.values())
+    return sum(trial_count(space, sweep.search) for space in sweep.methods.values())

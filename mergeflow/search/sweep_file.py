@@ -52,8 +52,8 @@ class TaskPart(Frozen):
         return self
 
 
-class StudyPart(Frozen):
-    """An Optuna study instead of a grid.
+class SearchPart(Frozen):
+    """A search with Optuna instead of a grid.
 
     Attributes:
         trials: Trials for each method.
@@ -81,12 +81,12 @@ class Sweep(Frozen):
         model: The architecture that image encoders share.
         tasks: Images that candidates are scored on, by name.
         score: Who scores models of any other kind; it replaces `model` and `tasks`.
-        methods: Method → argument → values (a grid), or ranges and choices (with `study`).
-        study: Search with Optuna instead of the grid.
+        methods: Method → argument → values (a grid), or ranges and choices (with `search`).
+        search: Search with Optuna instead of the grid.
         objective: `normalised`: mean over tasks of merged / expert accuracy, the default for images; or `mean`.
         split: Always validation.
         test: Look at the winner's score on test, once.
-        seed: Of prepared sources and of the study.
+        seed: Of prepared sources and of the search.
         batch_size: Images per forward pass.
         device: cpu, cuda, cuda:1 ...
         data: Statistics of data that a method needs: kind → expert → path.
@@ -98,7 +98,7 @@ class Sweep(Frozen):
     tasks: dict[str, TaskPart] = Field(default={})
     score: Annotated[ScorePart | None, PlainValidator(read_score)] = None
     methods: dict[str, Space] = Field(min_length=1)
-    study: StudyPart | None = None
+    search: SearchPart | None = None
     objective: Literal["normalised", "mean"] = "normalised"
     split: Annotated[Literal["validation"], BeforeValidator(_validation_only)] = "validation"
     test: bool = False
@@ -142,7 +142,7 @@ class Sweep(Frozen):
         _check_scorer(self)
         _check_tasks(self)
         for method, space in self.methods.items():
-            for args in check_space(method, space, self.study is not None):
+            for args in check_space(method, space, self.search is not None):
                 self.recipe(method, args)
         return self
 
@@ -161,7 +161,7 @@ class Sweep(Frozen):
 
     def grid(self) -> list[tuple[str, dict[str, Any]]]:
         """Return every candidate of the grid, those that share a direction after each other, each once."""
-        assert self.study is None
+        assert self.search is None
         return [(method, args) for method, space in self.methods.items() for args in grid_of(method, values_of(space))]
 
     def expert_of(self, task: str) -> str | None:

@@ -29,7 +29,7 @@ from tests.evaluation.small import TASKS, load_head, sweep_values
 
 ROOT = Path(__file__).parents[2]
 STUDY = {
-    "study": {"trials": 5, "sampler": "tpe", "seed": 3},
+    "search": {"trials": 5, "sampler": "tpe", "seed": 3},
     "methods": {
         "average": {},
         "cart": {"rank_ratio": [0.04, 0.16], "scale": {"low": 0.5, "high": 3.0, "step": 0.5}},
@@ -134,7 +134,7 @@ def test_edges_are_marked(grid: SweepResult):
     }
 
 
-def test_a_study_is_deterministic_and_replays_from_its_journal(world: Path, tmp_path: Path):
+def test_a_search_is_deterministic_and_replays_from_its_journal(world: Path, tmp_path: Path):
     whole = sweep(world, tmp_path / "whole", **STUDY)
     assert [sum(t.method == m for t in whole.trials) for m in ("average", "cart", "ties")] == [1, 5, 5]
     assert all(t.varied["scale"] in (0.5, 1, 1.5, 2, 2.5, 3) for t in whole.trials if t.method == "cart")
@@ -154,8 +154,8 @@ def test_a_study_is_deterministic_and_replays_from_its_journal(world: Path, tmp_
 @pytest.mark.parametrize("sampler", ["random", "gp"])
 def test_other_samplers_are_deterministic(world: Path, tmp_path: Path, sampler: str):
     space = {"methods": {"task_arithmetic": {"scale": {"low": 0.1, "high": 0.8}}}}
-    study = {"study": {"trials": 3, "sampler": sampler}, **space}
-    one, two = (sweep(world, tmp_path / name, **study) for name in "ab")
+    searched = {"search": {"trials": 3, "sampler": sampler}, **space}
+    one, two = (sweep(world, tmp_path / name, **searched) for name in "ab")
     assert one.rows() == two.rows()
     assert len({trial.args["scale"] for trial in one.trials}) == 3
 

@@ -8,7 +8,7 @@ import yaml
 
 from mergeflow.merging import make_recipe
 from mergeflow.search.score_file import CommandScore, FunctionScore, LmEvalScore
-from mergeflow.search.sweep_file import ModelPart, StudyPart, Sweep, TaskPart, load_sweep, make_sweep
+from mergeflow.search.sweep_file import ModelPart, SearchPart, Sweep, TaskPart, load_sweep, make_sweep
 from tests.evaluation.small import sweep_values
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def test_every_key_is_on_the_page():
-    for model in (Sweep, ModelPart, TaskPart, StudyPart):
+    for model in (Sweep, ModelPart, TaskPart, SearchPart):
         for name in model.model_fields:
             assert re.search(rf"\b{name}:", PAGE), name
     for part in (FunctionScore, CommandScore, LmEvalScore):
@@ -32,7 +32,7 @@ def test_every_key_is_on_the_page():
 def test_the_pages_yaml_is_valid():
     found = [yaml.safe_load(text) for text in blocks("yaml")]
     assert len(found) == 4
-    assert set(found[0]) == set(Sweep.model_fields) - {"study", "score"}
+    assert set(found[0]) == set(Sweep.model_fields) - {"search", "score"}
     for values in found:
         assert make_recipe(values) if "method" in values else make_sweep(values)
 
@@ -41,7 +41,7 @@ def test_the_pages_yaml_is_valid():
 def test_examples_are_valid(path: Path):
     sweep = load_sweep(path)
     assert path.read_text().count("# ") >= 3
-    assert sweep.study is not None or len(sweep.grid()) > 3
+    assert sweep.search is not None or len(sweep.grid()) > 3
 
 
 def test_the_pages_python_runs(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -37,23 +37,23 @@ def test_unknown_keys_get_the_nearest_right_one():
     refused("unknown key 'metods': did you mean 'methods'", metods={})
     refused("unknown key of model 'arch.*': did you mean 'architecture'", model={"architecture": "a", "architectur": 1})
     refused("unknown key of tasks.red 'heed': did you mean 'head'", tasks={"red": {"data": "d", "heed": "h"}})
-    refused("unknown key of study 'trails': did you mean 'trials'", study={"trials": 3, "trails": 4})
+    refused("unknown key of search 'trails': did you mean 'trials'", search={"trials": 3, "trails": 4})
     refused("unknown method 'tiez': did you mean 'ties'", methods={"tiez": {}})
     refused("unknown argument of ties 'kep': did you mean 'keep'", methods={"ties": {"kep": [0.1]}})
-    refused("did you mean 'low'", study={"trials": 1}, methods={"ties": {"keep": {"lov": 0, "high": 1}}})
+    refused("did you mean 'low'", search={"trials": 1}, methods={"ties": {"keep": {"lov": 0, "high": 1}}})
 
 
 def test_values_out_of_range_are_named():
     refused("keep", methods={"ties": {"keep": [0.2, 1.5]}})
     refused("batch_size.*found 0", batch_size=0)
     refused("empty", methods={"ties": {"keep": []}})
-    refused("ranges need `study", methods={"ties": {"scale": {"low": 0, "high": 1}}})
-    refused("low 2 must be below high 1", study={"trials": 1}, methods={"ties": {"scale": {"low": 2, "high": 1}}})
-    refused("keep", study={"trials": 1}, methods={"ties": {"keep": {"low": 0.5, "high": 1.5}}})
+    refused("ranges need `search", methods={"ties": {"scale": {"low": 0, "high": 1}}})
+    refused("low 2 must be below high 1", search={"trials": 1}, methods={"ties": {"scale": {"low": 2, "high": 1}}})
+    refused("keep", search={"trials": 1}, methods={"ties": {"keep": {"low": 0.5, "high": 1.5}}})
     log = {"low": 0, "high": 1, "log": True}
-    refused("starts above 0", study={"trials": 1}, methods={"ties": {"scale": log}})
-    refused("whole number", study={"trials": 1}, methods={"dare": {"seed": {"low": 0, "high": 1.5}}})
-    refused("finite number, found 'x'", study={"trials": 1}, methods={"ties": {"scale": {"low": "x", "high": 1.5}}})
+    refused("starts above 0", search={"trials": 1}, methods={"ties": {"scale": log}})
+    refused("whole number", search={"trials": 1}, methods={"dare": {"seed": {"low": 0, "high": 1.5}}})
+    refused("finite number, found 'x'", search={"trials": 1}, methods={"ties": {"scale": {"low": "x", "high": 1.5}}})
     refused("must", device="gpu")
     refused("base is missing|must be a valid string", base=None)
 
@@ -124,7 +124,7 @@ def test_whatever_stands_in_a_key_the_error_is_for_people(value: Any):
         "model",
         "tasks",
         "methods",
-        "study",
+        "search",
         "objective",
         "split",
         "seed",
