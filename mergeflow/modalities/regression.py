@@ -39,7 +39,7 @@ class Regression:
         return self.numbered.logits(model, rows).squeeze(1)
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
-        """Return the mean squared error over `rows`, in the numbers' units squared: (1/n) Σ_i (f(x_i) − y_i)²."""
+        """Return the mean squared error over `rows`, a scalar [], in units squared: (1/n) Σ_i (f(x_i) − y_i)²."""
         found = self.answers(model, rows)
         return mse_loss(found, self.numbered.labels[rows].to(found))
 

@@ -62,7 +62,7 @@ def check_known_experts(
     """Check that every expert of a mixture is a linear module, or part of a stack that is known in memory.
 
     Args:
-        shapes: The tensors that factors should hold, by name in memory.
+        shapes: Of the tensors that some expert has, by name in memory.
         slots: Names of those that can be kept as factors.
         architecture: What the model's tensors are.
 

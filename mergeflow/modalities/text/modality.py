@@ -101,7 +101,13 @@ def metric_of(manifest: Mapping[str, Any]) -> str:
 
 
 def warm(section: ModelSection, model: Model, examples: Examples) -> None:
-    """Fit a task's head on the features of the base, where params.yaml says `head: probed`."""
+    """Fit a task's head on the features of the base, where params.yaml says `head: probed`.
+
+    Args:
+        section: The section `model` of params.yaml.
+        model: The base's encoder.
+        examples: Training examples of the task, whose head is fitted in place.
+    """
     if section.head == "probed":
         plain = examples.numbered if isinstance(examples, Regression) else examples
         assert isinstance(plain, Classification)
