@@ -67,7 +67,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     def status(
         studies: Annotated[bool, typer.Option(help="Ask about the studies too.")] = False,
     ) -> None:
-        """Say which stages are stale for the code, parameters and data as they are now, and why."""
+        """Print which stages are stale for the code, parameters and data as they are now, and why."""
         from flows.status import print_status
 
         print_status(root, Console(), studies)

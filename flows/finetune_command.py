@@ -30,13 +30,17 @@ def add_commands(app: typer.Typer, root: Path) -> None:
     @app.command("finetune")
     def finetune(
         tasks: Annotated[list[str] | None, typer.Argument(help="Tasks of params.yaml; all when none is named.")] = None,
-        regime: Annotated[str | None, typer.Option(help="How to train; params.yaml's regime when missing.")] = None,
+        regime: Annotated[str | None, typer.Option(help="How to train; params.yaml's regime by default.")] = None,
         changes: Annotated[
             list[str] | None,
             typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. iterative.rounds=4."),
         ] = None,
-        seed: Annotated[int | None, typer.Option(help="Of batch order and new weights; params.yaml's.")] = None,
-        out: Annotated[Path | None, typer.Option(help="Folder; outputs/finetuned/REGIME when missing.")] = None,
+        seed: Annotated[
+            int | None, typer.Option(help="Seed of batch order and new weights; params.yaml's by default.")
+        ] = None,
+        out: Annotated[
+            Path | None, typer.Option(help="Folder for the experts; outputs/finetuned/REGIME by default.")
+        ] = None,
     ) -> None:
         """Train experts in any regime, outside the pipeline; killed, it continues when it is called again."""
         values = changed_params(root, tasks or [], regime, read_pairs(changes or [], "--set"), seed)

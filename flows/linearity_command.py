@@ -56,13 +56,13 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             str | None,
             typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
         ] = None,
-        layer: Annotated[list[str] | None, typer.Option(help="A submodule to look at; repeat. All blocks.")] = None,
-        alpha: Annotated[list[float] | None, typer.Option(help="α between the two; repeat. 0.25, 0.5, 0.75.")] = None,
-        samples: Annotated[int, typer.Option(min=1, help="Of each source.")] = 128,
+        layer: Annotated[list[str] | None, typer.Option(help="A submodule, repeatable; by default all blocks.")] = None,
+        alpha: Annotated[list[float] | None, typer.Option(help="α, repeatable; by default 0.25, 0.5, 0.75.")] = None,
+        samples: Annotated[int, typer.Option(min=1, help="How many of each source.")] = 128,
         batch_size: Annotated[int, typer.Option(min=1, help="Samples in memory at a time.")] = 64,
         out: Annotated[Path | None, typer.Option(help="Folder for result.json, samples.parquet and a picture.")] = None,
     ) -> None:
-        """Compare features of averaged weights with averaged features: will these experts merge? Where not?"""
+        """Compare features of averaged weights with averaged features, by layer: will these experts merge?"""
         import torch
 
         from mergeflow.linearity.layers import check_layers, find_layers

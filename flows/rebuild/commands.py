@@ -86,7 +86,7 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = True,
         full_sweep: Annotated[bool, typer.Option(help="Try every candidate of params.yaml, as a run does.")] = False,
     ) -> None:
-        """Add a task: train its expert, merge it with the champion's, gate, promote; exit status 1 if refused."""
+        """Add a task: train its expert, merge it with the champion's, ask the gates; exit status 1 if refused."""
         from flows.rebuild.add_task import add_task, read_address
         from flows.watch import progress_bars
 

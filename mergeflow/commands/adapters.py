@@ -22,14 +22,17 @@ def extract_lora(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     rank: Annotated[int, typer.Option(help="Largest rank of a matrix.")] = 16,
     ranks: Annotated[
-        list[str] | None, typer.Option("--rank-of", metavar="PATTERN=RANK", help="Another one for some matrices.")
+        list[str] | None,
+        typer.Option("--rank-of", metavar="PATTERN=RANK", help="Another largest rank for some matrices."),
     ] = None,
     error: Annotated[float, typer.Option(help="The smallest ranks that lose this share of each matrix at most.")] = 0.0,
     embeddings: Annotated[
         str, typer.Option(help="How changed embeddings and heads are kept: whole or lora.")
     ] = "whole",
     ignore: Annotated[list[str] | None, typer.Option(help="Tensors to leave as the base has them; a pattern.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the adapter; float32 factors by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the adapter's tensors; float32 factors by default.")
+    ] = None,
 ) -> None:
     """Write what an expert changed of its base as a PEFT LoRA folder, by SVD, and print the error of each layer."""
     from mergeflow.checkpoints.fingerprint import short

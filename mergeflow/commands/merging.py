@@ -86,9 +86,16 @@ def check(
 
 def push(
     folder: Annotated[Path, typer.Argument(help="A folder that `mergeflow merge` made.")],
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The model on the Hub; made if need be.")],
+    repo: Annotated[
+        str,
+        typer.Argument(
+            metavar="OWNER/NAME", help="The model on the Hub, owner/name; it is made where it does not exist."
+        ),
+    ],
     private: Annotated[bool, typer.Option(help="Make it private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, list the files, send nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and list the files, but send nothing.")
+    ] = False,
 ) -> None:
     """Send a merged folder to the Hugging Face Hub: its files as the merge made them, in one commit."""
     from mergeflow.merging.files.push import push as run
@@ -185,7 +192,7 @@ def diff(
 def convert(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="A checkpoint, or a configuration of mergekit (.yml, .yaml).")],
-    out: Annotated[Path, typer.Option(help="A .safetensors file or a folder to make; of a configuration a recipe.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors file or a folder to make; for a configuration, a recipe.")],
     dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16, for all weights.")] = None,
     shard_size: Annotated[str | None, typer.Option(help="Largest file of a folder, e.g. 5GB.")] = None,
     force: Force = False,
@@ -215,7 +222,7 @@ def convert(
 def compress(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A compressor; `mergeflow methods` lists them.")],
-    base: Annotated[Path, typer.Option(help="The base.")],
+    base: Annotated[Path, typer.Option(help="The base's file or folder.")],
     expert: Annotated[list[str], typer.Option(metavar="TASK=PATH", help="An expert; repeat for each task.")],
     out: Out,
     overrides: Annotated[
@@ -253,7 +260,7 @@ def compress(
 def extract_task(
     context: typer.Context,
     compressed: Annotated[Path, typer.Argument(help="A file that `mergeflow compress` made.")],
-    task: Annotated[str, typer.Argument(help="The task.")],
+    task: Annotated[str, typer.Argument(help="The task to take out.")],
     out: Out,
     base: Annotated[Path | None, typer.Option(help="The base, for compressors that need it.")] = None,
     force: Force = False,

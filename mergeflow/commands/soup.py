@@ -21,7 +21,7 @@ def soup(
         str, typer.Option(help="uniform; linear: the last weighs most; greedy: those that help on validation.")
     ] = "uniform",
     score: Annotated[
-        str | None, typer.Option(help="Who scores on validation: file.py:function, or a command with {model}.")
+        str | None, typer.Option(help="The scorer on validation: file.py:function, or a command with {model}.")
     ] = None,
     force: Force = False,
 ) -> None:

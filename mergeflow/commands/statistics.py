@@ -17,8 +17,8 @@ Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's ta
 Architecture = Annotated[str, typer.Option(help="open_clip's name of the architecture, or pocket-clip.")]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 Samples = Annotated[int, typer.Option(min=1, help="Images; all where there are fewer.")]
-Split = Annotated[str, typer.Option(help="Whose images: train or validation.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the drawn images (and labels).")]
+Split = Annotated[str, typer.Option(help="The split whose images are used: train or validation.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the drawn images (and labels).")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 
 
@@ -75,14 +75,14 @@ def adamerge(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A recipe of the method adamerging.")],
     task: Annotated[list[str], typer.Option(metavar="TASK=FOLDER", help="A prepared folder; repeat for each task.")],
-    head: Annotated[list[str], typer.Option(metavar="TASK=FILE", help="Its head; repeat for each task.")],
+    head: Annotated[list[str], typer.Option(metavar="TASK=FILE", help="The task's head; repeat for each task.")],
     architecture: Architecture,
     out: Annotated[Path, typer.Option(help="Folder for the coefficients and the recipe that uses them.")],
-    split: Annotated[str, typer.Option(help="Whose images, without labels; the paper takes those of test.")] = (
-        "validation"
-    ),
+    split: Annotated[
+        str, typer.Option(help="The split whose images are used, without labels; the paper takes test.")
+    ] = ("validation"),
     batch_size: Annotated[int, typer.Option(min=1, help="Images per task and step.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the batches.")] = 0,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.steps=100.")
     ] = None,

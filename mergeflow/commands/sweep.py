@@ -31,7 +31,10 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
     @app.command("sweep")
     def sweep(
         context: typer.Context,
-        file: Annotated[Path, typer.Argument(metavar="SWEEP", help="What to merge, score and try: YAML.")],
+        file: Annotated[
+            Path,
+            typer.Argument(metavar="SWEEP", help="The sweep file (YAML): what to merge, how to score, what to try."),
+        ],
         out: Annotated[
             Path | None, typer.Option(help="Folder for the results; sweeps/NAME by default, NAME the file's.")
         ] = None,

@@ -38,7 +38,9 @@ def add(
     context: typer.Context,
     sources: Annotated[list[Path], typer.Argument(help="Task vectors of one base.")],
     out: Out,
-    weight: Annotated[list[float] | None, typer.Option(help="One for each vector, in order; all 1 by default.")] = None,
+    weight: Annotated[
+        list[float] | None, typer.Option(help="A weight for each vector, in order; all 1 by default.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write the weighted sum Σ w_t τ_t."""
