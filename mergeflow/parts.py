@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.plugins import load_file, load_part, loaded_from, project_folder, python_files
+from mergeflow.plugins import entry_points, load_file, load_part, loaded_from, project_folder, python_files
 
 T = TypeVar("T")
 

@@ -7,10 +7,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import entry_points as read_entry_points
 from importlib.util import module_from_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,16 @@ class Origin:
 
 
 OWN = Origin("mergeflow")
+
+
+@cache
+def entry_points(group: str) -> EntryPoints:
+    """Return the installed entry points of a group, read once a process: to read them takes 35 ms.
+
+    Args:
+        group: for example `mergeflow.methods`.
+    """
+    return read_entry_points(group=group)
 
 
 def project_folder() -> Path | None:

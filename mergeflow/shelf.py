@@ -4,7 +4,6 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
@@ -15,6 +14,7 @@ from mergeflow.plugins import (
     OWN,
     Origin,
     entry_point_origin,
+    entry_points,
     load_entry_point,
     load_file,
     origin_of,

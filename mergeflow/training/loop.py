@@ -100,7 +100,7 @@ def fine_tune(
         run = _Run(model, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
         run.modules.train()
-        started = time.perf_counter()
+        started = _clocks()
         parts = batches.parts(first)
         for step in range(first, span.last):
             coming = batches.parts(step + 1) if step + 1 < span.last else []
@@ -113,11 +113,11 @@ def fine_tune(
                 each_epoch(len(run.trajectory.rows))
                 run.modules.train()
             if (step + 1) % settings.save_every == 0 and step + 1 < span.last:
-                run.charge(time.perf_counter() - started)
-                started = time.perf_counter()
+                run.charge(started)
+                started = _clocks()
                 run.save(saved, step + 1)
         run.modules.eval()
-        run.charge(time.perf_counter() - started)
+        run.charge(started)
     return Outcome(run.trajectory, run.cost, run.optimiser.state_dict())
 
 
@@ -138,6 +138,11 @@ def learning_rate_factor(settings: FineTuneSettings, progress: float) -> float:
     if settings.schedule == "constant":
         return 1.0
     return 0.5 * (1.0 + math.cos(math.pi * (progress - settings.warmup) / (1.0 - settings.warmup)))
+
+
+def _clocks() -> tuple[float, float]:
+    """Return wall time and this thread's processor time, in seconds."""
+    return time.perf_counter(), time.thread_time()
 
 
 class _Run:
@@ -232,11 +237,17 @@ class _Run:
         if not math.isfinite(length):
             raise self._diverged("2-norm of the weights", length, steps)
 
-    def charge(self, seconds: float) -> None:
-        """Add to the cost; called before each save, so that a resumed run counts what it had done."""
+    def charge(self, started: tuple[float, float]) -> None:
+        """Add what passed since then to the cost; called before each save, so that a resumed run counts it too."""
+        seconds, processor = (now - then for now, then in zip(_clocks(), started, strict=True))
         cuda = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) // 2**20 if cuda else _process_peak_mib()
-        self.cost += Cost(seconds=seconds, gpu_seconds=seconds if cuda else 0.0, peak_memory_mib=peak)
+        self.cost += Cost(
+            seconds=seconds,
+            gpu_seconds=seconds if cuda else 0.0,
+            peak_memory_mib=peak,
+            processor_seconds=processor,
+        )
 
     @property
     def identity(self) -> dict[str, Any]:

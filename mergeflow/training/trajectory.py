@@ -44,6 +44,7 @@ class Cost:
         examples: examples that went through the model in training.
         seconds: wall time of the training steps and validations.
         gpu_seconds: the part of `seconds` that held a CUDA device; 0 on a CPU.
+        processor_seconds: processor time of the thread that trained; all of it where torch computes with one thread.
         peak_memory_mib: largest memory of the CUDA device, else of the process.
     """
 
@@ -52,6 +53,7 @@ class Cost:
     seconds: float = 0.0
     gpu_seconds: float = 0.0
     peak_memory_mib: int = 0
+    processor_seconds: float = 0.0
 
     @property
     def examples_per_second(self) -> float:
@@ -67,6 +69,7 @@ class Cost:
             self.seconds + other.seconds,
             self.gpu_seconds + other.gpu_seconds,
             max(self.peak_memory_mib, other.peak_memory_mib),
+            self.processor_seconds + other.processor_seconds,
         )
 
 

@@ -26,7 +26,8 @@ def judge(
     Args:
         system: the row of the papers' systems.
         claim: as the paper puts it.
-        measured: what is measured, in words → one value for each seed; of a comparison the paired differences.
+        measured: what is measured, in words → one value for each seed; of a comparison the paired differences. Where
+            it is empty the claim is undecided.
         rule: the limits in words, and where the margin comes from.
         low, high: the limits, of every quantity.
         unit: printed after each value.
@@ -39,9 +40,9 @@ def judge(
         >>> found.verdict, found.measured
         ('holds', 'N = 8 less N = 1: 5.5 ± 1.2 points')
     """
-    assert measured, claim
     told = "; ".join(f"{name}: {with_interval(values, digits)}{unit}" for name, values in measured.items())
-    verdict = all_hold([within(values, low, high) for values in measured.values()])
+    verdict = all_hold([within(values, low, high) for values in measured.values()]) if measured else None
+    told = told or "not measured with these choices"
     return Finding(system, claim, f"{told}{beside}", verdict, rule, ours)
 
 

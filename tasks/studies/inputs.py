@@ -45,6 +45,12 @@ class TrainingRun:
         folder = self.io.dep(layout.study_run(self.name))
         return sorted(int(path.name.removeprefix("seed_")) for path in folder.glob("seed_*"))
 
+    @property
+    def tuned(self) -> list[str]:
+        """The tasks of interest that this run has an expert of."""
+        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{self.seeds[0]}" / "experts"
+        return [task for task in self.tasks if (folder / task).exists()]
+
     def expert(self, seed: int, task: str) -> State:
         """Return θ_t; of an iterative run that of the last round."""
         return self._state(f"seed_{seed}/experts/{task}/{MODEL_NAME}")
@@ -66,6 +72,11 @@ class TrainingRun:
         """Return an expert's training.json; `epochs` are its rows."""
         return self._json(f"seed_{seed}/experts/{task}/training.json")
 
+    def settings(self, seed: int) -> dict[str, Any]:
+        """Return the settings of `finetune` that the run was trained with."""
+        settings: dict[str, Any] = self.training(seed, self.tasks[0])["settings"]
+        return settings
+
     def model(self, seed: int) -> State:
         """Return the model of a joint run."""
         return self._state(f"seed_{seed}/model/{MODEL_NAME}")
@@ -84,10 +95,9 @@ class TrainingRun:
         return self._state(f"seed_{seed}/start")
 
     def cost(self, seed: int) -> dict[str, Any]:
-        """Return steps, images, seconds, gpu_seconds, peak_memory_mib of one seed's training."""
-        costs: dict[str, Any] = self.io.cost(f"{STUDIES}:train@{self.name}")["training"]
-        cost: dict[str, Any] = costs[f"seed_{seed}"]
-        return cost
+        """Return one seed's `mergeflow.training.Cost` as JSON, and of an iterative run `rounds`: processor seconds."""
+        record, own = self.io.cost(f"{STUDIES}:train@{self.name}"), f"seed_{seed}"
+        return {**record["training"][own], "rounds": record.get("rounds", {}).get(own, [])}
 
     def _state(self, name: str) -> State:
         return read_state(self.io.dep(f"{layout.study_run(self.name)}/{name}.safetensors"))

@@ -6,13 +6,13 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.project.stage import read_record
 from tasks.project.studies import Study
-from tasks.studies.results import ROWS, Finding, StudyResult, markdown_table
+from tasks.studies.results import ROWS, Finding, StudyResult, Table, markdown_table
 from tasks.studies.verdicts import WORDS
 
 _INDEX = (
@@ -44,21 +44,28 @@ def write_page(root: Path, study: Study) -> Path:
     found = StudyResult.read(made)
     for figure in found.figures:
         shutil.copy(made / f"{figure}.svg", folder / "figures" / figure_file(name, figure))
-    seconds = read_record(study.root, study.stage.address).get("seconds")
-    if seconds is not None:
-        costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": _hardware()}}
-        (folder / _COSTS).write_text(json.dumps(costs, indent=1, sort_keys=True) + "\n")
+    record = read_record(study.root, study.stage.address)
+    if (seconds := record.get("seconds")) is not None:
+        tables = {"tables": record["tables"]} if "tables" in record else {}
+        costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": _hardware(), **tables}}
+        (folder / _COSTS).write_text(json.dumps(costs, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     page = folder / f"{name}.md"
-    page.write_text(page_text(study, found))
+    page.write_text(page_text(study, found, read_times(folder, name)))
     return page
 
 
-def page_text(study: Study, found: StudyResult) -> str:
-    """Return a study's page: a function of its docstring and its recorded result alone.
+def read_times(folder: Path, study: str) -> list[Table]:
+    """Return a study's tables of times and memory, which lie beside the results."""
+    return [Table(**table) for table in _costs(folder).get(study, {}).get("tables", [])]
+
+
+def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> str:
+    """Return a study's page: a function of its docstring and of what was recorded alone.
 
     Args:
         study: its name and text.
         found: the recorded result.
+        times: tables of times and memory, which no result holds, because they differ from run to run.
     """
     name, (title, text) = study.stage.name, study.text
     parts = [
@@ -71,7 +78,7 @@ def page_text(study: Study, found: StudyResult) -> str:
         *(_finding(one) for one in found.findings),
         *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
         "## Measured",
-        *(f"**{table.title}**\n\n{markdown_table(table)}" for table in found.tables),
+        *(f"**{table.title}**\n\n{markdown_table(table)}" for table in (*found.tables, *times)),
         *(f"![{figure}](figures/{figure_file(name, figure)})" for figure in found.figures),
     ]
     return "\n\n".join(parts) + "\n"

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from mergeflow.evaluation.statistics import mean_interval
 from tasks.plotting.drawing import to_svg
+from tasks.project.stage import StageIO
 from tasks.studies.verdicts import WORDS, Verdict
 
 Cell = str | int | float | None
@@ -104,6 +105,11 @@ class StudyResult:
         findings = [Finding(**finding) for finding in content["findings"]]
         earlier = any("margin" not in finding for finding in content["findings"])
         return cls(tables, findings, content["notes"], figures=content["figures"], earlier=earlier)
+
+
+def keep_times(io: StageIO, tables: Sequence[Table]) -> None:
+    """Keep tables of times and memory beside the stage's cost: they differ from run to run, so no result has them."""
+    io.costs["tables"] = [vars(table) for table in tables]
 
 
 def with_interval(values: Sequence[float], digits: int = 1) -> str:

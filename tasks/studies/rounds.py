@@ -46,6 +46,10 @@ def train_in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: 
     result = kept / "result"
     shutil.rmtree(result, ignore_errors=True)
     cost = write_last_round(bench, rounds, result / "experts")
+    io.costs.setdefault("rounds", {})[f"seed_{seed}"] = [
+        sum(rounds.record(number, task)["cost"]["processor_seconds"] for task in run.tasks)
+        for number in range(1, rounds.rounds + 1)
+    ]
     (result / "merged").mkdir()
     for number in range(1, rounds.rounds + 1):
         shutil.copy(rounds.merged(number), result / "merged" / f"round_{number:03}.safetensors")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.studies.small_lab import ROOT, make_lab
+from tests.studies.toy_lab import make_toy_lab
 
 ITERATIVE: dict[str, Any] = {"regime": "iterative"}
 RUNS: dict[str, dict[str, Any]] = {
@@ -32,6 +33,35 @@ MANY: dict[str, dict[str, Any]] = {
     "joint_3": {"tasks": 3, "regime": "joint"},
     "mima_3": {"tasks": 3, "regime": "iterative", "iterative": {"rounds": 2}},
 }
+
+
+def _rounds(count: int, steps: int = 64, **changes: Any) -> dict[str, Any]:
+    return {"regime": "iterative", "steps": steps, "iterative": {"rounds": count, **changes}}
+
+
+TOY: dict[str, dict[str, Any]] = {
+    "one_epoch": {"regime": "one_epoch", "batch_size": 8},
+    "converged": {"regime": "epochs", "epochs": 3, "keep_epochs": True, "batch_size": 8},
+    "cold": {"regime": "epochs", "epochs": 3, "keep_epochs": True, "learning_rate": 1e-5},
+    "joint": {"regime": "joint", "steps": 64},
+    "mima_1": _rounds(1),
+    "mima_4": _rounds(4),
+    "mima_16": _rounds(16),
+    "mima_1_16": _rounds(1, 16),
+    "mima_4_16": _rounds(4, 16),
+    "mima_4_kept": _rounds(4, optimiser="kept"),
+    "whole_2_4": _rounds(4, merge="task_arithmetic", args={"scale": 2 / 3}),
+    "per_round_1_4": _rounds(4, schedule="per_round"),
+    "per_round_2_4": _rounds(4, merge="task_arithmetic", args={"scale": 2 / 3}, schedule="per_round"),
+}
+
+
+@pytest.fixture(scope="session")
+def toy_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tasks of small nets, trained far enough for the papers' findings to show."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("toy") / "lab"
+    return make_toy_lab(root, TOY, 3, [128], learning_rate=0.005, save_every=1000)
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4, wo
     whole = yaml.safe_load((world / "studies/params.yaml").read_text()) | {"seeds": SEEDS, "runs": training}
     (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
     for name in training:
-        _train(root, name)
+        train_run(root, name)
     return root
 
 
@@ -69,7 +69,8 @@ def run_study(root: Path, study: str, scratch: Path, **options: Any) -> Path:
     return io.scratch / "building" / io.stage.outs[0]
 
 
-def _train(root: Path, item: str) -> None:
+def train_run(root: Path, item: str) -> None:
+    """Do one of the training runs of a laboratory that has base and data."""
     like = next(stage for stage in load_graph(ROOT, studies=True).values() if stage.name == "train")
     assert like.item
     keys, outs = ([text.replace(like.item, item) for text in texts] for texts in (like.params, like.outs))

@@ -1,6 +1,7 @@
-"""Study `alignment`: on a small laboratory, and the paper's findings on the documented result."""
+"""Study `alignment` on small nets, and its verdicts on made-up rows."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -8,18 +9,24 @@ import pytest
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
 
 
-def test_the_study_shows_runs_rounds_and_lengths(lab: Path, tmp_path: Path) -> None:
-    io = study_io(lab, "alignment", tmp_path, rounds=[1, 2], shown=[2], compared=["atm_4"])
-    alignment.run(io)
-    folder = tmp_path / "building/outputs/studies/alignment"
-    lengths, rounds = StudyResult.read(folder).tables
-    assert [row["run"] for row in lengths.rows] == ["mima_1", "mima_2", "atm_4"]
-    assert [row["round"] for row in rounds.rows] == [1, 2, 1, 2, 3, 4]
+def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
+    """M3: final task vectors align with N and from round to round, increments do not."""
+    folder = run_study(toy_lab, "alignment", tmp_path, rounds=[1, 4, 16], shown=[4], compared=["per_round_2_4"])
+    result = StudyResult.read(folder)
+    lengths, rounds = result.tables
+    assert [row["run"] for row in lengths.rows] == ["mima_1", "mima_4", "mima_16", "per_round_2_4"]
+    assert [row["round"] for row in rounds.rows] == [1, 2, 3, 4, 1, 2, 3, 4]
     assert {path.stem for path in folder.glob("*.svg")} == {"final", "rounds", "matrix"}
+
+    def mean(what: str, run: str, number: int) -> float:
+        return fmean(row[what] for row in result.rows if (row["run"], row["round"]) == (run, number))
+
+    assert mean("tau", "mima_1", 1) < 0.3 < 0.9 < mean("tau", "mima_16", 16)
+    assert mean("tau", "mima_4", 1) < mean("tau", "mima_4", 2) < mean("tau", "mima_4", 4)
+    assert mean("delta", "mima_16", 8) < 0.5
 
 
 def test_a_first_round_has_the_same_increments_and_task_vectors(lab: Path, tmp_path: Path) -> None:
@@ -48,13 +55,10 @@ def made_up(run: str, tau: list[float], delta: float) -> dict[str, Any]:
 
 
 def test_findings_follow_the_numbers() -> None:
-    good = [made_up("mima_1", [0.0], 0.0), made_up("mima_16", [0.0, 0.5, 0.9], 0.1)]
-    assert all(finding.holds for finding in alignment.findings(good))
-    bad = [made_up("mima_1", [0.9], 0.0), made_up("mima_16", [0.4, 0.3, 0.2], 0.4)]
-    assert not any(finding.holds for finding in alignment.findings(bad))
+    def three(*rows: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**row, "seed": seed} for row in rows for seed in range(3)]
 
-
-def test_findings_of_the_paper() -> None:
-    held = documented("alignment")
-    for claim in ("above 0.8", "under 0.3", "from round to round"):
-        assert held(claim)
+    good = three(made_up("mima_1", [0.0], 0.0), made_up("mima_16", [0.0, 0.5, 0.9], 0.1))
+    assert all(finding.holds is True for finding in alignment.findings(good))
+    bad = three(made_up("mima_1", [0.9], 0.4), made_up("mima_16", [0.4, 0.3, 0.2], 0.4))
+    assert all(finding.holds is False for finding in alignment.findings(bad))

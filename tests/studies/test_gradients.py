@@ -1,6 +1,7 @@
-"""Study `gradients`: against autograd and on a small laboratory; the paper's findings on the documented result."""
+"""Study `gradients` on small nets, and its verdicts on made-up rows."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from mergeflow.modality import Network
 from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study
+from tests.studies.toy_lab import NAMES
 
 
 class Pixels(torch.nn.Module):
@@ -40,34 +41,43 @@ def test_the_gradient_in_chunks_is_that_of_the_mean_loss() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_every_gradient_is_measured_on_every_task(lab: Path, tmp_path: Path) -> None:
-    gradients.run(study_io(lab, "gradients", tmp_path, images=12, steps=[1e-5]))
-    folder = tmp_path / "building/outputs/studies/gradients"
-    share, cosine, tasks = StudyResult.read(folder).tables
-    kinds = ["batches", "step", "all images", "GD 1e-05"]
-    assert [row["gradient"] for row in share.rows] == [row["gradient"] for row in cosine.rows] == kinds
-    assert all(
-        float(str(row["epoch 1"])) + float(str(row["epoch 2"])) == pytest.approx(1, abs=0.011) for row in share.rows
-    )
-    assert {row["epoch 1"] for row in cosine.rows} == {"1.00"}
-    assert float(str(cosine.rows[3]["epoch 2"])) > 0.99  # a tiny step of gradient descent keeps the gradient
-    assert [row["task"] for row in tasks.rows] == ["red", "blue", "grey"]
+def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
+    """G6: how far an epoch goes decides which direction the next gradients have."""
+    runs = {"paper": "cold", "hot": "converged"}
+    folder = run_study(toy_lab, "gradients", tmp_path, runs=runs, images=100, steps=[1e-5])
+    result = StudyResult.read(folder)
+    share, cosine, tasks = result.tables
+    kinds = [(run, kind) for run in runs for kind in ("batches", "all images", "step")] + [("GD", "GD 1e-05")]
+    assert [(row["run"], row["gradient"]) for row in share.rows] == kinds
+    assert {str(row["epoch 1"])[:4] for row in cosine.rows} == {"1.00"}
+    assert float(str(cosine.rows[-1]["epoch 2"])[:4]) > 0.99  # a tiny step of gradient descent keeps the gradient
+    assert [row["task"] for row in tasks.rows] == list(NAMES)
     assert (folder / "epochs.svg").exists()
+    for run, kind in kinds:
+        sums: dict[tuple[int, str], float] = {}
+        for row in result.rows:
+            if (row["run"], row["kind"]) == (run, kind):
+                sums[row["seed"], row["task"]] = sums.get((row["seed"], row["task"]), 0.0) + row["share"]
+        assert sums
+        assert all(value == pytest.approx(1) for value in sums.values())
+
+    def mean(run: str, kind: str, epoch: int) -> float:
+        wanted = (run, kind, epoch)
+        return fmean(r["cosine"] for r in result.rows if (r["run"], r["kind"], r["epoch"]) == wanted)
+
+    assert mean("paper", "all images", 2) > 0.95
+    assert mean("hot", "all images", 2) < mean("paper", "all images", 2) - 0.1
+    assert [finding.ours for finding in result.findings] == [False, False, True, True]
 
 
-def made_up(kind: str, share: list[float], cosine: list[float]) -> Row:
-    return {"task": "a", "seed": 0, "kind": kind, "moved": 1.0, "share": share, "cosine": cosine}
+def made_up(kind: str, share: list[float], cosine: list[float]) -> list[Row]:
+    known = {"task": "a", "run": "paper", "kind": kind, "moved": 1.0, "share": share, "cosine": cosine}
+    return [{**known, "seed": seed} for seed in range(3)]
 
 
 def test_findings_follow_the_numbers() -> None:
-    kinds = ("batches", "all images", "GD 0.1")
-    good = [made_up(kind, [0.6, 0.4], [1.0, 0.9]) for kind in kinds]
-    assert all(finding.holds for finding in gradients.findings(good))
-    bad = [made_up(kind, [0.4, 0.6], [1.0, 0.1]) for kind in kinds]
-    assert not any(finding.holds for finding in gradients.findings(bad))
-
-
-def test_findings_of_the_paper() -> None:
-    held = documented("gradients")
-    assert held("largest gradient share (batches)")
-    assert held("five epochs (GD")
+    kinds = ("batches", "all images")
+    good = [row for kind in kinds for row in made_up(kind, [0.6, 0.4], [1.0, 0.9])]
+    assert [finding.holds for finding in gradients.findings(good, "paper")] == [True, True]
+    bad = [row for kind in kinds for row in made_up(kind, [0.4, 0.6], [1.0, 0.1])]
+    assert [finding.holds for finding in gradients.findings(bad, "paper")] == [False, False]

@@ -1,48 +1,57 @@
-"""Study `landscape`: on a small laboratory, and the paper's finding on the documented result."""
+"""Study `landscape` on small nets, and its verdicts on made-up planes."""
 
-from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
 from tests.studies.small_lab import study_io
+from tests.studies.toy_lab import SEEDS
 
-SMALL = {"rounds": [1, 2], "pairs": [["red", "blue"]], "size": 3, "images": 6}
+SMALL: dict[str, Any] = {"rounds": [1, 4, 16], "pairs": [["north", "east"]], "size": 7, "images": 100, "height": 0.1}
 
 
 @pytest.fixture(scope="module")
-def io(lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    small = study_io(lab, "landscape", tmp_path_factory.mktemp("landscape"), **SMALL)
-    return replace(small, stage=replace(small.stage, deps=(*small.stage.deps, "outputs/studies/runs")))
+def io(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StageIO:
+    return study_io(toy_lab, "landscape", tmp_path_factory.mktemp("landscape"), **SMALL)
 
 
-def test_the_study_covers_every_n_and_seed(io) -> None:  # type: ignore[no-untyped-def]
+def test_small_nets_show_what_the_paper_shows(io: StageIO) -> None:
+    """M5: with more rounds the task vectors turn towards each other and the error of their mean falls."""
     landscape.run(io)
     folder = io.scratch / "building/outputs/studies/landscape"
-    assert (folder / "red_blue.svg").exists()
+    assert (folder / "north_east.svg").exists()
     result = StudyResult.read(folder)
     planes, errors = result.tables
-    assert [row["N"] for row in planes.rows] == [row["N"] for row in errors.rows] == [1, 2]
+    assert [row["N"] for row in planes.rows] == [row["N"] for row in errors.rows] == [1, 4, 16]
     assert {finding.system for finding in result.findings} == {"M5"}
-    assert len(list((io.scratch / "pieces").glob("*.json"))) == 4
+    assert len(list((io.scratch / "pieces").glob("*.json"))) == 3 * len(SEEDS)
+
+    def mean(what: str, rounds: int) -> float:
+        return fmean(row[what] for row in result.rows if row["rounds"] == rounds)
+
+    assert mean("angle", 1) > mean("angle", 4) > mean("angle", 16)
+    assert mean("distance", 1) > mean("distance", 16)
+    assert mean("error_merged", 1) > mean("error_merged", 16) + 2
 
 
-def test_a_plane_meets_its_models(io) -> None:  # type: ignore[no-untyped-def]
+def test_a_plane_meets_its_models(io: StageIO) -> None:
     options = landscape.Options.model_validate({**StudyInputs(io).options("landscape"), "margin": 0.0, "images": 1000})
     inputs = StudyInputs(io)
-    row = landscape.measure(inputs, options, ("red", "blue"), 1, 0)
-    expert = inputs.run("mima_1").expert(0, "red")
-    x, y = row["places"]["red"]
+    row = landscape.measure(inputs, options, ("north", "east"), 1, 0)
+    expert = inputs.run("mima_1").expert(0, "north")
+    x, y = row["places"]["north"]
     assert y == pytest.approx(0, abs=1e-5)
     assert (row["xs"][-1], row["ys"][0]) == pytest.approx((x, 0), abs=0.1 * x)  # nearly orthogonal: the box is τ's
-    assert row["test"]["red"] == {t: 1 - a for t, a in inputs.accuracy(expert, "test", ["red", "blue"]).items()}
-    assert np.array(row["errors"]["blue"]).shape == (3, 3)
+    assert row["test"]["north"] == {t: 1 - a for t, a in inputs.accuracy(expert, "test", ["north", "east"]).items()}
+    assert np.array(row["errors"]["east"]).shape == (7, 7)
 
 
 def made_up(rounds: int, seed: int, apart: float, error: float) -> Row:
@@ -76,17 +85,6 @@ def test_geometry_of_known_valleys() -> None:
 
 def test_findings_follow_the_numbers() -> None:
     rows = [made_up(n, seed, 1 / n, 0.3 / n) for n in (1, 4, 16) for seed in (0, 1)]
-    assert all(finding.holds for finding in landscape.findings(rows))
+    assert all(finding.holds is True for finding in landscape.findings(rows))
     worse = [made_up(n, seed, n / 16, n / 20) for n in (1, 4, 16) for seed in (0, 1)]
-    assert not any(finding.holds for finding in landscape.findings(worse))
-
-
-def test_findings_of_the_paper() -> None:
-    held = documented("landscape")
-    for claim in (
-        "angle between the task vectors shrinks",
-        "valleys turn",
-        "minima move together",
-        "merged model falls",
-    ):
-        assert held(claim)
+    assert all(finding.holds is False for finding in landscape.findings(worse))

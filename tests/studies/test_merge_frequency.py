@@ -1,34 +1,49 @@
-"""Study `merge_frequency`: on a small laboratory, and the paper's finding on the documented result."""
+"""Study `merge_frequency` on small nets, and its verdicts on made-up rows."""
 
 from pathlib import Path
+from statistics import fmean
 
 from tasks.studies.papers.merge_frequency import study as merge_frequency
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study
 
 
-def test_both_rules_over_n_and_over_steps(lab: Path, tmp_path: Path) -> None:
-    merge_frequency.run(study_io(lab, "merge_frequency", tmp_path, atm=[1, 4], mima=[1, 2], course=["atm_4"]))
-    folder = tmp_path / "building/outputs/studies/merge_frequency"
-    final, course = StudyResult.read(folder).tables
-    assert [(row["rule"], row["N"]) for row in final.rows] == [("ATM", 1), ("ATM", 4), ("MIMA", 1), ("MIMA", 2)]
-    assert [row["steps between merges"] for row in final.rows] == [4, 1, 4, 2]
-    assert [row["steps"] for row in course.rows] == [1, 2, 3, 4]
+def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
+    """G7: at the same budget four merges are better than one, for both schedules."""
+    folder = run_study(toy_lab, "merge_frequency", tmp_path, rounds=[1, 4], multiples=[1, 2], course=["per_round_2_4"])
+    result = StudyResult.read(folder)
+    cells, tuned, course = result.tables
+    assert [(row["schedule"], row["α"]) for row in cells.rows] == [
+        (words, f"{multiple}/T") for words in ("one schedule", "a schedule per round") for multiple in (1, 2)
+    ]
+    assert [(row["N"], row["steps between merges"]) for row in tuned.rows] == [(1, 64), (4, 16)] * 2
+    assert [row["steps"] for row in course.rows] == [16, 32, 48, 64]
     assert (folder / "frequency.svg").exists()
+    for schedule in merge_frequency.SCHEDULES:
+        own = [row for row in result.rows if row["schedule"] == schedule and row["model"] == "merged"]
+        mean = {n: fmean(r["accuracy"] for r in own if (r["rounds"], r["multiple"]) == (n, 1)) for n in (1, 4)}
+        assert mean[4] > mean[1] + 2, schedule
 
 
-def made_up(kind: str, rounds: int, accuracy: float) -> Row:
-    return {"kind": kind, "rounds": rounds, "seed": 0, "steps": 4, "merged": {"a": accuracy}}
+def made_up(schedule: str, multiple: int, rounds: int, validation: float, test: float) -> list[Row]:
+    known = {"schedule": schedule, "multiple": multiple, "rounds": rounds, "steps": 4}
+    return [{**known, "seed": n, "validation": {"a": validation}, "merged": {"a": test}} for n in range(3)]
 
 
-def test_findings_follow_the_numbers() -> None:
-    rows = [made_up("ATM", 1, 0.8), made_up("ATM", 4, 0.9), made_up("MIMA", 1, 0.8), made_up("MIMA", 4, 0.7)]
-    assert [finding.holds for finding in merge_frequency.findings(rows)] == [True, False]
+def test_alpha_is_chosen_on_validation_and_judged_on_test() -> None:
+    rows = [
+        *made_up("whole", 1, 1, 0.5, 0.6),
+        *made_up("whole", 1, 16, 0.7, 0.8),
+        *made_up("whole", 2, 16, 0.6, 0.9),  # better on test, which must not matter
+        *made_up("per_round", 1, 1, 0.7, 0.6),
+        *made_up("per_round", 1, 16, 0.7, 0.5),
+    ]
+    best = merge_frequency.tuned(rows)
+    assert merge_frequency.values(best, "whole") == {1: [60.0] * 3, 16: [80.0] * 3}
+    assert [finding.holds for finding in merge_frequency.findings(best)] == [True, False, False]
 
 
-def test_findings_of_the_paper() -> None:
-    held = documented("merge_frequency")
-    assert held("merged model: ATM")
-    assert held("merged model: MIMA")
+def test_only_seeds_that_every_cell_has_are_compared() -> None:
+    rows = [*made_up("whole", 1, 1, 0.5, 0.6), *made_up("whole", 2, 1, 0.5, 0.6)[:2]]
+    assert {row["seed"] for row in merge_frequency.common_seeds(rows)} == {0, 1}

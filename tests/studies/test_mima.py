@@ -1,60 +1,84 @@
 """Study `mima`: on a small laboratory, and the paper's findings on the documented result."""
 
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.mima import study as mima
+from tasks.studies.papers.mima import results as mima
+from tasks.studies.papers.mima.study import measure
 from tasks.studies.pieces import Row, grid, kept
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
+from tests.studies.toy_lab import NAMES
+
+CHOICES: dict[str, Any] = {"rounds": [1, 4, 16], "budgets": [16], "at": [1, 4], "kept": [4]}
 
 
 @pytest.fixture(scope="module")
-def result(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    io = study_io(lab, "mima", tmp_path_factory.mktemp("mima"), rounds=[1, 2])
-    mima.run(io)
-    folder = io.scratch / "building/outputs/studies/mima"
+def result(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    folder = run_study(toy_lab, "mima", tmp_path_factory.mktemp("mima"), **CHOICES)
     assert {path.name for path in folder.glob("*.svg")} == {"accuracy.svg", "gap.svg", "tasks.svg"}
     return StudyResult.read(folder)
 
 
 def test_the_study_covers_every_n_task_and_method(result: StudyResult) -> None:
-    accuracy, fixed, scales, experts, merged = result.tables
-    assert [row["N"] for row in accuracy.rows] == [row["N"] for row in scales.rows] == [1, 2]
+    accuracy, fixed, scales, experts, merged, further = result.tables
+    assert [row["N"] for row in accuracy.rows] == [row["N"] for row in scales.rows] == [1, 4, 16]
     assert {"average", "task arithmetic", "TIES"} <= accuracy.rows[0].keys()
     assert {"task_arithmetic λ=0.4", "ties λ=1"} <= fixed.rows[0].keys()
-    assert [row["task"] for row in experts.rows] == [row["task"] for row in merged.rows] == ["red", "blue", "grey"]
-    assert {finding.system for finding in result.findings} == {"M2", "M4", "M6"}
+    assert [row["task"] for row in experts.rows] == [row["task"] for row in merged.rows] == list(NAMES)
+    assert [(row["S"], row["N"], row["optimiser"]) for row in further.rows][:2] == [(16, 1, "reset"), (16, 4, "reset")]
+    assert {finding.system for finding in result.findings} == {"M1", "M2", "M4", "M6"}
+    assert all(finding.margin for finding in result.findings)
+
+
+def mean(result: StudyResult, model: str, **wanted: Any) -> float:
+    wanted = {"steps": 64, "optimiser": "reset", "model": model} | wanted
+    return fmean(r["accuracy"] for r in result.rows if all(r[key] == value for key, value in wanted.items()))
+
+
+def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:
+    """M2, M4, M6 on small nets: the merge rises, the gap closes, the methods converge, a fixed λ degrades."""
+    gap = {n: mean(result, "experts", rounds=n) - mean(result, "average", rounds=n) for n in (1, 16)}
+    assert mean(result, "average", rounds=16) > mean(result, "average", rounds=1) + 3
+    assert gap[1] > 20
+    assert abs(gap[16]) < 3
+    lead = {
+        n: mean(result, mima.FIXED["task_arithmetic"], rounds=n) - mean(result, "average", rounds=n) for n in (1, 16)
+    }
+    assert lead[16] < lead[1]
+    kept = [row["accuracy"] for row in result.rows if row["optimiser"] == "kept"]
+    assert len(kept) == 2 * 3 * 2  # seeds, tasks, experts and average
 
 
 def test_the_average_of_the_last_round_is_the_run_s_own_merge(lab: Path, tmp_path: Path) -> None:
     io = study_io(lab, "mima", tmp_path)
     inputs = StudyInputs(io)
-    row = mima.measure(inputs, 2, 0, 0.2)
+    row = measure(inputs, 2, 0, 0.2)
     assert row["average"] == inputs.accuracy(inputs.run("mima_2").merged(0, 2), "test")
     assert row["experts"].keys() == {"red", "blue", "grey"}
 
 
-def made_up(rounds: int, expert: float, merged: float, fixed: float) -> Row:
+def made_up(rounds: int, expert: float, merged: float, fixed: float) -> list[Row]:
     tuned = {name: {"a": merged} for name in mima.TUNED}
-    return {"rounds": rounds, "seed": 0, "experts": {"a": expert}, **tuned, mima.FIXED["task_arithmetic"]: {"a": fixed}}
+    known = {"rounds": rounds, "experts": {"a": expert}, **tuned, mima.FIXED["task_arithmetic"]: {"a": fixed}}
+    return [{**known, "seed": seed} for seed in range(3)]
 
 
 def test_findings_follow_the_numbers() -> None:
-    rows = [made_up(1, 0.97, 0.7, 0.8), made_up(16, 0.96, 0.95, 0.6)]
-    rows[0]["ties"] = {"a": 0.9}
-    assert all(finding.holds for finding in mima.findings(rows))
-    worse = [made_up(1, 0.97, 0.9, 0.6), made_up(16, 0.9, 0.8, 0.8)]
-    assert not any(finding.holds for finding in mima.findings(worse))
-
-
-def test_findings_of_the_paper() -> None:
-    held = documented("mima")
-    for claim in ("rises with N", "at most 2 points", "methods converge", "fixed at 0.4 degrades"):
-        assert held(claim)
+    rows = [*made_up(1, 0.97, 0.7, 0.8), *made_up(16, 0.96, 0.95, 0.6)]
+    for row in rows[:3]:
+        row["ties"] = {"a": 0.9}
+    assert all(finding.holds is True for finding in mima.findings(rows))
+    worse = [*made_up(1, 0.97, 0.9, 0.6), *made_up(16, 0.9, 0.8, 0.8)]
+    for row in worse[3:]:
+        row["ties"] = {"a": 0.5}
+    assert all(finding.holds is False for finding in mima.findings(worse))
+    worse[3]["average"] = {"a": 0.99}
+    assert mima.findings(worse)[0].holds is None, "seeds that disagree decide nothing"
 
 
 def test_a_kept_piece_is_measured_once(lab: Path, tmp_path: Path) -> None:

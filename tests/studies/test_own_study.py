@@ -106,7 +106,7 @@ def test_a_second_study_joins_the_choices_and_papers_studies_can_be_chosen(proje
     }
     assert "# One repetition" in choices.read_text()
     values = yaml.safe_load(choices.read_text())
-    values["studies"]["gradients"] = {"images": 8, "steps": [0.1]}
+    values["studies"]["gradients"] = {"runs": {"paper": "converged"}, "images": 8, "steps": [0.1]}
     values["runs"]["converged"] = {"regime": "epochs", "epochs": 2, "keep_epochs": True}
     choices.write_text(yaml.safe_dump(values))
     assert names_differ(project)

@@ -7,7 +7,7 @@ import pytest
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
 from tasks.project.stage import Stage
-from tasks.studies.page import Study, figure_file, index_text, page_text
+from tasks.studies.page import Study, figure_file, index_text, page_text, read_times
 from tasks.studies.results import Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
 from tests.studies.documented import read_documented
@@ -25,7 +25,9 @@ def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_page_is_what_its_recorded_result_renders(name: str) -> None:
     """`mergeflow study NAME --document` writes it."""
-    assert (PAGES / f"{name}.md").read_text() == page_text(STUDIES[name], read_documented(name))
+    assert (PAGES / f"{name}.md").read_text() == page_text(
+        STUDIES[name], read_documented(name), read_times(PAGES, name)
+    )
 
 
 def test_the_index_is_what_the_recorded_results_render() -> None:

@@ -11,7 +11,7 @@ s = θ̄^(N−1) − θ0, τ_t = s + δ_t. If increments were orthogonal to each
 so alignment is a matter of lengths: of how far one round goes compared with all the way before it. ρ, the cosine of δ
 with s, and this prediction stand beside what was measured. Runs whose learning rate falls to 0 in every round
 (`atm_N`) go as far in the last round as in the first; those with one schedule over the whole budget (`mima_N`) hardly
-move in the last round.
+move in the last round. ± is over seeds, of the mean over pairs of tasks.
 
 **Source.** MIMA, equations 5 to 8, Figures 5, 10 and 11, Appendix E.
 """
@@ -29,10 +29,12 @@ from mergeflow.analysis.geometry import dot, norm
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
+from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs, TrainingRun
 from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import of
 
 STUDY = "alignment"
 Matrix = list[list[float]]
@@ -59,10 +61,11 @@ def run(io: StageIO) -> None:
     rows = []
     for done, name in enumerate([*names, *options.compared]):
         io.report("runs", done, len(names) + len(options.compared))
-        rows += [kept(io, f"{name}_{seed}", partial(measure, inputs, name, seed)) for seed in inputs.seeds]
+        rows += [kept(io, f"{name}_{seed}", partial(measure, inputs, name, seed)) for seed in inputs.run(name).seeds]
     own = [row for row in rows if row["run"] in names]
     shown = [f"mima_{number}" for number in options.shown] + options.compared[-1:]
-    result = StudyResult([lengths_table(rows), rounds_table(rows, shown)], findings(own), notes(rows))
+    tables = [lengths_table(rows), rounds_table(rows, shown)]
+    result = StudyResult(tables, findings(own), notes(rows), cosine_rows(rows, inputs.tasks))
     result.write(io.out(layout.study(STUDY)), figures(rows, names, shown, inputs.tasks))
 
 
@@ -141,34 +144,70 @@ def rounds_table(rows: Sequence[Row], shown: Sequence[str]) -> Table:
     return Table("Mean pairwise cosines over the rounds", lines)
 
 
+def cosine_rows(rows: Sequence[Row], tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the cosines of τ and of δ of every run, seed, round and pair of tasks."""
+    named = [f"{one} – {other}" for index, one in enumerate(tasks) for other in tasks[index + 1 :]]
+    return [
+        {
+            "seed": row["seed"],
+            "run": row["run"],
+            "round": number,
+            "steps": steps,
+            "pair": pair,
+            "tau": tau,
+            "delta": delta,
+        }
+        for row in rows
+        for number, steps in enumerate(row["steps"], start=1)
+        for pair, tau, delta in zip(named, pairs(row["tau"][number - 1]), pairs(row["delta"][number - 1]), strict=True)
+    ]
+
+
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """Hold the paper's statements against the rows of `mima_N`."""
-    last = {name: fmean(fmean(pairs(r["tau"][-1])) for r in rows if r["run"] == name) for name in _runs(rows)}
-    highest = {
-        name: max(fmean(pairs(matrix)) for r in rows if r["run"] == name for matrix in r["delta"])
-        for name in _runs(rows)
-    }
-    final = list(last.values())
-    widest = max(rows, key=lambda row: len(row["steps"]))
-    course = [fmean(pairs(matrix)) for matrix in widest["tau"]]
+    by_run = {name: of(rows, run=name) for name in _runs(rows)}
+    last = {int(name.rpartition("_")[2]): [fmean(pairs(r["tau"][-1])) for r in own] for name, own in by_run.items()}
+    highest = {name: [max(fmean(pairs(one)) for one in row["delta"]) for row in own] for name, own in by_run.items()}
+    most, widest = max(last), max(by_run.values(), key=lambda own: len(own[0]["steps"]))
+    courses = [[fmean(pairs(matrix)) for matrix in row["tau"]] for row in widest]
     return [
-        Finding(
+        judge(
             "M3",
-            "The mean cosine of final task vectors rises with N, above 0.8 for the largest N.",
-            _listed(last),
-            final == sorted(final) and final[-1] > 0.8,
+            "The cosine of final task vectors shifts steadily towards 1 as N grows.",
+            steps_between(last),
+            "paired difference of the mean cosine from each N to the next ≥ 0",
+            low=0,
+            unit="",
+            digits=3,
         ),
-        Finding(
+        judge(
             "M3",
-            "The mean cosine of increments stays under 0.3 in every round.",
-            f"highest of all rounds and seeds: {_listed(highest)}",
-            max(highest.values()) < 0.3,
+            "For large N final task vectors are nearly parallel.",
+            {f"N = {most}": last[most]},
+            "mean cosine ≥ 0.8 at the largest N (the paper's Figure 5: about 0.9 and more)",
+            low=0.8,
+            unit="",
+            digits=3,
         ),
-        Finding(
+        judge(
+            "M3",
+            "Increments stay nearly orthogonal in every round.",
+            highest,
+            "largest mean cosine of any round ≤ 0.3 (the paper's Figure 11: near 0)",
+            high=0.3,
+            unit="",
+            digits=3,
+        ),
+        judge(
             "M3",
             "Task vectors align from round to round.",
-            f"{widest['run']}, seed {widest['seed']}: {', '.join(f'{value:.2f}' for value in course)}",
-            all(later > earlier - 0.02 for earlier, later in pairwise(course)) and course[-1] > course[0] + 0.5,
+            {"smallest step from a round to the next": [min(b - a for a, b in pairwise(one)) for one in courses]},
+            "mean cosine falls by at most 0.02 from any round to the next, at the largest N",
+            low=-0.02,
+            unit="",
+            digits=3,
+            beside=f"; from {with_interval([one[0] for one in courses], 2)} to "
+            f"{with_interval([one[-1] for one in courses], 2)}",
         ),
     ]
 
@@ -217,7 +256,3 @@ def _mean_matrix(matrices: Sequence[Matrix]) -> Matrix:
 
 def _runs(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["run"] for row in rows))
-
-
-def _listed(numbers: dict[str, float]) -> str:
-    return ", ".join(f"{value:.2f} ({name})" for name, value in numbers.items())

@@ -3,23 +3,27 @@
 **Question.** A team wants one model for T tasks. It can train on all data at once, tune and average in rounds, or
 merge experts once. How good is each, for how many steps, images, seconds and how much sending of weights?
 
-**Method.** Every row spends its budget on the same tasks with the same batch size and optimiser. `joint` minimises
-Σ_t L_t, one batch of every task a step. `MIMA N` and `ATM N` (task arithmetic with α = 0.25 between rounds) are taken
-as their last merge. The one-shot rows merge experts once, by the
-best on validation of average, task arithmetic, TIES, CART and TSV-M and their arguments. A *step* is one batch of one
-task through the encoder and back (a joint step counts T); images per second contain the validations during training.
-*Selection* is the validation accuracy of every candidate, counted in images through the encoder, without gradients.
-*Sent* is what would cross a network if each task's data stayed where it is: T experts to the place that merges, and
-the merge back to T tasks, once per round; for joint training the images themselves move.
+**Method.** Every row spends its budget on the same tasks with the same batch size and optimiser. Joint training
+minimises Σ_t L_t, one batch of every task a step, with the learning rate of single tasks. Runs in rounds are taken as
+their last merge. The one-shot rows merge experts once, by the best on validation of average, task arithmetic, TIES,
+CART and TSV-M and their arguments. A *step* is one batch of one task through the model and back (a joint step counts
+T). *Selection* is the validation accuracy of every candidate, counted in examples through the model, without gradients.
+*Sent* is what would cross a network if each task's data stayed where it is: T experts to the place that merges, and the
+merge back to T tasks, once per round; for joint training the examples themselves move. Times are processor
+seconds of the thread that trains or merges, which other work on the machine does not change; they stand beside the
+result, because they differ from run to run. ± is over seeds: the order of the batches.
 
 **Source.** MIMA, Sections 4 and 5.1 (equal budget S = K·N); the accounting is ours, as reviewers asked for.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
+
+from pydantic import Field
 
 from mergeflow import layout
 from mergeflow.evaluation.statistics import mean
@@ -27,10 +31,12 @@ from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
+from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure
 from tasks.studies.pieces import Row, choose_scale, grid, kept
-from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
+from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
+from tasks.studies.rows import accuracy_rows, of
 
 STUDY = "cost"
 
@@ -38,10 +44,11 @@ STUDY = "cost"
 class Options(Section):
     """The study's choices.
 
-    iterative: runs whose last merge is the model. one_shot: runs whose experts are merged once. keep, rank_ratio:
-    values tried for TIES and CART beside their scale.
+    joint: runs of joint training. iterative: runs whose last merge is the model. one_shot: runs whose experts are
+    merged once. keep, rank_ratio: values tried for TIES and CART beside their scale.
     """
 
+    joint: list[str] = Field(min_length=1)
     iterative: list[str]
     one_shot: list[str]
     keep: list[float]
@@ -59,9 +66,13 @@ class Family:
     values: Sequence[float] = (0.0,)
 
 
+def _names(options: Options) -> list[str]:
+    return [*options.joint, *options.iterative, *options.one_shot]
+
+
 DECLARED = Declaration(
     Options,
-    runs=lambda options: ["joint", *options.iterative, *options.one_shot],
+    runs=_names,
     splits=("validation", "test"),
     systems=("M7",),
 )
@@ -71,53 +82,65 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/cost`."""
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
-    names = ["joint", *options.iterative, *options.one_shot]
-    pieces = [(name, seed) for name in names for seed in inputs.seeds]
+    names = _names(options)
+    pieces = [(name, seed) for name in names for seed in inputs.run(name).seeds]
     rows = []
     for done, (name, seed) in enumerate(pieces):
         io.report("models", done, len(pieces))
         rows.append(kept(io, f"{name}_{seed}", partial(measure, inputs, options, name, seed)))
     size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.base.values()) / 2**20
     table = cost_table(rows, inputs.tasks, size)
-    result = StudyResult([table, choice_table(rows)], findings(rows), notes(rows))
+    settings = ("seed", "run", "budget", "rounds", "task_steps", "examples", "tried")
+    result = StudyResult(
+        [table, choice_table(rows)], findings(rows), notes(rows), accuracy_rows(rows, settings, ("test",))
+    )
     points = {
-        label(name): (
-            fmean(row["cost"]["examples"] for row in rows if row["run"] == name),
-            [mean_accuracy(row["test"]) for row in rows if row["run"] == name],
-        )
-        for name in names
+        label(name): (fmean(row["examples"] for row in of(rows, run=name)), _accuracies(rows, name)) for name in names
     }
+    keep_times(io, time_tables(rows))
     result.write(io.out(layout.study(STUDY)), {"accuracy": cost_figure(points)})
 
 
 def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
     """Return a row's test accuracy, its training's cost, and how many candidates its selection tried."""
     source = inputs.run(name)
-    row: Row = {"run": name, "seed": seed, "cost": source.cost(seed), "tried": 0, "chosen": "", "merges": 0}
-    if name == "joint":
+    row: Row = {"run": name, "seed": seed, "tried": 0, "chosen": "", "rounds": 0, "selecting": 0.0, "merging": {}}
+    if name in options.joint:
         test = inputs.accuracy(source.model(seed), "test")
     elif name in options.iterative:
-        rounds = source.rounds(seed)[-1]["round"]
-        test, row["merges"] = inputs.accuracy(source.merged(seed, rounds), "test"), rounds
+        row["rounds"] = source.rounds(seed)[-1]["round"]
+        test = inputs.accuracy(source.merged(seed, row["rounds"]), "test")
     else:
-        best, row["tried"] = best_merge(inputs, options, source.experts(seed))
-        test, row["chosen"], row["merges"] = best["test"], best["chosen"], 1
-    return {**row, "test": test, "selection_images": row["tried"] * _validation_images(inputs)}
+        found = best_merge(inputs, options, source.experts(seed))
+        test, row["rounds"] = found.pop("test"), 1
+        row |= found
+    cost, steps = source.cost(seed), len(inputs.tasks) if name in options.joint else 1
+    times = {key: cost[key] for key in ("processor_seconds", "gpu_seconds", "peak_memory_mib")}
+    trained = {"budget": cost["steps"] * steps // len(inputs.tasks), "task_steps": cost["steps"] * steps}
+    per_round = {"per_round": cost["rounds"], "examples": cost["examples"]}
+    return {**row, **trained, **per_round, "times": times, "test": test, "selection": row["tried"] * _count(inputs)}
 
 
-def best_merge(inputs: StudyInputs, options: Options, experts: Mapping[str, State]) -> tuple[dict[str, Any], int]:
-    """Return the best merge of the competing methods on validation, and how many candidates were tried."""
-    scorer, results, tried = inputs.scorer(experts), [], 0
+def best_merge(inputs: StudyInputs, options: Options, experts: Mapping[str, State]) -> dict[str, Any]:
+    """Return the best merge of the competing methods on validation: its test accuracy, and what finding it took."""
+    blind, results, tried = inputs.blind(), [], 0
+    scorer, merging, begun = blind.scorer(experts), dict[str, float](), time.thread_time()
     for family in families(options):
         for value in family.values:
             args = {family.argument: value} if family.argument else {}
-            chosen = choose_scale(inputs, scorer, family.method, family.scales, family.start, args, test=False)
+            chosen = choose_scale(blind, scorer, family.method, family.scales, family.start, args, test=False)
             tried += chosen.tried
             results.append((mean(chosen.validation), family.method, chosen.args))
+    selecting = time.thread_time() - begun
+    for _, method, args in results:
+        begun = time.thread_time()
+        inputs.scorer(experts).merge(configure(method, args))
+        merging[method] = time.thread_time() - begun
     _, method, args = max(results, key=lambda result: result[0])
     test: Accuracy = inputs.accuracy(scorer.merge(configure(method, args)), "test")
     listed = ", ".join(f"{name} {value:g}" for name, value in args.items())
-    return {"test": test, "chosen": f"{method} ({listed})"}, tried
+    found = {"test": test, "chosen": f"{method} ({listed})", "tried": tried}
+    return {**found, "selecting": selecting, "merging": merging}
 
 
 def families(options: Options) -> list[Family]:
@@ -135,37 +158,64 @@ def label(name: str) -> str:
     """Return what a row is called.
 
     Example:
-        >>> label("mima_16"), label("joint"), label("one_epoch")
-        ('MIMA N = 16', 'joint training', 'one-shot, one epoch')
+        >>> [label(name) for name in ("mima_16", "mima_16_480", "joint", "per_round_2_16", "one_epoch")]
+        ['MIMA N = 16', 'MIMA N = 16, S = 480', 'joint training', 'α = 2/T, schedule per round, N = 16', 'one epoch']
     """
-    kind, _, rounds = name.partition("_")
-    if kind in ("mima", "atm"):
-        return f"{kind.upper()} N = {rounds}"
-    return "joint training" if name == "joint" else f"one-shot, {name.replace('_', ' ')}"
+    kind, *numbers = name.split("_")
+    if kind == "mima" and numbers:
+        return f"MIMA N = {numbers[0]}" + (f", S = {numbers[1]}" if len(numbers) > 1 else "")
+    if kind == "joint":
+        return "joint training" + (f", S = {numbers[0]}" if numbers else "")
+    for schedule, words in (("per_round_", "schedule per round"), ("whole_", "one schedule")):
+        if name.startswith(schedule):
+            multiple, rounds = name.removeprefix(schedule).split("_")
+            return f"α = {multiple}/T, {words}, N = {rounds}"
+    return name.replace("_", " ")
 
 
 def cost_table(rows: Sequence[Row], tasks: Sequence[str], size: float) -> Table:
-    """Return accuracy beside cost; `size` of one model in MiB."""
+    """Return accuracy beside what does not depend on the machine; `size` of one model in MiB."""
 
     def line(name: str) -> dict[str, Cell]:
-        own = [row for row in rows if row["run"] == name]
-        costs = [row["cost"] for row in own]
-        per_step = len(tasks) if name == "joint" else 1
+        own = of(rows, run=name)
+        rounds = own[0]["rounds"]
         return {
             "model": label(name),
-            "test accuracy, %": with_interval([mean_accuracy(row["test"]) for row in own]),
-            "task steps": round(per_step * fmean(cost["steps"] for cost in costs)),
-            "images": round(fmean(cost["examples"] for cost in costs)),
-            "seconds": with_interval([cost["seconds"] for cost in costs], 0),
-            "GPU-seconds": round(fmean(cost["gpu_seconds"] for cost in costs)),
-            "images/s": round(fmean(cost["examples_per_second"] for cost in costs)),
-            "peak MiB": max(cost["peak_memory_mib"] for cost in costs),
-            "merges": own[0]["merges"],
-            "sent, MiB": round(2 * own[0]["merges"] * len(tasks) * size) if own[0]["merges"] else "the data",
-            "selection images": round(fmean(row["selection_images"] for row in own)),
+            "test accuracy, %": with_interval(_accuracies(rows, name)),
+            "steps per task": own[0]["budget"],
+            "task steps": round(fmean(row["task_steps"] for row in own)),
+            "task steps per round": round(fmean(row["task_steps"] for row in own) / max(rounds, 1)),
+            "examples": round(fmean(row["examples"] for row in own)),
+            "merges": rounds,
+            "sent, MiB": round(2 * rounds * len(tasks) * size) if rounds else "the data",
+            "examples of the selection": round(fmean(row["selection"] for row in own)),
         }
 
-    return Table("Accuracy and cost of one seed", [line(name) for name in _names(rows)])
+    return Table("Accuracy and cost of one seed", [line(name) for name in _runs(rows)])
+
+
+def time_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return what training, selection and one merge by each method take, in processor seconds."""
+
+    def line(name: str) -> dict[str, Cell]:
+        own = of(rows, run=name)
+        return {
+            "model": label(name),
+            "training": with_interval([row["times"]["processor_seconds"] for row in own]),
+            "a round": with_interval([fmean(row["per_round"]) for row in own]) if own[0]["per_round"] else None,
+            "selection": with_interval([row["selecting"] for row in own]) if own[0]["tried"] else None,
+            "GPU-seconds": round(fmean(row["times"]["gpu_seconds"] for row in own)),
+            "peak MiB": max(row["times"]["peak_memory_mib"] for row in own),
+        }
+
+    merged = [row["merging"] for row in rows if row["merging"]]
+    methods: list[dict[str, Cell]] = [
+        {"method": name, "one merge": with_interval([one[name] for one in merged], 3)} for name in merged[0]
+    ]
+    return [
+        Table("Processor seconds of one seed", [line(name) for name in _runs(rows)]),
+        Table("Processor seconds of one merge of all experts, arguments as chosen", methods),
+    ]
 
 
 def choice_table(rows: Sequence[Row]) -> Table:
@@ -188,48 +238,59 @@ def choice_table(rows: Sequence[Row]) -> Table:
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """Say what the paper leaves open: how MIMA stands to joint training and to the best one-shot merge."""
-    accuracy = {name: fmean(mean_accuracy(r["test"]) for r in rows if r["run"] == name) for name in _names(rows)}
-    mima = [name for name in accuracy if name.startswith("mima")]
-    most = max(mima, key=lambda name: int(name.partition("_")[2]))
-    once = max((row["run"] for row in rows if row["tried"]), key=accuracy.__getitem__)
-    listed = ", ".join(f"{label(name)} {value:.1f} %" for name, value in accuracy.items())
+    joint = next(name for name in _runs(rows) if name.startswith("joint"))
+    budget = of(rows, run=joint)[0]["budget"]
+    mima = [row["run"] for row in rows if row["run"].startswith("mima") and row["budget"] == budget]
+    most = max((name for name in mima if of(rows, run=name)[0]["rounds"]), key=lambda n: int(n.split("_")[1]))
+    once = max((row["run"] for row in rows if row["tried"]), key=lambda name: fmean(_accuracies(rows, name)))
     return [
-        Finding(
+        judge(
             "M7",
             "With many rounds MIMA comes within 2 points of joint training at the same budget.",
-            listed,
-            accuracy[most] >= accuracy["joint"] - 2,
+            {f"{label(most)} less joint training": _difference(rows, most, joint)},
+            "paired difference ≥ −2 points",
+            low=-2,
+            ours=True,
         ),
-        Finding(
+        judge(
             "M7",
             "At the same budget MIMA with many rounds beats the best one-shot merge.",
-            f"{label(most)} {accuracy[most]:.1f} % against {label(once)} {accuracy[once]:.1f} %",
-            accuracy[most] > accuracy[once],
+            {f"{label(most)} less {label(once)}": _difference(rows, most, once)},
+            "paired difference ≥ 0",
+            low=0,
+            ours=True,
         ),
     ]
+
+
+def _difference(rows: Sequence[Row], first: str, second: str) -> list[float]:
+    """Return the paired differences over the seeds that both runs have."""
+    both = {row["seed"] for row in of(rows, run=first)} & {row["seed"] for row in of(rows, run=second)}
+    own = [[mean_accuracy(row["test"]) for row in of(rows, run=n) if row["seed"] in both] for n in (first, second)]
+    return paired(*own)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return how to read the seconds."""
-    rate = [row["cost"]["examples_per_second"] for row in rows]
-    accuracy = {name: fmean(mean_accuracy(r["test"]) for r in rows if r["run"] == name) for name in _names(rows)}
+    """Return how runs in rounds stand to joint training of the same budget."""
+    joint = {of(rows, run=name)[0]["budget"]: name for name in _runs(rows) if name.startswith("joint")}
     behind = [
-        f"{label(name)} {value - accuracy['joint']:+.1f}"
-        for name, value in accuracy.items()
-        if name.startswith(("m", "a"))
+        f"{label(name)} {with_interval(_difference(rows, name, joint[own[0]['budget']]))}"
+        for name in _runs(rows)
+        if (own := of(rows, run=name))[0]["rounds"] and own[0]["budget"] in joint
     ]
     return [
-        f"Points against joint training: {', '.join(behind)}. The average moves the common model by 1/T of the sum "
-        "of the increments; α = 0.25 (ATM) moves it twice as far each time and makes up for part of the lag.",
-        f"Seconds are wall time, {min(rate):.0f} to {max(rate):.0f} images/s over all runs: compare them only where "
-        "the machine did nothing else. Steps, images and MiB sent do not depend on the machine. Merging itself takes "
-        "well under a second for any method here; what MIMA costs beyond one-shot merging is N − 1 more exchanges.",
+        f"Points against joint training of the same budget: {'; '.join(behind)}. What runs in rounds cost beyond a "
+        "one-shot merge is N − 1 more exchanges; steps and examples are the same."
     ]
 
 
-def _validation_images(inputs: StudyInputs) -> int:
+def _count(inputs: StudyInputs) -> int:
     return sum(len(examples) for examples in inputs.examples("validation").values())
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def _accuracies(rows: Sequence[Row], name: str) -> list[float]:
+    return [mean_accuracy(row["test"]) for row in of(rows, run=name)]
+
+
+def _runs(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["run"] for row in rows))

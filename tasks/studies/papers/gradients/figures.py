@@ -16,17 +16,17 @@ def gradient_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw each epoch's share of the gradient norms and its cosine with the first, tasks and seeds averaged.
 
     Args:
-        rows: with `kind`, `task`, `share` and `cosine`, the last two a value per epoch.
+        rows: with `run`, `kind`, `task`, `share` and `cosine`, the last two a value per epoch.
     """
     figure, axes = panels(2, 2, 3.7)
     titles = {"share": "Share of the gradient norms", "cosine": "Cosine with the first epoch's"}
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    kinds = list(dict.fromkeys((row["run"], row["kind"]) for row in rows))
     for panel, (what, title) in zip(axes, titles.items(), strict=True):
         dress(panel, title, "epoch", what)
         for number, kind in enumerate(kinds):
-            own = [row[what] for row in rows if row["kind"] == kind]
+            own = [row[what] for row in rows if (row["run"], row["kind"]) == kind]
             samples = {epoch: [fmean(values)] for epoch, values in enumerate(zip(*own, strict=True), start=1)}
-            curve(panel, samples, kind if what == "share" else f"_{kind}", number)
+            curve(panel, samples, ", ".join(dict.fromkeys(kind)) if what == "share" else "_hidden", number)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylim(bottom=0)
     axes[1].axhline(0, color=MUTED, linewidth=0.7)

@@ -11,8 +11,9 @@ from tasks.studies.papers.laboratory.findings import (
     training_findings,
 )
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import Rows, part, tidy, whole
+from tasks.studies.papers.laboratory.rows import Rows, part, whole
 from tasks.studies.results import Cell, StudyResult, Table, with_interval
+from tasks.studies.rows import tidy
 
 NOTES = [
     "*Far below 0.* Theorem 2 lets λ go to −∞ for α = 0 and to −Θ(1/α²) for α < 0; Remark 1 says that no λ solves two "

@@ -10,12 +10,6 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 
-def tidy(rows: Rows) -> list[dict[str, Any]]:
-    """Return rows that all have the same columns; what a part does not measure is None."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return [{name: row.get(name) for name in columns} for row in rows]
-
-
 def part(rows: Iterable[Row], **wanted: Any) -> list[Row]:
     """Return the rows with these values."""
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from mergeflow.analysis.projection import cosines_from, distances, principal_coordinates
+from tasks.studies.claims import judge, paired
 from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
 from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
 
 PAIR = ("ties", "breadcrumbs")
+OTHERS = ("task_arithmetic", "ties", "breadcrumbs", "dare")  # whose merges the paper compares
 PAPER = ("average", "task_arithmetic", "ties", "breadcrumbs", "dare")  # what Figure 4 may show
 PLANES = ("all models", "the paper's methods", "the same without DARE")
 
@@ -101,6 +104,7 @@ def _merges(rows: Rows) -> Table:
                 "nearest merge": near,
                 "distance to it": with_interval(each(rows, lambda s, n=name, m=near: s.distance(n, m)), 2),  # type: ignore[misc]
                 "test accuracy, %": with_interval([row["accuracy"][label] for row in rows]),
+                "Σ L_t": with_interval([row["loss"][label] for row in rows], 2),
             }
         )
     return Table("Models made with one budget; `nearest` is that of the first seed", cells)
@@ -152,81 +156,114 @@ def findings(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[Finding]
 
 
 def _close(rows: Rows) -> Finding:
-    close = each(rows, lambda s: s.distance(*PAIR))
-    usual = each(rows, lambda s: float(np.median(s.pairs(s.row["merges"], s.distance))))
-    share = each(rows, lambda s: float((s.pairs(s.row["merges"], s.distance) < s.distance(*PAIR)).mean()))
-    turned = each(rows, lambda s: float((s.pairs(s.row["merges"], s.cosine) > s.cosine(*PAIR)).mean()))
-    closer, straighter = 100 * float(np.mean(share)), 100 * float(np.mean(turned))
-    flat = with_interval(each(rows, lambda s: s.planar(PLANES[0], *PAIR)), 2)
-    measured = (
-        f"‖θ_TIES − θ_Breadcrumbs‖ = {with_interval(close, 2)} (on the plane of all models {flat}), the median pair of "
-        f"merges {with_interval(usual, 2)}; {closer:.0f} % of the pairs lie closer and {straighter:.0f} % at a smaller "
-        f"angle from θ0; their cosine is {with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}."
+    others = [pair for pair in combinations(OTHERS, 2) if pair != PAIR]
+    nearest = each(rows, lambda s: min(s.distance(*pair) for pair in others))
+    own = each(rows, lambda s: s.distance(*PAIR))
+    flat = with_interval(each(rows, lambda s: s.planar(PLANES[1], *PAIR)), 2)
+    return judge(
+        "G8",
+        "TIES and Breadcrumbs converge to similar basins: of the paper's methods no two lie closer.",
+        {"their distance less that of the nearest other pair": paired(own, nearest)},
+        "paired difference ≤ 0 in the whole space, among task arithmetic, TIES, Breadcrumbs and DARE",
+        high=0,
+        unit="",
+        digits=2,
+        beside=f"; on the plane of the paper's methods they are {flat} apart, their cosine from θ0 is "
+        f"{with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}",
     )
-    holds = all(a < b for a, b in zip(close, usual, strict=True))
-    return Finding("G8", "TIES and Breadcrumbs land close to each other: closer than the median pair.", measured, holds)
 
 
 def _apart(rows: Rows) -> Finding:
-    dare = each(rows, lambda s: s.gap("dare", s.calm))
-    middle = each(rows, lambda s: float(np.median([s.gap(name, s.calm) for name in s.calm])))
-    first = Space(rows[0])
-    lonely = max(first.calm, key=lambda name: first.gap(name, first.calm))
-    other = with_interval(each(rows, lambda s: s.gap(lonely, s.calm)), 2)
-    measured = (
-        f"From DARE to the nearest merge without a random mask {with_interval(dare, 2)}; such a merge lies "
-        f"{with_interval(middle, 2)} from its nearest in the median, {lonely} with {other} farthest."
-    )
-    holds = all(a > 2 * b for a, b in zip(dare, middle, strict=True))
-    return Finding(
-        "G8", "DARE lands apart: twice as far from its nearest merge as others from theirs.", measured, holds
+    dare = each(rows, lambda s: s.gap("dare", OTHERS))
+    others = each(rows, lambda s: max(s.gap(name, OTHERS) for name in OTHERS if name != "dare"))
+    every = each(rows, lambda s: max(s.gap(name, s.row["merges"]) for name in s.row["merges"] if name != "dare"))
+    own = with_interval(each(rows, lambda s: s.gap("dare", s.row["merges"])), 2)
+    return judge(
+        "G8",
+        "DARE diverges: it lands farther from its nearest merge than any other of the paper's methods.",
+        {"DARE's gap less the largest of the others": paired(dare, others)},
+        "paired difference ≥ 0 in the whole space, among task arithmetic, TIES, Breadcrumbs and DARE",
+        low=0,
+        unit="",
+        digits=2,
+        beside=f"; among all methods DARE is {own} from its nearest, the most lonely other {with_interval(every, 2)}",
     )
 
 
 def _law(rows: Rows) -> Finding:
-    off = [abs(one["distance"] / one["expected"] - 1) for row in rows for one in row["drops"]]
-    return Finding(
+    off = [max(abs(one["distance"] / one["expected"] - 1) for one in row["drops"]) for row in rows]
+    return judge(
         "G8",
         "How far DARE lands is the size of its random mask: λ √(p/(1 − p) Σ_t ‖τ_t‖²), whatever the tasks.",
-        f"Measured and expected differ by at most {100 * max(off):.1f} % over {len(off)} runs.",
-        max(off) < 0.05,
+        {"largest relative difference of measured and expected": [100 * value for value in off]},
+        "≤ 5 %",
+        high=5,
+        unit=" %",
+        ours=True,
     )
 
 
 def _elsewhere(rows: Rows, across: Mapping[str, Sequence[float]]) -> Finding:
-    told, holds = [], True
+    beyond, turned = {}, []
     for run in rows[0]["paths"]:
         gaps = each(rows, lambda s, r=run: s.gap(s.ends[r], s.row["merges"]))  # type: ignore[misc]
         seeds = float(np.mean(across[run]))
-        turned = each(rows, lambda s, r=run: max(s.cosine(s.ends[r], name) for name in s.row["merges"]))  # type: ignore[misc]
-        told.append(
-            f"{run}: {with_interval(gaps, 2)} from its nearest merge (cosine from θ0 with any at most "
-            f"{with_interval(turned, 2)}), {seeds:.2f} between seeds"
-        )
-        holds &= min(gaps) > seeds
-    middle = each(rows, lambda s: float(np.median([s.gap(name, s.calm) for name in s.calm])))
-    return Finding(
+        beyond[f"{run}, from its nearest merge, less {seeds:.2f} between seeds"] = [gap - seeds for gap in gaps]
+        cosines = each(rows, lambda s, r=run: max(s.cosine(s.ends[r], name) for name in s.row["merges"]))  # type: ignore[misc]
+        turned.append(f"{run} {with_interval(cosines, 2)}")
+    return judge(
         "G8",
-        "The iterative trajectory ends elsewhere: farther from every one-shot merge than from another seed's end.",
-        "; ".join(told) + f". A one-shot merge lies {with_interval(middle, 2)} from its nearest in the median.",
-        holds,
+        "The iterative trajectory moves toward a distinct region.",
+        beyond,
+        "farther from every one-shot merge than ends of different seeds are from each other",
+        low=0,
+        unit="",
+        digits=2,
+        beside=f"; largest cosine from θ0 with a merge: {', '.join(turned)}",
     )
 
 
 def _better(rows: Rows) -> Finding:
-    best = [max(row["accuracy"][name] for name in row["merges"]) for row in rows]
-    ends = {run: [row["accuracy"][run] for row in rows] for run in rows[0]["paths"]}
-    told = ", ".join(f"{run} {with_interval(values)} %" for run, values in ends.items())
+    best = [min(row["loss"][name] for name in row["merges"]) for row in rows]
+    ends = {run: paired([row["loss"][run] for row in rows], best) for run in rows[0]["paths"]}
     toward = {run: each(rows, lambda s, r=run: s.cosine(s.ends[r], s.row["joint"])) for run in ends}  # type: ignore[misc]
     merges = each(rows, lambda s: max(s.cosine(name, s.row["joint"]) for name in s.row["merges"]))
     aims = ", ".join(f"{run} {with_interval(values, 2)}" for run, values in toward.items())
-    return Finding(
+    return judge(
         "G8",
         "The trajectory ends at a lower loss than every one-shot merge.",
-        f"Test accuracy: {told}; the best one-shot merge {with_interval(best)} %. Cosine with joint training, from θ0: "
-        f"{aims}; a one-shot merge at most {with_interval(merges, 2)}.",
-        all(min(np.subtract(values, best)) > 0 for values in ends.values()),
+        {f"{run}, Σ L_t less that of the best merge": values for run, values in ends.items()},
+        "paired difference of the multi-task loss on test images ≤ 0",
+        high=0,
+        unit=" nat",
+        digits=2,
+        beside=f"; cosine with joint training, from θ0: {aims}; a one-shot merge at most {with_interval(merges, 2)}",
     )
+
+
+def tidy_rows(rows: Rows) -> list[dict[str, Any]]:
+    """Return one row for each seed and model: length, cosine with task arithmetic, loss and accuracy where measured."""
+    found = []
+    for row in rows:
+        space = Space(row)
+        for name in row["names"]:
+            found.append(
+                {
+                    "seed": row["seed"],
+                    "model": name,
+                    "length": space.length(name),
+                    "cosine_with_task_arithmetic": space.cosine(name, "task_arithmetic") if name != "base" else None,
+                    "to_nearest_merge": space.gap(name, row["merges"]),
+                    "loss": row["loss"].get(_scored(row, name)),
+                    "accuracy": row["accuracy"].get(_scored(row, name)),
+                }
+            )
+    return found
+
+
+def _scored(row: Row, name: str) -> str:
+    """Return by which name a model's accuracy is known: the last point of a path has the path's."""
+    return next((run for run, names in row["paths"].items() if names[-1] == name), name)
 
 
 def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:

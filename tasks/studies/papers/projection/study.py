@@ -9,12 +9,12 @@ model after each round of the iterative runs, and a jointly trained model. All t
 G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
 whole space. Planes are fitted to all models, to those with the paper's methods only, and to these without DARE. The
 size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
-Test accuracy is that of the first 100 images of every task.
+Test accuracy and loss are those of the first images of every task. ± is over seeds: the order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import sqrt
 
@@ -23,17 +23,19 @@ from pydantic import Field
 
 from mergeflow import layout
 from mergeflow.analysis.projection import centred_gram, distances
+from mergeflow.evaluation import losses
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure, methods
 from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
-from tasks.studies.papers.projection.results import figures, findings, notes, tables
+from tasks.studies.papers.projection.results import figures, findings, notes, tables, tidy_rows
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
 
@@ -75,7 +77,7 @@ def run(io: StageIO) -> None:
         io.report("seeds", done, len(inputs.seeds))
         rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
     across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
-    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across))
+    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across), tidy_rows(rows))
     result.write(io.out(layout.study(STUDY)), figures(rows))
 
 
@@ -90,8 +92,9 @@ def mergeable(experts: int) -> list[str]:
 
 def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
     """Return each method's best scale on a subsample of the validation images, with the first seed's experts."""
-    scorer = inputs.scorer(inputs.run(options.one_shot).experts(inputs.seeds[0]))
-    examples = {task: Subset.first(data, options.images) for task, data in inputs.examples("validation").items()}
+    blind = inputs.blind()
+    scorer = blind.scorer(inputs.run(options.one_shot).experts(inputs.seeds[0]))
+    examples = {task: Subset.first(data, options.images) for task, data in blind.examples("validation").items()}
     chosen = {}
     for name in mergeable(len(inputs.tasks)):
         default = configure(name).scale
@@ -125,9 +128,16 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
         "joint": options.joint,
         "names": list(points),
         "gram": centred_gram(points).tolist(),
+        "loss": {name: _loss(inputs, state, examples) for name, state in scored.items()},
         "accuracy": {name: mean_accuracy(scorer.state(state, examples)) for name, state in scored.items()},
         "drops": _drops(scorer, options.drops, scales[AGAINST]),
     }
+
+
+def _loss(inputs: StudyInputs, state: State, examples: Mapping[str, Examples]) -> float:
+    """Return the multi-task loss Σ_t L_t."""
+    inputs.model.load(state)
+    return sum(losses(inputs.model, examples, inputs.io.section("evaluation").batch_size).values())
 
 
 def across_seeds(inputs: StudyInputs, options: Options, scales: dict[str, float]) -> Row:

@@ -1,0 +1,45 @@
+"""Tidy rows: one for each seed, setting, model and task, which every interval can be recomputed from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Piece = Mapping[str, Any]
+
+
+def accuracy_rows(pieces: Iterable[Piece], settings: Sequence[str], models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one row for each piece, model and task, with the test accuracy in %.
+
+    Args:
+        pieces: what a study measured; `piece[model]` is accuracy per task, a fraction.
+        settings: the keys of a piece that say what it is, `seed` among them.
+        models: which of its models.
+
+    Example:
+        >>> accuracy_rows([{"seed": 0, "N": 4, "average": {"a": 0.5}}], ["seed", "N"], ["average"])
+        [{'seed': 0, 'N': 4, 'model': 'average', 'task': 'a', 'accuracy': 50.0}]
+    """
+    return [
+        {**{name: piece[name] for name in settings}, "model": model, "task": task, "accuracy": 100 * value}
+        for piece in pieces
+        for model in models
+        if model in piece
+        for task, value in piece[model].items()
+    ]
+
+
+def tidy(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows that all have the same columns; what a row does not have is None.
+
+    Example:
+        >>> tidy([{"a": 1}, {"b": 2}])
+        [{'a': 1, 'b': None}, {'a': None, 'b': 2}]
+    """
+    known = list(rows)
+    columns = list(dict.fromkeys(name for row in known for name in row))
+    return [{name: row.get(name) for name in columns} for row in known]
+
+
+def of(pieces: Iterable[Piece], **wanted: Any) -> list[Any]:
+    """Return the pieces with these values, in order of their seed."""
+    found = [piece for piece in pieces if all(piece[name] == value for name, value in wanted.items())]
+    return sorted(found, key=lambda piece: int(piece["seed"]))
