@@ -1,19 +1,21 @@
 """AdaMerging for studies: coefficients learned by entropy, which asks examples for predictions and never for labels."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
 from mergeflow.estimates.entropy import entropy_gradient
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.learned.adamerging import Learned, learn
-from tasks.studies.inputs import State, StudyInputs
+from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 
 Direction = Literal["task_vectors", "cart"]
 Granularity = Literal["task", "layer"]
+NOT_WORSE = -0.2  # points, of C4 in both studies: one test image in 500
+CART_START = 1.0  # λ of CART where AdaMerging starts from it, as in its paper, at the rank ratio 0.08
 Split = Literal["test", "validation"]
 Watch = Callable[[int, Mapping[str, Tensor]], None]
 
@@ -91,6 +93,42 @@ def adapt(
     data = {"coefficients": learned.coefficients}
     state = prepare(plan.call, inputs.base, experts, data=data, device=str(inputs.device)).at(1.0)
     return Adapted(state, learned, seconds)
+
+
+def choose_rate(
+    inputs: StudyInputs,
+    experts: Mapping[str, Mapping[str, Tensor]],
+    plan: Adaptation,
+    rates: Sequence[float],
+    every: int,
+) -> list[dict[str, Any]]:
+    """Adapt with every learning rate on validation images; return a row for each, the best one first.
+
+    The rate is the one with the highest accuracy on validation after all steps: labels of validation choose among the
+    runs, and adapt none of them. Test is not there to be read.
+
+    Args:
+        inputs: the study's.
+        experts: State dicts by task, in memory or lazy.
+        plan: how, but for the rate and the images.
+        rates: those tried.
+        every: steps between two looks at the course.
+
+    Returns:
+        `lr`, `accuracy` after all steps in %, and `course`: step → validation accuracy in %.
+    """
+    blind, rows = inputs.blind(), []
+    for rate in rates:
+        course: dict[int, float] = {}
+
+        def watch(step: int, state: Mapping[str, Tensor], course: dict[int, float] = course) -> None:
+            if step % every == 0:
+                course[step] = mean_accuracy(blind.accuracy(dict(state), "validation"))
+
+        made = adapt(blind, experts, replace(plan, lr=rate, images="validation"), watch)
+        course[plan.steps] = mean_accuracy(blind.accuracy(made.state, "validation"))
+        rows.append({"lr": rate, "accuracy": course[plan.steps], "course": course})
+    return sorted(rows, key=lambda row: -float(row["accuracy"]))
 
 
 def learn_on(

@@ -6,20 +6,23 @@ from typing import Any
 Piece = Mapping[str, Any]
 
 
-def accuracy_rows(pieces: Iterable[Piece], settings: Sequence[str], models: Sequence[str]) -> list[dict[str, Any]]:
+def accuracy_rows(
+    pieces: Iterable[Piece], settings: Sequence[str], models: Sequence[str], as_column: str = "model"
+) -> list[dict[str, Any]]:
     """Return one row for each piece, model and task, with the test accuracy in %.
 
     Args:
         pieces: what a study measured; `piece[model]` is accuracy per task, a fraction.
         settings: the keys of a piece that say what it is, `seed` among them.
         models: which of its models.
+        as_column: what the column with the model's name is called.
 
     Example:
         >>> accuracy_rows([{"seed": 0, "N": 4, "average": {"a": 0.5}}], ["seed", "N"], ["average"])
         [{'seed': 0, 'N': 4, 'model': 'average', 'task': 'a', 'accuracy': 50.0}]
     """
     return [
-        {**{name: piece[name] for name in settings}, "model": model, "task": task, "accuracy": 100 * value}
+        {**{name: piece[name] for name in settings}, as_column: model, "task": task, "accuracy": 100 * value}
         for piece in pieces
         for model in models
         if model in piece

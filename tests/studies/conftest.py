@@ -65,6 +65,15 @@ def toy_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def toy_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Deeper small nets, whose experts are merged once."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("toy_experts") / "lab"
+    runs = {"experts": {"regime": "steps", "steps": 64}, "mima_8": _rounds(8)}
+    return make_toy_lab(root, runs, 2, [64, 64], learning_rate=0.01, save_every=1000)
+
+
+@pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return make_lab(tmp_path_factory.mktemp("lab"), RUNS)

@@ -1,4 +1,4 @@
-"""Study `adaptation`: on a small laboratory, and the papers' findings on the documented result."""
+"""Study `adaptation` on a small laboratory, and its verdicts on made-up rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,11 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, merge
 from mergeflow.modalities.subset import Subset
-from tasks.studies.adapting import Adaptation, adapt
+from tasks.studies.adapting import Adaptation, adapt, choose_rate
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adaptation import study as adaptation
 from tasks.studies.papers.adaptation.results import Variant, findings
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
 from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {
@@ -48,6 +47,17 @@ def test_the_study_covers_every_variant(made: Path) -> None:
     assert {finding.system for finding in result.findings} == {"C4"}
     (labels,) = [finding for finding in result.findings if "Labels have no part" in finding.claim]
     assert labels.holds
+    assert {row["granularity"] for row in result.rows} == {"static", "task", "layer"}
+
+
+def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None:
+    """The rule reads validation alone: with the test split away it chooses the same, and the best comes first."""
+    inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
+    experts = inputs.run("experts").experts(0)
+    found = choose_rate(inputs, experts, replace(PLAN, images="test"), [1e-6, 0.05], 2)
+    assert found[0]["accuracy"] >= found[1]["accuracy"]
+    assert [set(row["course"]) for row in found] == [{0, 2, 3}] * 2
+    assert not any(split == "test" for split, _ in inputs._examples)
 
 
 def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -99,18 +109,14 @@ def test_findings_follow_the_numbers() -> None:
     def rows(gain: float) -> list[dict[str, Any]]:
         made_up = {("task", "task_vectors"): 0.7, ("layer", "task_vectors"): 0.8, ("task", "cart"): 0.8}
         return [
-            {**vars(v), "seed": 0, "test": {"a": made_up.get((v.granularity, v.on), 0.9) + gain}} for v in Variant.all()
+            {**vars(v), "seed": seed, "test": {"a": made_up.get((v.granularity, v.on), 0.9) + gain}}
+            for v in Variant.all()
+            for seed in range(3)
         ]
 
-    starts = [{"seed": 0, "task_vectors": {"test": {"a": 0.69}}, "cart": {"test": {"a": 0.75}}}]
+    starts = [{"seed": n, "task_vectors": {"test": {"a": 0.69}}, "cart": {"test": {"a": 0.75}}} for n in range(3)]
     memory = [{"tasks": t, "on": on, "peak": 100 + t, "model": 50} for t in (8, 20) for on in ("task_vectors", "cart")]
     blind = {"same": True, "accuracy": 90.0, "accuracy of other labels": 10.0}
-    assert all(finding.holds for finding in findings(rows(0), starts, memory, blind))
+    assert all(finding.holds is True for finding in findings(rows(0), starts, memory, blind))
     worse = findings(rows(-0.3), starts, [row | {"peak": 50 * row["tasks"]} for row in memory], blind | {"same": False})
     assert [finding.holds for finding in worse] == [False] * 4 + [True, True, False, False]
-
-
-def test_findings_of_the_papers() -> None:
-    held = documented("adaptation")
-    for claim in ("per layer on task arithmetic", "per layer on CART", "Labels have no part", "Memory while learning"):
-        assert held(claim)

@@ -102,24 +102,21 @@ def course_figure(rows: Sequence[Row], names: Mapping[str, str]) -> Figure:
 
 
 def memory_figure(rows: Sequence[Row], names: Mapping[str, str]) -> Figure:
-    """Draw peak bytes of tensors and seconds of a step over the number of tasks.
+    """Draw peak bytes of tensors of a step over the number of tasks.
 
     Args:
-        rows: with `tasks`, `on`, `peak` and `model` (bytes) and `seconds`.
+        rows: with `tasks`, `on`, `peak` and `model` (bytes).
         names: directions → their name.
     """
-    figure, (memory, time) = panels(2, 2, 3.4)
+    figure, (memory,) = panels(1, 1, 3.4)
     dress(memory, "Peak of tensors", "tasks", "MB")
-    dress(time, "Time of a step", "tasks", "seconds")
     for number, (on, name) in enumerate(names.items()):
         own = [row for row in rows if row["on"] == on]
         curve(memory, {row["tasks"]: [row["peak"] / 1e6] for row in own}, name, number)
-        curve(time, {row["tasks"]: [row["seconds"]] for row in own}, f"_{name}", number)
     held = {row["tasks"]: [row["tasks"] * row["model"] / 1e6] for row in rows}
     curve(memory, held, "all experts", len(names), color=MUTED, linestyle=":")
-    for panel in (memory, time):
-        panel.set_ylim(bottom=0)
-        panel.set_xticks(sorted(held))
+    memory.set_ylim(bottom=0)
+    memory.set_xticks(sorted(held))
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 

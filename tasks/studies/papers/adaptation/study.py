@@ -9,11 +9,12 @@ smaller side; equation 8 of CART). λ is learned by Adam on
 
     L(λ) = Σ_t mean_x H(p_t(x; θ)),    H(p) = − Σ_c p_c log p_c,    ∂L/∂λ_t^l = ⟨∂L/∂θ^l, d_t^l⟩,
 
-over 16 images of every task a step; tensors that CART does not treat have no direction there. *Start*: task arithmetic
-and CART with the scale that is best on validation, as static methods choose it. *Images*: those of the test set, as
-the papers do (their labels are not used), or those of validation alone, which leaves the test set unseen. The learning
-rate is the one with the smallest entropy on validation images after all steps on the first seed: labels have no part
-in it. Layer-wise means one λ per tensor.
+over a batch of every task a step; tensors that CART does not treat have no direction there. *Start*: task arithmetic
+with the scale that is best on validation, and CART as its paper has it, k = 8 % and λ = 1. *Images*: those of the test
+set, as the papers do (their labels are not used), or those of validation alone, which leaves the test set unseen.
+*Rate*: every rate is tried on validation images for all steps, on the first seed; the one with the highest accuracy on
+validation is taken, where labels choose and do not adapt, and test cannot be read. `many_tasks` has the same rule and
+the same starts. Layer-wise means one λ per tensor. ± is over seeds: the order of the batches, of experts and of images.
 
 **Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
 """
@@ -42,17 +43,25 @@ from mergeflow.modality import Examples
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
-from tasks.studies.adapting import Adaptation, Direction, Granularity, Split, adapt, learn_on
+from tasks.studies.adapting import (
+    CART_START,
+    Adaptation,
+    Direction,
+    Granularity,
+    Split,
+    adapt,
+    choose_rate,
+    learn_on,
+)
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.adaptation.results import Variant, figures, result
+from tasks.studies.papers.adaptation.results import Variant, figures, result, time_tables
 from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.studies.results import keep_times
 
 STUDY = "adaptation"
 RUN = "experts"
-SCALES: dict[Direction, tuple[list[float], float]] = {
-    "task_vectors": (grid(0.05, 1.0, 0.05), 0.3),
-    "cart": (grid(0.6, 4.0, 0.2), 2.0),
-}
+SCALES = grid(0.05, 1.0, 0.05)  # of task arithmetic
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 
 class Options(Section):
@@ -87,7 +96,8 @@ def run(io: StageIO) -> None:
     for done, (count, on) in enumerate(product(options.counts, get_args(Direction))):
         io.report("memory", done, 2 * len(options.counts))
         memory.append(kept(io, f"memory_{count}_{on}", partial(weigh, everything.first(count), options, on)))
-    starts = [kept(io, f"start_{seed}", partial(start, inputs, options, seed)) for seed in inputs.seeds]
+    seeds = inputs.run(RUN).seeds
+    starts = [kept(io, f"start_{seed}", partial(start, inputs, options, seed)) for seed in seeds]
     tried, rates = choose_rates(inputs, options, starts[0])
     pieces = list(product(Variant.all(), starts))
     rows = []
@@ -97,6 +107,7 @@ def run(io: StageIO) -> None:
     levels = kept(io, "levels", lambda: {"rows": compare_levels(inputs, options, starts[0])})["rows"]
     blind = kept(io, "labels", partial(permute_labels, inputs, options, starts[0]))
     folder = io.out(layout.study(STUDY))
+    keep_times(io, time_tables(rows, memory))
     result(rows, starts, tried, memory, levels, blind).write(folder, figures(rows, starts, memory))
     write_csv(folder / "coefficients.csv", rows)
     write_recipes(inputs, options, folder, [row for row in rows if row["seed"] == inputs.seeds[0]])
@@ -114,29 +125,36 @@ def expert_paths(inputs: StudyInputs, seed: int) -> dict[str, str]:
 
 
 def start(inputs: StudyInputs, options: Options, seed: int) -> Row:
-    """Return both static merges at the scale chosen on validation: scale, test accuracy, and entropy on test images."""
+    """Return both static merges where adapting starts: scale, test accuracy, and entropy on test images."""
     experts, found = inputs.run(RUN).experts(seed), Row()
-    for on, (scales, first) in SCALES.items():
-        method, args = ("cart", {"rank_ratio": options.rank_ratio}) if on == "cart" else ("task_arithmetic", {})
-        scorer = inputs.scorer(experts)
-        chosen = choose_scale(inputs, scorer, method, scales, first, args)
-        plan = _plan(options, Variant(on, "task", "test"), chosen.args["scale"], 1.0, seed)
-        entropy = _entropy(inputs, scorer.merge(plan.static), "test")
-        found[on] = {"scale": chosen.args["scale"], "test": chosen.test, "entropy": entropy}
+    scorer = inputs.blind().scorer(experts)
+    best = choose_scale(inputs, scorer, "task_arithmetic", SCALES, 0.3, test=False).args["scale"]
+    for on, scale in (("task_vectors", best), ("cart", CART_START)):
+        plan = _plan(options, Variant(on, "task", "test"), scale, 1.0, seed)  # type: ignore[arg-type]
+        state = scorer.merge(plan.static)
+        entropy = _entropy(inputs, state, "test")
+        found[on] = {"scale": scale, "test": inputs.accuracy(state, "test"), "entropy": entropy}
     return {"seed": seed, **found, "experts": inputs.individual(experts, "test")}
 
 
 def choose_rates(inputs: StudyInputs, options: Options, found: Row) -> tuple[list[Row], dict[tuple[str, str], float]]:
-    """Return the runs on validation images with every learning rate, and the rate with the smallest entropy there."""
-    tried, rates = [], {}
-    pairs = list(product(get_args(Direction), get_args(Granularity)))
+    """Return the runs on validation images with every learning rate, and the rate that is best there."""
+    tried: list[Row] = []
+    rates: dict[tuple[str, str], float] = {}
+    pairs = list(product(DIRECTIONS, get_args(Granularity)))
     for done, (on, granularity) in enumerate(pairs):
         inputs.io.report("learning rates", done, len(pairs))
-        variant = Variant(on, granularity, "validation")
-        own = [measure(inputs, options, variant, found, rate) for rate in options.rates]
-        rates[on, granularity] = min(own, key=lambda row: mean(row["entropy"]["validation"]))["lr"]
-        tried += own
+        plan = _plan(options, Variant(on, granularity, "validation"), found[on]["scale"], 1.0, found["seed"])
+        work = partial(_rates, inputs, options, plan)
+        own = kept(inputs.io, f"rates_{on}_{granularity}", work)["rows"]
+        rates[on, granularity] = own[0]["lr"]
+        tried += [{"on": on, "granularity": granularity, **row} for row in own]
     return tried, rates
+
+
+def _rates(inputs: StudyInputs, options: Options, plan: Adaptation) -> Row:
+    experts = lazy_experts(inputs, plan.seed)
+    return {"rows": choose_rate(inputs, experts, plan, options.rates, options.every)}
 
 
 def measure(inputs: StudyInputs, options: Options, variant: Variant, found: Row, rate: float) -> Row:
@@ -204,8 +222,8 @@ def weigh(inputs: StudyInputs, options: Options, on: Direction) -> Row:
 def compare_levels(inputs: StudyInputs, options: Options, found: Row) -> list[Row]:
     """Return accuracy and entropy on validation of the static merges around the chosen scale."""
     rows = []
-    for on in SCALES:
-        scorer = inputs.scorer(inputs.run(RUN).experts(found["seed"]))
+    for on in DIRECTIONS:
+        scorer = inputs.blind().scorer(inputs.run(RUN).experts(found["seed"]))
         for factor in options.factors:
             scale = factor * found[on]["scale"]
             state = scorer.merge(_plan(options, Variant(on, "task", "validation"), scale, 1.0, 0).static)

@@ -7,9 +7,10 @@ added? Above them stand the experts and joint training, below them the base.
 walking a grid from its usual value until the mean has fallen by one point; every combination of its other arguments is
 tried. CART's grid is the paper's: λ = 1, 1.2 … 3 and rank ratios of 4, 8, 16 and 32 %. Then one look at test.
 AdaMerging learns its coefficients, one per task and tensor, from the entropy of unlabelled test batches, starting
-from task arithmetic and from CART as chosen on validation; 80 steps of 0.01 let a coefficient go about as far as the
-500 steps of 0.001 of its paper (the study `adaptation` varies rate, images and granularity). Joint training sees every
-task's images in every step; `mima` merges and tunes in rounds. Normalised accuracy is (1/T) Σ_t merged_t / expert_t.
+from task arithmetic as chosen on validation and from CART as the paper has it, 8 % and λ = 1. Its rate is chosen on
+validation for each number of tasks, on the first seed, by the rule of the study `adaptation`. Joint training sees every
+task's images in every step; MIMA merges and tunes in rounds; all training has as many steps a task as the experts.
+Normalised accuracy is (1/T) Σ_t merged_t / expert_t. ± is over seeds: the order of the batches.
 
 **Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
 """
@@ -29,14 +30,15 @@ from mergeflow.search.grid import grid_of
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
-from tasks.studies.adapting import Adaptation, Direction, adapt
+from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.many_tasks.results import figures, findings, notes, tables
 from tasks.studies.pieces import ChosenScale, Row, choose_scale, grid, kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import accuracy_rows
 
 STUDY = "many_tasks"
-ADAPTED = {"task_vectors": ("adamerging_ta", "task_arithmetic"), "cart": ("adamerging_cart", "cart")}
+ADAPTED = {"task_vectors": "adamerging_ta", "cart": "adamerging_cart"}
 
 
 class Scales(Section):
@@ -55,28 +57,37 @@ class Sweep(Section):
     args: dict[str, list[Any]] = Field(default_factory=dict)
 
 
-class Descent(Section):
-    """Adam on the coefficients."""
+class Adapting(Section):
+    """AdaMerging. directions: what is scaled. counts: numbers of tasks. rates: tried on validation. steps: of Adam."""
 
-    lr: float = Field(gt=0)
+    directions: list[Direction]
+    counts: list[int]
+    rates: list[float]
     steps: int = Field(ge=1)
+
+
+class Together(Section):
+    """Training beside the merges. label: for readers. counts: the numbers of tasks of its runs NAME_COUNT."""
+
+    label: str
+    counts: list[int] = Field(min_length=1)
 
 
 class Options(Section):
     """The study's choices.
 
-    counts: numbers of tasks. methods: name in the catalog → what is tried. together: runs `NAME_COUNT` of training
-    beside the merges, `joint` or `mima`. adapted: AdaMerging's directions, and how they descend.
+    counts: numbers of tasks. methods: name in the catalog → what is tried. together: joint and iterative runs by name.
+    adapted: AdaMerging.
     """
 
     counts: list[int] = Field(min_length=1)
     methods: dict[str, Sweep]
-    together: list[str]
-    adapted: dict[Direction, Descent]
+    together: dict[str, Together]
+    adapted: Adapting
 
 
 def _runs(options: Options) -> list[str]:
-    return ["experts", *(f"{name}_{count}" for name in options.together for count in options.counts)]
+    return ["experts", *(f"{name}_{count}" for name, one in options.together.items() for count in one.counts)]
 
 
 DECLARED = Declaration(Options, runs=_runs, splits=("validation", "test"), systems=("C1", "C6"))
@@ -86,33 +97,50 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/many_tasks`."""
     whole = StudyInputs(io)
     options = Options.model_validate(whole.options(STUDY))
-    pieces = [(count, seed) for count in options.counts for seed in whole.seeds]
+    pieces = [(count, seed) for count in options.counts for seed in whole.run("experts").seeds]
     rows: list[Row] = []
     for done, (count, seed) in enumerate(pieces):
         io.report("counts and seeds", done, len(pieces))
         rows += measure(whole.first(count), options, count, seed)
-    result = StudyResult(tables(rows), findings(rows), notes(rows))
-    result.write(io.out(layout.study(STUDY)), figures(rows))
+    labels = {name: one.label for name, one in options.together.items()}
+    result = StudyResult(
+        tables(rows, labels),
+        findings(rows, labels),
+        notes(rows, labels),
+        accuracy_rows(rows, ("seed", "tasks", "model"), ("test",), as_column="split"),
+    )
+    result.write(io.out(layout.study(STUDY)), figures(rows, labels))
 
 
 def measure(inputs: StudyInputs, options: Options, count: int, seed: int) -> list[Row]:
     """Return a row for each model: count, seed, model, test accuracy per task, chosen arguments."""
     experts = inputs.run("experts").experts(seed)
-    scorer = inputs.scorer(experts)
+    scorer = inputs.blind().scorer(experts)
     # The largest ratio that is asked for: factors beyond it need not be kept.
     scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
+    trained = [
+        name
+        for name, one in options.together.items()
+        if count in one.counts and seed in inputs.run(f"{name}_{count}").seeds
+    ]
     measures: dict[str, Callable[[], Row]] = {
         "zero_shot": lambda: _fixed(inputs, inputs.base),
         "individual": lambda: {"test": inputs.individual(experts, "test")},
-        **{name: partial(_together, inputs, f"{name}_{count}", seed) for name in options.together},
+        **{name: partial(_together, inputs, f"{name}_{count}", seed) for name in trained},
         **{name: partial(_merged, inputs, scorer, name, sweep) for name, sweep in options.methods.items()},
     }
     rows = {name: kept(inputs.io, f"{count}_{seed}_{name}", one) for name, one in measures.items()}
-    for on, descent in options.adapted.items():
-        name, static = ADAPTED[on]
-        one = partial(_adapted, inputs, experts, on, descent, rows[static]["args"])
-        rows[name] = kept(inputs.io, f"{count}_{seed}_{name}", one)
+    if count in options.adapted.counts:
+        for on in options.adapted.directions:
+            one = partial(_adapted, inputs, experts, _start(options.adapted, on, rows), options.adapted, count, seed)
+            rows[ADAPTED[on]] = kept(inputs.io, f"{count}_{seed}_{ADAPTED[on]}", one)
     return [{"tasks": count, "seed": seed, "model": name, **row} for name, row in rows.items()]
+
+
+def _start(adapting: Adapting, on: Direction, rows: Mapping[str, Row]) -> Adaptation:
+    """Return where AdaMerging starts: task arithmetic as validation chose it, or CART as the paper has it."""
+    init = rows["task_arithmetic"]["args"]["scale"] if on == "task_vectors" else CART_START
+    return Adaptation(on, "layer", "test", init=init, lr=adapting.rates[0], steps=adapting.steps)
 
 
 def _fixed(inputs: StudyInputs, state: State) -> Row:
@@ -136,13 +164,20 @@ def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sw
 
 
 def _adapted(
-    inputs: StudyInputs, experts: Mapping[str, State], on: Direction, descent: Descent, static: Mapping[str, Any]
+    inputs: StudyInputs, experts: Mapping[str, State], plan: Adaptation, adapting: Adapting, count: int, seed: int
 ) -> Row:
-    """Adapt a coefficient per task and tensor on unlabelled test images, from where a static merge stands."""
-    plan = Adaptation(on, "layer", "test", init=static["scale"], lr=descent.lr, steps=descent.steps)
-    if on == "cart":
-        plan = replace(plan, rank_ratio=static["rank_ratio"])
-    return _fixed(inputs, adapt(inputs, experts, plan).state)
+    """Adapt a coefficient per task and tensor on unlabelled test images, with the rate that validation chose."""
+    first = inputs.run("experts").seeds[0]
+    name, every = f"{count}_rates_{plan.on}", max(adapting.steps // 4, 1)
+
+    def choose() -> Row:
+        assert seed == first, "the first seed is measured first"
+        return {"rows": choose_rate(inputs, experts, plan, adapting.rates, every)}
+
+    tried = kept(inputs.io, name, choose)["rows"]
+    plan = replace(plan, lr=tried[0]["lr"], seed=seed)
+    static = inputs.accuracy(inputs.scorer(experts).merge(plan.static), "test")
+    return {**_fixed(inputs, adapt(inputs, experts, plan).state), "start": static, "tried_rates": tried}
 
 
 def _along(
