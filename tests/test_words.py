@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["mergeflow", "registry", "flows", "benchmarks", "tasks"]
 WAITING = "tasks/studies/papers"  # not every function there has `Args` yet
-ARRAY = re.compile(r"(torch\.)?Tensor|(np\.)?ndarray")
+_ONE = r"((torch\.)?Tensor|(np\.)?ndarray|NDArray\[.*\])"
+ARRAY = re.compile(rf"{_ONE}( \| None)?|(tuple|list|Sequence)\[{_ONE}(, .*)?\]")
 SHAPE = re.compile(r"\[[^\]]*\]")
 REFERENCE = re.compile(r"^Args: As of `(\w+)`", re.MULTILINE)
 ENTRY = re.compile(r"^    (\w+(?:, \w+)*):", re.MULTILINE)

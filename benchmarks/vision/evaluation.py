@@ -98,17 +98,21 @@ class Plain:
             )
 
     def decoding(self) -> list[Tensor]:
+        """Return which predictions are right, bool [N] for each task: images decoded and heads built in every pass."""
         heads = [self.build_head(one.task) for one in self.pictures]
         return self._predict([DataLoader(files, batch_size=self.batch_size) for files in self.files], heads)
 
     def decoding_with_heads(self) -> list[Tensor]:
+        """Return the same, bool [N] for each task, with heads that were built once."""
         return self._predict([DataLoader(files, batch_size=self.batch_size) for files in self.files], self.heads)
 
     def preprocessed(self) -> list[Tensor]:
+        """Return the same, bool [N] for each task, from images that were preprocessed once, through a DataLoader."""
         loaders = [DataLoader(TensorDataset(*pair), batch_size=self.batch_size) for pair in self.tensors]
         return self._predict(loaders, self.heads)
 
     def sliced(self) -> list[Tensor]:
+        """Return the same, bool [N] for each task, from preprocessed images without a DataLoader."""
         batches = [zip(*(part.split(self.batch_size) for part in pair), strict=True) for pair in self.tensors]
         return self._predict(batches, self.heads)
 
@@ -151,6 +155,7 @@ class Ours:
         return Classification(pictures.task.name, torch.from_numpy(pixels).to(device), labels, head)
 
     def predict(self) -> list[Tensor]:
+        """Return which predictions are right, bool [N] for each task."""
         self.model.load(self.state)
         return [torch.from_numpy(example_scores(self.model, task, self.batch_size).astype(bool)) for task in self.tasks]
 

@@ -29,7 +29,7 @@ def activation_matching(
         batch_size: Samples in memory at a time.
 
     Returns:
-        Permutations for `permute(other, groups, …)`.
+        Permutations for `permute(other, groups, …)`, int64 [units] each.
 
     Source:
         Ainsworth et al. 2023, Git Re-Basin, Section 3.1; Li et al. 2015, Convergent learning.

@@ -100,7 +100,7 @@ class Stack:
         return column.reshape(-1, *[1] * (self.taus.ndim - 1))
 
     def datum(self, kind: str, expert: str) -> Tensor | None:
-        """Return a given statistic of data for this tensor (its block, where it has the tensor's size), or None."""
+        """Return a statistic of data for this tensor, or None; the block [*base.shape] if it has the tensor's size."""
         given = self.model.data[kind][expert]
         found: Tensor | None = given.get(self.name)
         if found is None:

@@ -171,7 +171,10 @@ class Stacks:
         return replace(model, weights=tuple(constant if one is None else one for one, constant in pairs))
 
     def one_by_one(self, name: str, experts: Sequence[str] | None = None) -> tuple[Tensor, Iterator[Tensor]]:
-        """Return a tensor of the base, and its task vectors one expert after the other (or some), all in one buffer."""
+        """Return a tensor [...] of the base, and its task vectors one expert after the other (or of some experts).
+
+        The task vectors come in one buffer: each is gone when the next is asked for.
+        """
         info = self.infos[name]
         unit = Unit(name, 0, info.numel, info.shape)
         base, row = self._empty(info.numel), self._empty(info.numel)

@@ -106,7 +106,7 @@ def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
     Args:
         module: Changed in place; in evaluation mode at the end.
-        batches: Inputs as the module takes them; each counts alike.
+        batches: Inputs [n, ...] as the module takes them; each counts alike.
 
     Raises:
         MergeflowError: There are no batches.

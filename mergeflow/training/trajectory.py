@@ -92,7 +92,7 @@ class Trajectory:
 
     @torch.no_grad()
     def add_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Add a step's gradients before clipping, one per trained parameter."""
+        """Add a step's gradients before clipping, one per trained parameter and of its shape [...]."""
         if not self.gradient_sum:
             self.gradient_sum = [torch.zeros_like(gradient) for gradient in gradients]
         torch._foreach_add_(self.gradient_sum, list(gradients))

@@ -21,7 +21,7 @@ _CAPTIONS = {
     "radar": ("results", "The same test accuracies around a circle; the winner is filled."),
     "cosines": (
         "results",
-        "How the task vectors lie to each other: near 0 means that the experts moved in unrelated directions.",
+        "The cosine of every pair of task vectors: near 0 means that the experts moved in unrelated directions.",
     ),
     "scale_curves": (
         "choice",

@@ -69,7 +69,7 @@ class Net:
         return int((sides != sides[0]).any(dim=0).sum())
 
     def spectral_norms(self, points: Sequence[Tensor]) -> list[float]:
-        """Return s_l = max over the points of ‖W_l‖₂, for every layer."""
+        """Return s_l = max over the points, flat weights [P], of ‖W_l‖₂, for every layer."""
         norms = [[float(torch.linalg.matrix_norm(w, 2)) for w in self._matrices(point)] for point in points]
         return [max(layer) for layer in zip(*norms, strict=True)]
 

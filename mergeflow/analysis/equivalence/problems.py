@@ -64,7 +64,7 @@ class Problem:
         return trained(self.module, self.examples, step, epochs)
 
     def joint_points(self, scale: float, step: float, count: int) -> list[Tensor]:
-        """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1).
+        """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1), each [P].
 
         Args:
             scale: α; the joint run has step α η.

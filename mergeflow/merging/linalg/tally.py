@@ -30,7 +30,7 @@ class Tally:
         self._waiting = 0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count some values."""
+        """Count some values [n]."""
         self.total += len(values)
         if self.full or not len(values):
             return
@@ -49,7 +49,7 @@ class Tally:
         return self
 
     def items(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the distinct values in rising order, and how often each occurs."""
+        """Return the distinct values [n] in rising order, and how often each occurs, int [n]."""
         assert not self.full
         self._count()
         return (np.zeros(0) if self._values is None else self._values), self._counts

@@ -125,7 +125,7 @@ def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
 
 
 def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, list[Tensor]]:
-    """Return the anchor and one direction per expert that the coefficients multiply."""
+    """Return the anchor and one direction per expert that the coefficients multiply, each [*base.shape]."""
     if args.on == "task_vectors":
         return stack.base, list(stack.weighted)
     mean = stack.taus.mean(0)

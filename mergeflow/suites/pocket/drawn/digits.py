@@ -33,7 +33,7 @@ def _scanned() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
 
 
 def real(split: str, index: int) -> tuple[np.ndarray, int]:
-    """Return scan number `index` of a split, 8x8 enlarged to 32x32, grey as RGB, and its label."""
+    """Return scan number `index` of a split, 8x8 enlarged, grey as RGB uint8 [32, 32, 3], and its label."""
     images, labels, parts = _scanned()
     which = parts[split][index]
     return _enlarge(Image.fromarray(images[which])), int(labels[which])
