@@ -139,7 +139,11 @@ def find_studies(root: Path) -> dict[str, "Study"]:
 
 
 def find_study(name: str, studies: dict[str, "Study"]) -> "Study":
-    """Return the study with this name, or the one that covers this system of the papers."""
+    """Return the study with this name, or the one that covers this system of the papers.
+
+    Raises:
+        MergeflowError: no study has this name or covers this system.
+    """
     for known, study in studies.items():
         if name == known or name.upper() in study.stage.systems:
             return study

@@ -49,6 +49,9 @@ def together(*checks: Callable[[], object]) -> None:
 def check_model_name(name: str) -> None:
     """Refuse a registered model's name that would not survive an address such as models:/NAME@champion.
 
+    Raises:
+        MergeflowError: it holds anything but letters, digits, dots, dashes and underscores.
+
     Example:
         >>> check_model_name("mergeflow-pocket8")
     """

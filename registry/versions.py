@@ -100,7 +100,11 @@ def find_model(store: Store, name: str) -> RegisteredModel | None:
 
 
 def require_model(store: Store, name: str) -> RegisteredModel:
-    """Return MLflow's registered model; an unknown name is an error that tells the nearest one."""
+    """Return MLflow's registered model.
+
+    Raises:
+        MergeflowError: no model has this name; the message names the nearest one.
+    """
     model = find_model(store, name)
     if model is None:
         known = [one.name for one in store.client.search_registered_models()]
@@ -270,7 +274,11 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
 
 @contextmanager
 def scratch_folder(store: Store, name: str) -> Iterator[Path]:
-    """Give the holder of the lock an empty folder on the project's disk; what a killed holder left goes first."""
+    """Give the holder of the lock an empty folder on the project's disk; what a killed holder left goes first.
+
+    Raises:
+        MergeflowError: the disk is full or refuses.
+    """
     folder = store.lock_folder.parent / "registry" / name
     try:
         shutil.rmtree(folder, ignore_errors=True)

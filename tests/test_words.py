@@ -1,4 +1,4 @@
-"""Docstrings of all packages: `Args` from three parameters on, which name the parameters; shapes of arrays."""
+"""Docstrings of all packages: `Args` from three parameters on, which name the parameters; shapes; errors."""
 
 import ast
 import re
@@ -63,6 +63,18 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
             yield prefix + node.name, node
 
 
+def refuses(node: Function) -> bool:
+    """Whether a function itself raises an error for people."""
+    inside, waiting = False, [*node.body]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ast.Raise) and one.exc is not None:
+            inside |= ast.unparse(one.exc).startswith(("MergeflowError(", "unknown_name("))
+        if not isinstance(one, Function | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(one)
+    return inside
+
+
 def explained(docstring: str) -> set[str]:
     """Return the names that a docstring's `Args` explain."""
     body = re.split(r"^\S", docstring.partition("Args:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
@@ -89,6 +101,8 @@ def faults(tree: ast.Module, known: Known) -> Iterator[str]:
                 yield f"{name} takes {sorted(names)}, but its Args are {sorted(explained(text))}"
         elif len(given) >= 3 and promised not in known.promises:
             yield f"{name} has {len(given)} parameters and no Args"
+        if refuses(node) and "Raises:" not in text:
+            yield f"{name} raises a MergeflowError and does not say when"
         arrays = [one for one in [*types, ast.unparse(node.returns) if node.returns else ""] if ARRAY.fullmatch(one)]
         if arrays and not SHAPE.search(text):
             yield f"{name} takes or returns an array and gives no shape"
@@ -122,6 +136,7 @@ def test_every_public_function_says_what_it_takes(package: str, trees: dict[Path
         ("def f(a, b): '''Add.\n\n    Args:\n        a: one.\n        d: two.\n    '''", "its Args are ['a', 'd']"),
         ("def f(a: Tensor): 'Return nothing.'", "gives no shape"),
         ("def f(a, b, c): '''Add.\n\n    Args: As of `unknown`.\n    '''", "arguments of unknown"),
+        ("def f(a):\n    'Check.'\n    raise MergeflowError('no')", "does not say when"),
         ("class A:\n    def read(self, a, b, c): 'Read.'", "A.read has 3 parameters"),
     ],
 )

@@ -70,7 +70,11 @@ class FileEntry:
             )
 
     def read_into(self, out: Tensor, start: int) -> None:
-        """Fill the flat, contiguous `out` [n] (storage type) from element `start` on."""
+        """Fill the flat, contiguous `out` [n] (storage type) from element `start` on.
+
+        Raises:
+            MergeflowError: The file became shorter since it was opened.
+        """
         if out.numel() == 0:
             return
         view = out.view(torch.uint8).numpy().data

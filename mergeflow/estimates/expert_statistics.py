@@ -119,6 +119,9 @@ def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> 
         order: names the task, the split, how many examples, and the seed.
         image_size: the side that the model takes, in pixels.
         head: of the task; None where the estimate needs none.
+
+    Raises:
+        MergeflowError: the images have another size than the model takes.
     """
     split = load_split(order.task, order.split)
     if split.images.shape[1] != image_size:

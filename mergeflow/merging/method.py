@@ -100,7 +100,11 @@ class Stack:
         return column.reshape(-1, *[1] * (self.taus.ndim - 1))
 
     def datum(self, kind: str, expert: str) -> Tensor | None:
-        """Return a statistic of data for this tensor, or None; the block [*base.shape] if it has the tensor's size."""
+        """Return a statistic of data for this tensor, or None; the block [*base.shape] if it has the tensor's size.
+
+        Raises:
+            MergeflowError: It holds NaN or infinity.
+        """
         given = self.model.data[kind][expert]
         found: Tensor | None = given.get(self.name)
         if found is None:

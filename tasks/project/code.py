@@ -61,7 +61,11 @@ class Code:
         return hashlib.sha256("\n".join([RULES, *sorted(lines)]).encode()).hexdigest()[:LENGTH]
 
     def closure(self, module: str, unused: Collection[str] = ()) -> dict[str, Path]:
-        """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order."""
+        """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order.
+
+        Raises:
+            MergeflowError: the module is missing.
+        """
         found: dict[str, Path] = {}
         # With a file of the project's own counts the rest of its folder, which it may import relatively.
         own = [*self._files(str(Path(module).parent))] if module.endswith(".py") else []

@@ -51,12 +51,15 @@ def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
 
 
 def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
-    """Return the stage `name` (and its `item`), or say which names there are.
+    """Return the stage `name`, or one item of it.
 
     Args:
         stages: by address, as `load_graph` returns them.
         name: the stage's name.
         item: its item; None for a stage without items.
+
+    Raises:
+        MergeflowError: there is no such stage or item, or an item is needed and none is named.
     """
     address = name if item is None else f"{name}@{item}"
     for known in (address, f"{STUDIES}:{address}"):

@@ -134,7 +134,11 @@ def load_params(path: Path) -> Params:
 
 
 def params_of(model: Any) -> type[Params]:
-    """Return the parameters with the sections of the modality that the section `model` names."""
+    """Return the parameters with the sections of the modality that the section `model` names.
+
+    Raises:
+        MergeflowError: no modality has this name.
+    """
     name = model.get("modality", DEFAULT) if isinstance(model, dict) else DEFAULT
     try:
         sections = SECTIONS.get(str(name))

@@ -61,11 +61,14 @@ def add_line(text: str, section: str, name: str, value: Any) -> str:
 
 
 def remove_task_line(text: str, name: str) -> str:
-    """Return the text of params.yaml without a task that stands on a line of its own.
+    r"""Return the text of params.yaml without a task that stands on a line of its own.
+
+    Raises:
+        MergeflowError: `tasks` is written on one line.
 
     Example:
-        >>> remove_task_line("tasks:\\n  a: suite:x\\n  b: folder:b\\nseed: 0\\n", "b")
-        'tasks:\\n  a: suite:x\\nseed: 0\\n'
+        >>> remove_task_line("tasks:\n  a: suite:x\n  b: folder:b\nseed: 0\n", "b")
+        'tasks:\n  a: suite:x\nseed: 0\n'
     """
     tasks = _section_node(text, "tasks")
     key = next(key for key, _ in tasks.value if key.value == name)

@@ -95,6 +95,9 @@ def related_patterns(
     Returns:
         μ_1 and μ_2, [d], and v_1 … v_M, [M, d], with M = d − 2.
 
+    Raises:
+        MergeflowError: α lies outside −1 … 1.
+
     Example:
         >>> first, second, rest = related_patterns(0.6, 8)
         >>> round(float(first @ second), 12), rest.shape

@@ -18,7 +18,11 @@ One that may come to mean another file, such as models:/name@alias, is turned in
 
 
 def local_path(path: str, resolve: Resolve | None) -> str:
-    """Return the local path a recipe's path stands for."""
+    """Return the local path a recipe's path stands for.
+
+    Raises:
+        MergeflowError: It names a step, or a reference to a registry that nothing resolves here.
+    """
     if step_named(path):
         raise MergeflowError(
             f"'{path}' is a step, whose result is not a file: name it where a recipe names its inputs."

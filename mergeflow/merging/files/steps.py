@@ -97,7 +97,11 @@ class StepFolder:
         self.finished: dict[str, dict[str, Any]] = {}
 
     def begin(self, resume: bool) -> None:
-        """Make the folder; of a stopped merge to resume the steps that are done stay."""
+        """Make the folder; of a stopped merge to resume the steps that are done stay.
+
+        Raises:
+            MergeflowError: The folder's place is taken by what no merge made, or cannot be written.
+        """
         record = self.path / _RECORD
         empty = self.path.is_dir() and not any(self.path.iterdir())
         if os.path.lexists(self.path) and not (record.is_file() or empty):

@@ -76,6 +76,9 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     Property:
         Equal Fishers give the average; an entry that only one expert is sure of is that expert's.
 
+    Raises:
+        MergeflowError: A Fisher is missing, of another shape, or has negative entries.
+
     Source:
         Matena and Raffel, Merging models with Fisher-weighted averaging (NeurIPS 2022), equation 6.
     """
@@ -155,6 +158,9 @@ def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
 
     Property:
         At its start on task vectors it is task arithmetic with scale `init`.
+
+    Raises:
+        MergeflowError: A coefficient is not finite.
 
     Source:
         Yang et al., AdaMerging (ICLR 2024), equations 3 and 4; Choi et al. (CART), section 5 for `cart`.

@@ -40,7 +40,11 @@ class ConsensusArgs(Args):
     min_agree: int = Field(2, ge=0, description="masks that must hold an entry, 0 … number of experts")
 
     def check_experts(self, count: int) -> None:
-        """Check that enough masks can agree at all."""
+        """Check that enough masks can agree at all.
+
+        Raises:
+            MergeflowError: `min_agree` is larger than the number of experts.
+        """
         if self.min_agree > count:
             raise MergeflowError(
                 f"method 'consensus': min_agree is {self.min_agree}, but there {'are' if count > 1 else 'is'} {count} "

@@ -144,6 +144,9 @@ def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
         encoder: on the processor.
         pad: the id of the token for padding.
         max_length: tokens of the longest example.
+
+    Raises:
+        MergeflowError: `data.max_length` is larger than the encoder's positions.
     """
     other = 0 if pad else 1
     try:

@@ -24,7 +24,11 @@ from mergeflow.modality import Base, Examples, Modality, Model, Network
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> Model:
-    """Return the encoder whose configuration is in the base's record, its weights of no meaning."""
+    """Return the encoder whose configuration is in the base's record, its weights of no meaning.
+
+    Raises:
+        MergeflowError: the base's weights have no record of an encoder.
+    """
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of an encoder: run the stage `base` again.")
     return Network(build_encoder(record["config"], section.pooling))

@@ -36,6 +36,9 @@ def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -
         head: of C classes on features [n, D].
         class_names: those of the data, in label order.
         clip: the model that gives the features.
+
+    Raises:
+        MergeflowError: the head's classes or its width do not fit.
     """
     differing = [f"{a!r} / {b!r}" for a, b in zip(head.class_names, class_names, strict=False) if a != b]
     if len(head.class_names) != len(class_names) or differing:

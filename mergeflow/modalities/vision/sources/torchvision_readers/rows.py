@@ -62,12 +62,15 @@ def array_rows(images: Any, labels: Any, split: str) -> Rows:
 
 
 def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str, Rows]:
-    """Return the rows of every official list; a list that names a file that is not there is an error.
+    """Return the rows of every official list.
 
     Args:
         rows: all that the data set holds.
         wanted: list to the names of its files.
         base: the folder that these names start from.
+
+    Raises:
+        MergeflowError: a list names files that are not there.
     """
     there = {path for path, _ in rows.keys}
     for split, paths in wanted.items():
