@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import Event, resolve
+from registry.evidence import read_evidence
 from registry.pyfunc_model import CODE
 from registry.quiet import mlflow
 from registry.store import Store
@@ -27,7 +28,6 @@ from registry.versions import (
     all_versions,
     describe,
     find_model,
-    read_evidence,
     require_model,
     same_model,
     snapshot,

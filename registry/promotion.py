@@ -11,6 +11,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
+from registry.evidence import read_evidence
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
 from registry.logging import FINGERPRINT
 from registry.store import Store
@@ -28,7 +29,6 @@ from registry.versions import (
     describe,
     ensure_version,
     find_model,
-    read_evidence,
     require_model,
     scratch_folder,
     snapshot,

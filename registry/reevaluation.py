@@ -12,10 +12,10 @@ from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
 from mergeflow.modalities.serving import read_model
+from registry.evidence import read_evidence
 from registry.gates import Evidence
 from registry.lookup import download, find_version
 from registry.store import Store
-from registry.versions import read_evidence
 
 
 def evaluate_version(

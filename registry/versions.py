@@ -6,21 +6,18 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS_FILES
 from registry.championship import LAST, Snapshot, read_events
+from registry.evidence import UNREADABLE, load_evidence, write_evidence
 from registry.gates import Evidence
 from registry.logging import FINGERPRINT
 from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
@@ -32,9 +29,6 @@ METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "me
 REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
 TASKS, METHOD = "mergeflow.tasks", "mergeflow.method"
 _MODEL = "mergeflow.model"
-_SCORES = "scores.safetensors"
-_ANSWERS = "correct.safetensors"  # of former days: 1 where the model was right
-_UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -185,8 +179,8 @@ def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
     with store.active():
         try:
             inside = mlflow.artifacts.list_artifacts(artifact_uri=f"{source}/artifacts/model")
-            kept = _read_evidence(store, source)
-        except _UNREADABLE:
+            kept = load_evidence(store, source)
+        except UNREADABLE:
             return False
     return set(kept.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
 
@@ -255,7 +249,7 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
         folder = scratch / "model"
         save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
         check_pyfunc(folder, candidate.files.served)
-        _write_evidence(folder / "evidence", candidate.evidence)
+        write_evidence(folder / "evidence", candidate.evidence)
         logged = store.client.create_logged_model(
             store.experiment_id,
             name=name,
@@ -291,42 +285,3 @@ def scratch_folder(store: Store, name: str) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_evidence(folder: Path, evidence: Evidence) -> None:
-    folder.mkdir()
-    document = {
-        "accuracy": dict(evidence.accuracy),
-        "expert_accuracy": dict(evidence.expert_accuracy),
-        "digests": dict(evidence.digests),
-        "reproducible": evidence.reproducible,
-    }
-    (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
-    save_file(
-        {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES
-    )
-
-
-def read_evidence(store: Store, version: ModelVersion) -> Evidence:
-    """Return the evidence kept with a version; it is also the proof that the version's files are there.
-
-    Raises:
-        MergeflowError: the version was not registered by mergeflow, or its files are gone.
-    """
-    try:
-        return _read_evidence(store, str(version.source))
-    except _UNREADABLE as error:
-        raise MergeflowError(
-            f"version {version.version} of '{version.name}' has no readable evidence at {version.source}: only "
-            "versions that mergeflow registered, with their files in place, can be champion. Restore the files; or "
-            "register the model again with `mergeflow run`, which makes a version of its own."
-        ) from error
-
-
-def _read_evidence(store: Store, source: str) -> Evidence:
-    with TemporaryDirectory(prefix="mergeflow-evidence-") as scratch, store.active():
-        folder = Path(mlflow.artifacts.download_artifacts(f"{source}/evidence", dst_path=scratch))
-        document = json.loads((folder / "evidence.json").read_text())
-        kept = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
-        scores = {task: found.astype(np.float32) for task, found in load_file(kept).items()}
-    return Evidence(scores=scores, **document)

@@ -26,10 +26,10 @@ from mergeflow.modalities.vision.opening import open_model
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training import FineTuneSettings, fine_tune
+from registry.evidence import read_evidence
 from registry.lookup import find_version, load
 from registry.reevaluation import evaluate_version
 from registry.store import connect
-from registry.versions import read_evidence
 from tasks.project.graph import load_graph
 from tests.card import card
 from tests.evaluation.small import TASKS, make_world, sweep_values

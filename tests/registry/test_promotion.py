@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
+from registry.evidence import read_evidence
 from registry.gates import GateSettings, comparable
 from registry.lookup import (
     compare,
@@ -28,7 +29,7 @@ from registry.lookup import (
 )
 from registry.promotion import Force, promote, register, repair, rollback
 from registry.pyfunc_model import input_example
-from registry.versions import METHOD, REMOVED, read_evidence
+from registry.versions import METHOD, REMOVED
 
 from .conftest import make_evidence
 
