@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mergeflow.checkpoints.dtype import FLOAT8_E4M3, FLOAT8_E5M2, INT8
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.packed import Packed, packed_shape, packed_weights, unpacked
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -21,11 +22,10 @@ from mergeflow.late import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Layout = Literal["scaled", "LLM.int8", "4-bit", "packed"]
+Layout = Literal["scaled", "LLM.int8", "4-bit"]
 _SCALES = ("_scale_inv", "_scale")
 # Endings of names that mean nothing without codes: scales of activations and of the key/value cache, notes of formats.
 _NOTES = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_format", ".g_idx", "_g_idx")
-_PACKED = {".qweight": "GPTQ or AWQ", ".weight_packed": "packed integers", "_blocks": "MXFP4", ".qzeros": "GPTQ or AWQ"}
 _STATE = ".quant_state.bitsandbytes__"
 
 
@@ -38,13 +38,13 @@ class Quantised:
     """The quantised weights of a checkpoint.
 
     Attributes:
-        weights: Layout of each weight, by name.
+        weights: Layout of each weight, by its plain name.
         parts: Names of tensors that belong to them: scales, zero points, maps.
         formats: What cannot be read, in words, with a name.
         declared: `quantization_config` of config.json.
     """
 
-    weights: Mapping[str, Layout]
+    weights: Mapping[str, Layout | Packed]
     parts: frozenset[str]
     formats: tuple[str, ...]
     declared: Mapping[str, Any]
@@ -64,13 +64,10 @@ class Quantised:
 
 def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Quantised:
     """Return what is quantised in a checkpoint, from names, types and config.json."""
-    weights: dict[str, Layout] = {}
-    formats = [
-        f"{words} ('{name}')"
-        for name in infos
-        for end, words in _PACKED.items()
-        if name.endswith(end) and _packs(infos, name)
-    ]
+    given = config.get("quantization_config")
+    declared = given if isinstance(given, dict) else {}
+    packed, packed_parts, formats = packed_weights(infos, declared)
+    weights: dict[str, Layout | Packed] = {**packed}
     for name, info in infos.items():
         if f"{name.removesuffix('.weight')}.SCB" in infos and info.dtype == INT8 and name.endswith(".weight"):
             weights[name] = "LLM.int8"
@@ -78,18 +75,10 @@ def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Qua
             weights[name] = "4-bit"
         elif info.dtype in _CODES and any(name + end in infos for end in _SCALES):
             weights[name] = "scaled"
-    parts = {part for name in weights for part in infos if _belongs(part, name)}
+    parts = {part for name in weights.keys() - packed.keys() for part in infos if _belongs(part, name)} | packed_parts
     if weights:
         parts |= {name for name in infos if name.endswith(_NOTES)}
-    declared = config.get("quantization_config")
-    return Quantised(weights, frozenset(parts), tuple(formats), declared if isinstance(declared, dict) else {})
-
-
-def _packs(infos: Mapping[str, TensorInfo], name: str) -> bool:
-    """Whether a name that looks packed is: integers, with scales beside where the ending alone is too common."""
-    return not infos[name].dtype.is_floating_point and (
-        not name.endswith("_blocks") or name.removesuffix("_blocks") + "_scales" in infos
-    )
+    return Quantised(weights, frozenset(parts), formats, declared)
 
 
 def _belongs(part: str, weight: str) -> bool:
@@ -122,7 +111,7 @@ def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Map
     raise MergeflowError("\n".join([told_all, *listed, f"{way}."]))
 
 
-def dequantised_info(state: LazyStateDict, name: str, layout: Layout) -> tuple[int, ...]:
+def dequantised_info(state: LazyStateDict, name: str, layout: Layout | Packed) -> tuple[int, ...]:
     """Return the shape of a quantised weight's numbers.
 
     Args:
@@ -130,14 +119,16 @@ def dequantised_info(state: LazyStateDict, name: str, layout: Layout) -> tuple[i
         name: The weight.
         layout: How it is quantised.
     """
+    if isinstance(layout, Packed):
+        return packed_shape(state, layout)
     return tuple(_four_bit_note(state, name)["shape"]) if layout == "4-bit" else state.infos[name].shape
 
 
-def dequantise(state: LazyStateDict, name: str, layout: Layout, declared: Mapping[str, Any]) -> Tensor:
+def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declared: Mapping[str, Any]) -> Tensor:
     """Return a quantised weight's numbers.
 
     scaled: (q − zero point) · scale of its row, group, block or tensor;  LLM.int8: q · SCB/127 of its row;
-    4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset
+    4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset;  packed ones: as `unpacked`
 
     Args:
         state: The checkpoint, with the codes and what stands beside them.
@@ -151,6 +142,8 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout, declared: Mappin
     Raises:
         MergeflowError: Scales that do not fit the weight, or a note that is missing.
     """
+    if isinstance(layout, Packed):
+        return unpacked(state, name, layout, declared)
     if layout == "4-bit":
         return _four_bit(state, name)
     codes = state[name].float()

@@ -1,7 +1,7 @@
 """Quantised weights: refused by every way into a merge, and made plain as the formats' own libraries do.
 
-The codes in `quantised/` were written by bitsandbytes and compressed-tensors (their versions are in the files), and the
-`_plain` files are what these libraries make of them.
+The codes in `quantised/` were written by bitsandbytes, compressed-tensors and auto-round, whose are those of GPTQ and
+AWQ (their versions are in the files), and the `_plain` files are what these libraries make of them.
 """
 
 import json
@@ -35,7 +35,7 @@ def _model(folder: Path, tensors: dict[str, Tensor], **config: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["bitsandbytes", "compressed_tensors"])
+@pytest.mark.parametrize("form", ["bitsandbytes", "compressed_tensors", "packed"])
 def test_codes_become_what_their_own_library_makes_of_them(tmp_path, form):
     codes, plain = load_file(FILES / f"{form}.safetensors"), load_file(FILES / f"{form}_plain.safetensors")
     others = {"layers.0.norm.weight": torch.ones(7, dtype=torch.bfloat16), "steps": torch.arange(3)}
@@ -87,15 +87,21 @@ def test_deepseeks_blocks_with_a_shorter_last_one(tmp_path):
 
 
 ONES = torch.ones(4, 4)
+AWQ = {
+    "a.qweight": torch.zeros(16, 1, dtype=torch.int32),
+    "a.qzeros": torch.zeros(1, 1, dtype=torch.int32),
+    "a.scales": torch.ones(1, 8),
+}
 QUANTISED: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
     "declared": ({"a.weight": ONES}, {"quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
     "int8": ({"a.weight": ONES.to(torch.int8), "a.weight_scale": torch.ones(4, 1)}, {}, "beside 1 weights"),
     "fp8": ({"a.weight": ONES.to(torch.float8_e4m3fn), "a.weight_scale_inv": torch.ones(1, 1)}, {}, r"'a\.weight'"),
     "LLM.int8": ({"a.weight": ONES.to(torch.int8), "a.SCB": torch.ones(4)}, {}, r"such as 'a\.weight'"),
     "nf4": ({"a.weight": ONES.to(torch.uint8), "a.weight.absmax": torch.ones(1)}, {}, r"'a\.weight'"),
-    "gptq": ({"a.qweight": ONES.to(torch.int32), "a.scales": torch.ones(4)}, {}, "GPTQ or AWQ.*cannot be"),
-    "packed": ({"a.weight_packed": ONES.to(torch.int32)}, {}, r"packed integers \('a\.weight_packed'\)"),
-    "mxfp4": ({"e.down_blocks": ONES.to(torch.uint8), "e.down_scales": ONES}, {}, "MXFP4"),
+    "awq": (AWQ, {}, r"'a\.weight'"),
+    "gemv": ({**AWQ, "a.qweight": ONES.to(torch.int32)}, {}, r"GPTQ or AWQ layout that is not known.*cannot be"),
+    "nvfp4": ({"a.weight_packed": ONES.to(torch.uint8)}, {}, r"not integers \('a\.weight_packed'\)"),
+    "mxfp4": ({"e.down_blocks": ONES.to(torch.uint8), "e.down_scales": ONES}, {}, "not MXFP4 of stacked"),
 }
 
 
@@ -108,7 +114,7 @@ def test_quantised_inputs_are_refused(tmp_path, kind):
     for run in (lambda: check_recipe(recipe), lambda: merge(recipe)):
         with pytest.raises(MergeflowError, match=wanted) as raised:
             run()
-    assert ("mergeflow convert IN" in str(raised.value)) == (kind not in ("gptq", "packed", "mxfp4"))
+    assert ("mergeflow convert IN" in str(raised.value)) == (kind not in ("gemv", "nvfp4", "mxfp4"))
     with pytest.raises(MergeflowError, match="quantised"):
         vectors.extract(base, expert, tmp_path / "tau.safetensors")
     with open_checkpoint(base) as one, open_checkpoint(expert) as other:
@@ -118,9 +124,32 @@ def test_quantised_inputs_are_refused(tmp_path, kind):
             with pytest.raises(MergeflowError, match="quantised"):
                 prepare(configure("average"), dict(one), {"a": dict(other)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "expert"]
-    if kind in ("gptq", "packed", "mxfp4"):
+    if kind in ("gemv", "nvfp4", "mxfp4"):
         with pytest.raises(MergeflowError, match="packed weights that cannot be made plain"):
             convert(base, tmp_path / "plain")
+
+
+def test_gpt_oss_in_mxfp4_becomes_what_transformers_makes_of_it(tmp_path):
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    generator = torch.Generator().manual_seed(4)
+    blocks = torch.randint(0, 256, (3, 5, 2, 16), generator=generator).to(torch.uint8)
+    scales = torch.randint(110, 130, (3, 5, 2), generator=generator).to(torch.uint8)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    source = _model(tmp_path / "in", {f"{name}_blocks": blocks, f"{name}_scales": scales, f"{name}_bias": ONES})
+    made = convert(source, tmp_path / "out.safetensors", "float32")
+    found = load_file(made.path)
+    assert found.keys() == {name, f"{name}_bias"}
+    wanted = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert found[name].shape == (3, 64, 5)
+    assert torch.equal(found[name], wanted)
+
+
+def test_packed_parts_that_do_not_fit_are_said(tmp_path):
+    codes = load_file(FILES / "packed.safetensors")
+    codes["ct4s.up_proj.weight_shape"] = torch.tensor([16, 99])
+    with pytest.raises(MergeflowError, match=r"'ct4s\.up_proj\.weight' do not fit.*8 integers hold 99 codes"):
+        convert(_model(tmp_path / "in", codes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_tables_of_integers_that_differ_are_refused(tmp_path):

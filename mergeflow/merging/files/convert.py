@@ -51,7 +51,8 @@ def convert(
     """Write a checkpoint with plain weights, tensor by tensor.
 
     Read are int8 and float8 codes with scales per tensor, row, group or block (compressed-tensors, fp8 as DeepSeek's),
-    and bitsandbytes' LLM.int8 and 4-bit layouts (nf4, fp4, nested). No library of these formats is needed.
+    bitsandbytes' LLM.int8 and 4-bit layouts (nf4, fp4, nested), GPTQ (2, 4, 8 bits), AWQ, compressed-tensors' packed
+    integers, and MXFP4 of stacked experts. No library of these formats is needed.
 
     Args:
         source: A checkpoint, as `open_checkpoint` takes it.
@@ -63,7 +64,7 @@ def convert(
         force: Replace an output file even if mergeflow did not make it.
 
     Raises:
-        MergeflowError: Packed layouts (GPTQ, AWQ, MXFP4 …), scales that do not fit, a task vector or an adapter, an
+        MergeflowError: Packed layouts that are not known, scales that do not fit, a task vector or an adapter, an
             overflow of the type, an output that is not ours. Nothing half-written is left.
     """
     if dtype is not None and dtype not in FLOATS:
@@ -92,15 +93,13 @@ class _Job:
     def __init__(self, state: LazyStateDict, codes: Quantised, dtype: DType | None, default: DType) -> None:
         self.state, self.codes = state, codes
         self.config_dtype = (dtype or default).name if dtype or codes.weights else None
-        self.infos = {
-            name: self._info(name, info, dtype, default)
-            for name, info in state.infos.items()
-            if name not in codes.parts
+        plain = [name for name in state if name not in codes.parts and name not in codes.weights]
+        self.infos = {name: self._info(state.infos[name], dtype) for name in plain} | {
+            name: TensorInfo(dequantised_info(state, name, layout), dtype or default)
+            for name, layout in codes.weights.items()
         }
 
-    def _info(self, name: str, info: TensorInfo, dtype: DType | None, default: DType) -> TensorInfo:
-        if name in self.codes.weights:
-            return TensorInfo(dequantised_info(self.state, name, self.codes.weights[name]), dtype or default)
+    def _info(self, info: TensorInfo, dtype: DType | None) -> TensorInfo:
         return TensorInfo(info.shape, dtype or info.dtype) if info.dtype.is_floating_point else info
 
     def into_file(self, target: Path) -> str:
