@@ -109,7 +109,8 @@ class Scoreboard:
             return self._known(key, lambda: self._score(self._merger.merge(call), candidate))
 
     def _score(self, state: Mapping[str, Tensor], candidate: Candidate, only: str | None = None) -> Mapping[str, float]:
-        model = CandidateModel(state, Path(self._inputs.checkpoints.base.path), self._folder)
+        checkpoints = self._inputs.checkpoints
+        model = CandidateModel(state, Path(checkpoints.base.path), self._folder, checkpoints.write_words)
         return self._inputs.score(model, candidate, only)
 
     def _known(self, key: str, compute: Callable[[], Mapping[str, float]]) -> dict[str, float]:

@@ -41,11 +41,13 @@ class CandidateModel:
         state: Its tensors, in memory or lazy.
         base: The base's path; a folder's configuration and tokenizer go with every candidate.
         scratch: Where a folder is made.
+        complete: Gives a folder what is not the base's: tokenizer and chat template.
     """
 
     state: Mapping[str, Tensor]
     base: Path
     scratch: Path
+    complete: Callable[[Path], None] = field(default=lambda _: None)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -55,6 +57,7 @@ class CandidateModel:
             return
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self.scratch) as made:
             copy_companions(self.base, Path(made))
+            self.complete(Path(made))
             write_checkpoint(Path(made) / "model.safetensors", self.state, {"format": "pt"})
             yield Path(made)
 

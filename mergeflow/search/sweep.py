@@ -125,7 +125,9 @@ def run_sweep(
             trials.append(trial)
             tell(trial.method, len(trials), total)
         winner = max(trials, key=lambda trial: trial.objective)
-        recipe = sweep.recipe(winner.method, winner.args, out=str(place / "merged.safetensors"))
+        whole = sweep.tokenizer is None and sweep.chat_template is None
+        out = place / ("merged.safetensors" if whole else "merged")
+        recipe = sweep.recipe(winner.method, winner.args, out=str(out))
         found = SweepResult(
             sweep, place, tuple(trials), winner, recipe, base, individual, None, board.scored, board.prepared, 0.0
         )

@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, field_validator, mo
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.fields import Paths
+from mergeflow.merging.files.recipe import TOKENIZER_SOURCE
+from mergeflow.merging.vocabulary.choice import TokenizerChoice, tokenizer_choice
 from mergeflow.schema import Frozen, validated
 from mergeflow.search.grid import grid_of
 from mergeflow.search.score_file import CommandScore, ScorePart, read_score
@@ -90,6 +92,9 @@ class Sweep(Frozen):
         batch_size: Images per forward pass.
         device: cpu, cuda, cuda:1 ...
         data: Statistics of data that a method needs: kind → expert → path.
+        tokenizer: Whose tokens all candidates have, as in a recipe; `tokenizer_source: X` is its `source`.
+        chat_template: Whose chat template they have, as in a recipe.
+        allow: Patterns of differences between models that are accepted, as in a recipe.
     """
 
     base: str
@@ -106,6 +111,9 @@ class Sweep(Frozen):
     batch_size: int = Field(256, ge=1)
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     data: dict[str, Paths] = Field(default={})
+    tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None
+    chat_template: str | None = None
+    allow: tuple[str, ...] | None = None
 
     @field_validator("experts", mode="before")
     @classmethod
@@ -137,6 +145,16 @@ class Sweep(Frozen):
             return {"objective": "mean", **values}
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _short_tokenizer(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get(TOKENIZER_SOURCE) is None:
+            return values
+        if values.get("tokenizer") is not None:
+            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' both stand in the sweep; keep one")
+        kept = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
+        return {**kept, "tokenizer": values[TOKENIZER_SOURCE]}
+
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
         _check_scorer(self)
@@ -156,8 +174,18 @@ class Sweep(Frozen):
         """
         kinds = [datum.name for datum in get(method).given]
         data = {kind: dict(paths) for kind, paths in self.data.items() if kind in kinds}
-        values = {"method": method, "args": dict(args), "base": self.base, "experts": dict(self.experts), "data": data}
-        return make_recipe({**values, "device": self.device, "out": out}, f"method '{method}'")
+        values = {"method": method, "args": dict(args), "data": data, "device": self.device, "out": out}
+        return make_recipe({**self.inputs(), **values}, f"method '{method}'")
+
+    def inputs(self) -> dict[str, Any]:
+        """Return what the recipes of all candidates share: models, and how they are brought together."""
+        return {
+            "base": self.base,
+            "experts": dict(self.experts),
+            "tokenizer": self.tokenizer.model_dump(mode="json", exclude_none=True) if self.tokenizer else None,
+            "chat_template": self.chat_template,
+            "allow": self.allow,
+        }
 
     def grid(self) -> list[tuple[str, dict[str, Any]]]:
         """Return every candidate of the grid, those that share a direction after each other, each once."""
@@ -173,6 +201,8 @@ class Sweep(Frozen):
 
 def _check_scorer(sweep: Sweep) -> None:
     if sweep.score is None:
+        if sweep.tokenizer or sweep.chat_template:
+            raise ValueError("`tokenizer` and `chat_template` are of language models: give a scorer (`score:`)")
         missing = [key for key in ("model", "tasks") if not getattr(sweep, key)]
         if missing:
             raise ValueError(f"{' and '.join(missing)} missing: name the images to score on, or a scorer (`score:`)")

@@ -58,8 +58,8 @@ def open_sweep(
     check_device(sweep.device)
     scorer = None if sweep.score is None else _open_scorer(sweep)
     # The average takes any experts and needs no statistics: it opens and checks what all methods share.
-    values = {"method": "average", "base": sweep.base, "experts": dict(sweep.experts)}
-    opening = make_recipe({**values, "data": {kind: dict(paths) for kind, paths in sweep.data.items()}})
+    data = {kind: dict(paths) for kind, paths in sweep.data.items()}
+    opening = make_recipe({**sweep.inputs(), "method": "average", "data": data})
     with open_inputs(opening, resolve) as checkpoints:
         score, facts = scorer or _images(sweep, folder, checkpoints.base, say)
         say("fingerprints")
@@ -73,9 +73,15 @@ def open_sweep(
                 for kind, states in checkpoints.data.items()
                 for name, state in states.items()
             },
+            **_choices(sweep),
             **facts,
         }
         yield SweepInputs(checkpoints, score, record)
+
+
+def _choices(sweep: Sweep) -> dict[str, Any]:
+    """Return what candidates have beside their weights; nothing where the sweep says nothing of it."""
+    return {key: value for key, value in sweep.inputs().items() if key in ("tokenizer", "chat_template") and value}
 
 
 def _open_scorer(sweep: Sweep) -> tuple[SweepScorer, dict[str, Any]]:

@@ -31,8 +31,8 @@ def test_every_key_is_on_the_page():
 
 def test_the_pages_yaml_is_valid():
     found = [yaml.safe_load(text) for text in blocks("yaml")]
-    assert len(found) == 4
-    assert set(found[0]) == set(Sweep.model_fields) - {"search", "score"}
+    assert len(found) == 5
+    assert set(found[0]) == set(Sweep.model_fields) - {"search", "score", "tokenizer", "chat_template", "allow"}
     for values in found:
         assert make_recipe(values) if "method" in values else make_sweep(values)
 

@@ -29,7 +29,7 @@ from mergeflow.merging.preflight.findings import check_findings
 from mergeflow.merging.stacks import model_of
 from mergeflow.merging.vocabulary.companions import TokenizerFiles
 from mergeflow.merging.vocabulary.fitting import fit_vocabularies
-from mergeflow.merging.vocabulary.templates import chosen_templates
+from mergeflow.merging.vocabulary.templates import chosen_templates, write_templates
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ class Inputs:
     templates: dict[str, str] | None = None
     steps: Mapping[str, Computed] = field(default_factory=dict)
     same: str | None = None
+
+    def write_words(self, folder: Path) -> None:
+        """Give a folder, which has the base's files, the tokenizer and the chat templates that the recipe chooses."""
+        if self.tokenizer is not None:
+            self.tokenizer.write(folder)
+        if self.templates is not None:
+            write_templates(self.templates, folder)
 
 
 @contextmanager

@@ -35,7 +35,6 @@ from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import PREFIX
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit
-from mergeflow.merging.vocabulary.templates import write_templates
 from mergeflow.version import version
 
 
@@ -195,10 +194,7 @@ class Job:
         """Write all that a finished folder holds beside its shards."""
         write_index(partial, shards, self.plan.bytes_written)
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype, self.inputs.base.config)
-        if self.inputs.tokenizer is not None:
-            self.inputs.tokenizer.write(partial)
-        if self.inputs.templates is not None:
-            write_templates(self.inputs.templates, partial)
+        self.inputs.write_words(partial)
         record = {
             "version": version(),
             "recipe": json.loads(published(self.recipe).record()),
