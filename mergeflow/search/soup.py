@@ -1,19 +1,23 @@
 """Averages of the checkpoints of one training run: a window, rising weights, or those that help on validation."""
 
+import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge, prepare
+from mergeflow.merging.files.output import identity_of
 from mergeflow.search.command import command_scorer
 from mergeflow.search.functions import function_scorer
+from mergeflow.search.journal import Journal
 from mergeflow.search.score_file import CommandScore, FunctionScore, read_score
-from mergeflow.search.scorer import Candidate, CandidateModel, CheckedScorer
+from mergeflow.search.scorer import Candidate, CandidateModel
+from mergeflow.version import version
 
 Weights = Literal["uniform", "linear", "greedy"]
 _CHECKPOINT = re.compile(r"(?:checkpoint|step|epoch)[-_]?(\d+)(?:\.safetensors|\.pt|\.bin)?$")
@@ -84,6 +88,8 @@ def soup(
     With a scorer, the midpoint of the window's first and last checkpoint is scored too: where it is worse than both,
     a barrier lies between them, and averages across it lose what training won.
 
+    Scores are written down as they come, beside the output in `.NAME.scores`: a soup that was killed goes on with them.
+
     Args:
         run: A folder of `checkpoint-N`.
         out: A `.safetensors` file, or a folder, which gets the last checkpoint's configuration and tokenizer.
@@ -103,47 +109,76 @@ def soup(
         raise MergeflowError(f"weights '{weights}': expected uniform, linear or greedy.")
     if weights == "greedy" and score is None:
         raise MergeflowError("greedy weights choose on validation: give a scorer, as --score scorers.py:perplexity.")
-    tasting = _Tasting(places, score) if score is not None else None
-    scores = tasting.all_scores() if tasting else {}
-    warnings = tasting.barrier(scores) if tasting else ()
-    if weights == "greedy":
-        assert tasting is not None
-        chosen = dict.fromkeys(tasting.greedy(scores), 1.0)
-    else:
-        chosen = {name: float(place + 1) if weights == "linear" else 1.0 for place, name in enumerate(places)}
-    if tasting:
+    rising = {name: float(place + 1) if weights == "linear" else 1.0 for place, name in enumerate(places)}
+    if score is None:
+        return _made(places, rising, out, {}, (), force)
+    with _Tasting(places, score, Path(out)) as tasting:
+        scores = tasting.all_scores()
+        warnings = tasting.barrier(scores)
+        chosen = dict.fromkeys(tasting.greedy(scores), 1.0) if weights == "greedy" else rising
         scores["soup"] = tasting.of(chosen)
         best = max(places, key=lambda name: scores[name])
         if scores["soup"] < scores[best]:
             warnings = (*warnings, f"the average scores {scores['soup']:.6g}, '{best}' alone {scores[best]:.6g}.")
+        found = _made(places, chosen, out, scores, warnings, force)
+        tasting.forget()
+    return found
+
+
+def _made(
+    places: Mapping[str, Path],
+    chosen: Mapping[str, float],
+    out: str | Path,
+    scores: dict[str, float],
+    warnings: tuple[str, ...],
+    force: bool,
+) -> Soup:
+    """Write the average, with those shards of a killed one that are done."""
     # The last checkpoint comes first: its configuration and tokenizer go with the result.
     listed = {name: str(places[name]) for name in reversed(list(chosen))}
-    made = merge(
-        {"method": "average", "experts": listed, "weights": {n: chosen[n] for n in listed}, "out": str(out)},
-        force=force,
-    )
+    recipe = {"method": "average", "experts": listed, "weights": {n: chosen[n] for n in listed}, "out": str(out)}
+    made = merge(recipe, force=force, resume=True)
     total = sum(chosen.values())
     shares = {name: chosen[name] / total for name in places if name in chosen}
     return Soup(made.path, made.fingerprint, shares, scores, warnings)
 
 
 class _Tasting:
-    """Scores checkpoints and averages of them on validation."""
+    """Scores checkpoints and averages of them on validation, each once, whatever kills come between."""
 
-    def __init__(self, places: Mapping[str, Path], score: Any) -> None:
+    def __init__(self, places: Mapping[str, Path], score: Any, out: Path) -> None:
         self.places = dict(places)
         part = read_score(score)
         if isinstance(part, FunctionScore):
-            self._score: CheckedScorer = function_scorer(part)[0]
+            self._score, digest = function_scorer(part)
         elif isinstance(part, CommandScore):
-            self._score = command_scorer(part)[0]
+            self._score, digest = command_scorer(part)
         else:
             from mergeflow.search.lm_eval import lm_eval_scorer
 
-            self._score = lm_eval_scorer(part, "cpu")[0]
+            self._score, digest = lm_eval_scorer(part, "cpu")
+        facts = {"version": version(), "score": part.model_dump(mode="json"), "files of the scorer": digest}
+        facts["checkpoints"] = identity_of({name: str(path) for name, path in self.places.items()})
+        self._journal = _journal(out.expanduser().parent / f".{out.name}.scores", facts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._journal.entries:
+            self.forget()
+        self._journal.close()
+
+    def forget(self) -> None:
+        """Remove the scores that were written down."""
+        self._journal.path.unlink(missing_ok=True)
 
     def of(self, weights: Mapping[str, float]) -> float:
         """Return the mean score of an average."""
+        key = json.dumps(dict(weights))
+        return float(self._journal.known(key, lambda: self._scored(weights)))
+
+    def _scored(self, weights: Mapping[str, float]) -> float:
         states = {name: open_checkpoint(self.places[name]) for name in weights}
         try:
             last = list(weights)[-1]
@@ -182,3 +217,14 @@ class _Tasting:
             f"a barrier of {worse - middle:.6g} lies between '{first}' ({scores[first]:.6g}) and '{last}' "
             f"({scores[last]:.6g}): halfway the score is {middle:.6g}. Take a smaller window of later checkpoints.",
         )
+
+
+def _journal(path: Path, facts: dict[str, Any]) -> Journal:
+    """Open the scores of a soup that was killed; those of other checkpoints or another scorer are thrown away."""
+    journal = Journal(path)
+    if journal.recorded() not in ({}, facts):
+        path.unlink()
+        journal.close()
+        journal = Journal(path)
+    journal.begin(facts)
+    return journal

@@ -1,6 +1,8 @@
 """Soups of one run: the weights of each kind, the barrier's warning, and a run of transformers' own Trainer."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,48 @@ def test_faults_are_one_message_and_nothing_is_written(run, given, told):
     with pytest.raises(MergeflowError, match=told):
         soup(**{"run": run, "out": "soup", **given})
     assert not Path("soup").exists()
+
+
+KILLED = """
+import os
+from pathlib import Path
+
+
+def closeness(state, candidate):
+    with open("calls", "a") as calls:
+        calls.write(candidate.name + "\\n")
+    if len(Path("calls").read_text().splitlines()) in (3, 7):
+        os.kill(os.getpid(), 9)
+    return {"ones": -float(abs(state["w"] - 1).mean())}
+"""
+
+
+def test_a_killed_soup_goes_on_with_the_scores_it_has(run):
+    Path("scorers.py").write_text(KILLED)
+    code = (
+        "from mergeflow.search.soup import soup; soup('run', 'killed', weights='greedy', score='scorers.py:closeness')"
+    )
+    ends = [subprocess.run([sys.executable, "-c", code], timeout=60).returncode for _ in range(3)]
+    assert ends == [-9, -9, 0]
+    calls = Path("calls").read_text().splitlines()
+    Path("calls").write_text("\n" * 9)  # kills no more
+    made = soup(run, "whole", weights="greedy", score="scorers.py:closeness")
+    assert weight("killed") == weight("whole") == 1.0
+    again = Path("calls").read_text().split()
+    assert sorted(calls) == sorted([*again, calls[2], calls[6]])  # the two that kills cut short, and no others
+    assert made.scores["soup"] == 0
+    assert not list(Path().glob(".*.scores"))
+
+
+def test_scores_of_other_checkpoints_do_not_count(run):
+    Path("run.safetensors").mkdir()
+    with pytest.raises(MergeflowError, match="is a folder"):
+        soup(run, "run.safetensors", score="scorers.py:closeness")
+    assert Path(".run.safetensors.scores").exists()
+    write_checkpoint("run/checkpoint-100/model.safetensors", {"w": torch.full((4,), 1.0)})
+    Path("run.safetensors").rmdir()
+    made = soup(run, "run.safetensors", score="scorers.py:closeness")
+    assert made.scores["checkpoint-100"] == 0
 
 
 def test_the_pages_python_runs(run):
