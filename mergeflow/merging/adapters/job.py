@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mergeflow.checkpoints.checks import all_finite, pattern_of
-from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.config import config_of, folder_of
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint, read_json
 from mergeflow.checkpoints.header import TensorInfo
@@ -37,6 +37,7 @@ from mergeflow.merging.files.published import published
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.method import Stack
 from mergeflow.merging.stacks import Stacks, Unit
+from mergeflow.merging.vocabulary.companions import copy_tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Made:
 
     fingerprint: str
     inputs: dict[str, str]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 class AdapterJob:
@@ -67,8 +68,10 @@ class AdapterJob:
         buffer: int,
         scheme: str,
         version: str,
+        known: Mapping[str, str] | None = None,
     ) -> None:
         assert recipe.adapter is not None
+        self.known = dict(known or {})
         self.recipe, self.inputs, self.plan, self.version = recipe, inputs, plan, version
         self.digests = Digests(scheme)
         stacks = Stacks(
@@ -79,6 +82,9 @@ class AdapterJob:
         # Everything is known by its name in memory, which PEFT goes by, and read by its name in the base's file.
         self.stored = names_in_memory(self.config, inputs.base)
         self.copies = copies_of_embedding(self.config, self.stored)
+        # Tables of another vocabulary: no factors make them of the base's.
+        moved = inputs.tokenizer.moved if inputs.tokenizer is not None else frozenset()
+        self.moved = frozenset(name for name, stored in self.stored.items() if stored in moved)
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
         dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
         self.found = Reduction(self.engine, plan.call.scale, recipe.adapter, dtype)
@@ -138,7 +144,7 @@ class AdapterJob:
             tables = "whole" if name in self.copies.values() else found.options.embeddings
             roles = () if summed else whole_roles(tables)
             slot = slot_of(name, shape, model.architecture, self.stored, roles)
-            if slot is not None:
+            if slot is not None and name not in self.moved:
                 slots[name] = slot
                 (algebra if summed else others).append(name)
         check_known_experts(self._concerned(), slots, model.architecture)
@@ -157,7 +163,7 @@ class AdapterJob:
 
         others = {name: self.stored[name] for name in self._concerned() if name not in slots}
         self.engine.run(look, others.values())
-        changed = {name for name, stored in others.items() if stored in seen}
+        changed = {name for name, stored in others.items() if stored in seen} | self.moved
         copied = {copy for copy, source in self.copies.items() if source in changed}
         # A head's own bias stands for the one that its module holds beside it.
         return sorted((changed | copied) - {self.copies[copy] for copy in copied if copy.endswith(".bias")})
@@ -217,7 +223,7 @@ class AdapterJob:
                     found[owner] = fingerprint(stored, self.digests.scheme)
             elif state.infos.keys() <= seen.keys():
                 found[owner] = self.digests.fingerprint(owner, state.infos)
-        return found
+        return found | self.known
 
     def _notes(
         self, modules: Mapping[str, tuple[str, ...]], biases: Iterable[str], keys: Mapping[str, str]
@@ -230,6 +236,10 @@ class AdapterJob:
 
     def _complete(self, partial: Path, made: str, inputs: Mapping[str, str], notes: tuple[str, ...]) -> None:
         """Write all that the folder holds beside weights and configuration."""
+        source = folder_of(self.inputs.base)
+        if source is not None and (self.inputs.tokenizer is not None or self.inputs.templates is not None):
+            copy_tokenizer(source, partial)
+            self.inputs.write_words(partial)
         record = {
             "version": self.version,
             "recipe": json.loads(published(self.recipe).record()),

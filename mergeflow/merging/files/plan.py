@@ -18,7 +18,7 @@ from mergeflow.merging.files.output import output_infos, shard_names
 from mergeflow.merging.files.place import check_adapter_place, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
-from mergeflow.merging.files.step_fields import Slices
+from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.files.steps import steps_to_write
 from mergeflow.merging.stacks import unit_bytes
 from mergeflow.merging.treatment import Treatment, survey
@@ -132,10 +132,11 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     """
     keys = [key for key in ("tokenizer", "chat_template") if getattr(recipe, key) is not None]
     if recipe.adapter is not None:
-        if keys:
-            raise MergeflowError(f"`{keys[0]}` belongs to a whole model, not to an adapter: remove it, or `adapter`.")
-        if recipe.steps:
-            raise MergeflowError("no adapter can be made of a recipe with `steps`: merge the steps into folders first.")
+        if recipe.base is not None and step_named(recipe.base) is not None:
+            raise MergeflowError(
+                f"base '{recipe.base}': an adapter belongs to a model that is there, not to a step's result. Merge the "
+                "step into a folder first."
+            )
         return check_adapter_place(recipe.out, recipe.shard_size, inputs.paths)
     if keys and recipe.out is not None and recipe.out.endswith(".safetensors"):
         raise MergeflowError(

@@ -39,12 +39,14 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
     readers: dict[str, Recipe | Slices | Mixture] = {"": recipe, **steps}
     written: list[str] = []
     times = {"": 1}  # how often a reader's own result is read
+    # What an adapter is made of is read again for what it stores whole.
+    again = {"": 1 if recipe.adapter is None else 2}
     for name in reversed(order):
         read, alone = 0, True
         for reader, step in readers.items():
             count = _count(step, name)
             if count:
-                read += count * _passes(reader, step, times, inputs)
+                read += count * _passes(reader, step, times, inputs) * again.get(reader, 1)
                 alone &= _fit(inputs, name, reader, step)
         times[name] = read
         step = steps[name]

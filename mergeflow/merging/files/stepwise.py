@@ -1,9 +1,10 @@
 """A merge after its steps: those that must be files are written first, and removed when the result is there."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from mergeflow.merging.files.inputs import open_inputs
+from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.plan import make_plan
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import PREFIX
@@ -12,19 +13,23 @@ from mergeflow.merging.files.steps import step_folder
 if TYPE_CHECKING:
     from mergeflow.merging.files.job import Job
 
+Made = TypeVar("Made")
 _SHARD = 2 * 10**9  # bytes of a file of a step's result, so that a stopped merge loses little
 
 
-def after_steps(job: "Job", resolve: Resolve | None, resume: bool) -> tuple[str, dict[str, str]]:
-    """Write the steps that must be files, then do the job with them, and remove them when it is done.
+def after_steps(
+    job: "Job", resolve: Resolve | None, resume: bool, finish: Callable[[Inputs, dict[str, str]], Made]
+) -> Made:
+    """Write the steps that must be files, then do what is to be done with them, and remove them when it is.
 
     Args:
         job: The merge.
         resolve: Turns references into local paths.
         resume: Whether steps and shards of a stopped merge that are done stay.
+        finish: Makes the result of the inputs, opened with the steps' files, and the fingerprints of what these read.
 
     Returns:
-        The result's fingerprint, and those of the inputs of the job and of its steps.
+        What `finish` returns.
     """
     recipe, made, known = job.recipe, dict[str, Path](), dict[str, str]()
     steps = dict(recipe.steps or ())
@@ -40,6 +45,6 @@ def after_steps(job: "Job", resolve: Resolve | None, resume: bool) -> tuple[str,
             made[name] = place
             known |= {f"{PREFIX}{name}/{owner}": found for owner, found in folder.finished[name]["inputs"].items()}
         with open_inputs(recipe, resolve, made) as inputs:
-            done = job.like(recipe, inputs, job.plan, job.target, known).run(resume)
+            done = finish(inputs, known)
         folder.remove()
     return done

@@ -7,10 +7,10 @@ from pathlib import Path
 from threading import Lock
 
 from mergeflow.checkpoints.fingerprint import SCHEME
-from mergeflow.merging.adapters.job import AdapterJob
+from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
-from mergeflow.merging.files.inputs import open_inputs
+from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.job import Job
 from mergeflow.merging.files.plan import check_target, make_plan
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
@@ -89,16 +89,20 @@ def merge(
         target = check_target(recipe, inputs, force)
         plan = make_plan(recipe, inputs, buffer)
         on_read = _counted(progress, plan.bytes_read)
-        notes: tuple[str, ...] = ()
-        if recipe.adapter is not None:
-            made = AdapterJob(recipe, inputs, plan, on_read, workers, buffer, scheme, version()).write(target)
-            result, digests, notes = made.fingerprint, made.inputs, made.notes
-        else:
-            job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
-            result, digests = after_steps(job, resolve, resume) if plan.written else job.run(resume)
+        job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
+
+        def finish(opened: Inputs, known: dict[str, str]) -> Made:
+            if recipe.adapter is not None:
+                return AdapterJob(recipe, opened, plan, on_read, workers, buffer, scheme, version(), known).write(
+                    target
+                )
+            return Made(*(job if opened is inputs else job.like(recipe, opened, plan, target, known)).run(resume))
+
+        made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:
             progress(plan.bytes_read, plan.bytes_read)
-    return Merged(target, result, digests, recipe, time.monotonic() - began, notes, inputs.warnings)
+    seconds = time.monotonic() - began
+    return Merged(target, made.fingerprint, made.inputs, recipe, seconds, made.notes, inputs.warnings)
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:

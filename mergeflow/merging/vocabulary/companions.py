@@ -29,12 +29,14 @@ class TokenizerFiles:
         base: The base's.
         source: The vocabulary whose files are copied: the base's, or an expert's.
         rows: Rows of the merged vocabulary, and of the base's.
+        moved: The tables whose rows are not those of the base's file.
     """
 
     result: Vocabulary
     base: Vocabulary
     source: Vocabulary
     rows: tuple[int, int]
+    moved: frozenset[str] = frozenset()
 
     def write(self, folder: Path) -> None:
         """Make the files of a folder, which has the base's, those of the merged vocabulary."""
@@ -59,14 +61,24 @@ class TokenizerFiles:
 
 def _replace(source: Path, folder: Path) -> None:
     """Take the base's tokenizer away and copy another model's."""
-    for place in (folder, source):
-        for pattern in (*_DERIVED, *_OTHER):
-            for file in sorted(place.glob(pattern)):
-                if place == folder:
-                    file.unlink()
-                elif file.is_file():
-                    shutil.copyfile(file, folder / file.name)
+    for pattern in (*_DERIVED, *_OTHER):
+        for file in folder.glob(pattern):
+            file.unlink()
     shutil.rmtree(folder / MORE, ignore_errors=True)
+    copy_tokenizer(source, folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a model's tokenizer, with its chat templates.
+
+    Args:
+        source: The model's folder.
+        folder: Where to; it has none of them.
+    """
+    for pattern in (*_DERIVED, *_OTHER):
+        for file in sorted(source.glob(pattern)):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
     if (source / MORE).is_dir():
         shutil.copytree(source / MORE, folder / MORE)
 

@@ -58,10 +58,11 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
     models = {name: (one.ids, held[name]) for name, one in vocabularies.items()}
     plan = align(result.ids, rows, models, dict(choice.tokens))
     changed = {name: aligned(name, states, axes, held, plan) for name in states}
+    moved = frozenset(tensor for tensor in axes if changed[BASE].entries[tensor] is not base.entries[tensor])
     return Fitted(
         changed.pop(BASE),
         changed,
-        TokenizerFiles(result, vocabularies[BASE], source, (rows, held[BASE])),
+        TokenizerFiles(result, vocabularies[BASE], source, (rows, held[BASE]), moved),
         (*_told(choice, result, plan, vocabularies, held), *notes),
     )
 
