@@ -227,7 +227,7 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
     ("config", "message"),
     [
         ({**PAIR, "tokenizer_source": "model:strange"}, "the tokenizer of 'strange', which is not among the models"),
-        ({**PAIR, "chat_template": "chatml"}, "chat_template: chatml, which mergekit brings along"),
+        ({**PAIR, "chat_template": "vicuna"}, "chat_template: vicuna, which is not known here"),
         ({**PAIR, "modules": {"text": {}}}, "`modules`"),
         ({"merge_method": "sce", "base_model": "a", "models": [{"model": "b", "parameters": {"odd": 1}}]}, "'odd'"),
         (
@@ -367,6 +367,7 @@ def test_tokenizers_and_templates():
     assert (found.tokenizer.source, found.chat_template) == ("union", "auto")
     assert recipe["tokenizer"]["tokens"]["<y>"]["source"]["model"] == "a"
     assert converted([{**PAIR, "tokenizer_source": "b"}])[0]["tokenizer_source"] == "b"
+    assert converted([{**PAIR, "chat_template": "llama3"}])[0]["chat_template"] == "llama3"
 
 
 def test_a_mixture_of_experts():

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.preflight.licences import merged_licence
+from mergeflow.merging.vocabulary.named_templates import NAMED
 from tests.merging.model_folders import OTHER, TEXT, llama, permuted, save, tokenizer
 
 
@@ -190,6 +191,33 @@ def test_whose_chat_template_the_result_has(templates, choice, expected, monkeyp
         assert made.warnings == (f"chat_template: {words}",)
 
 
+TALK = {
+    "chatml": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>assistant\n",
+    "llama3": "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>"
+    "\n\nHo<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    "mistral": "<s> [INST] Hi [/INST] Ho</s>",
+    "alpaca": "### Instruction:\nHi\n\n### Response:\nHo\n\n### Response:\n",
+    "exaone": "[|system|][|endofturn|]\n[|user|]Hi\n[|assistant|]Ho[|endofturn|]\n[|assistant|]",
+}
+
+
+def test_formats_by_name_render_as_their_models_want(templates):
+    (templates / "alpaca").mkdir()  # a folder is not a file
+    made = merge(plan(templates, "a", chat_template="chatml"))
+    loaded = AutoTokenizer.from_pretrained(made.path)
+    loaded.bos_token, loaded.eos_token = "<s>", "</s>"
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    assert TALK.keys() == NAMED.keys()
+    for name, text in TALK.items():
+        own = {"chat_template": None if name == "chatml" else NAMED[name]}
+        assert loaded.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **own) == text
+    told = [{"role": "system", "content": "Be brief."}, *talk]
+    text = loaded.apply_chat_template(told, tokenize=False, chat_template=NAMED["mistral"])
+    assert text == "<s> [INST] Be brief.\n\nHi [/INST] Ho</s>"
+    with pytest.raises(MergeflowError, match=r"nor a known format \(chatml, llama3"):
+        merge(plan(templates, "a", chat_template="chatmi"))
+
+
 def test_templates_of_older_files_and_several_of_one_model(templates):
     named = [{"name": "default", "template": "D"}, {"name": "tools", "template": "T"}]
     (templates / "b/chat_template.jinja").unlink()
@@ -203,7 +231,7 @@ def test_templates_of_older_files_and_several_of_one_model(templates):
 
 def test_templates_that_are_not_there(templates):
     assert "'base' has no chat template; 'a', 'b' has one" in refused(templates, "ab", chat_template="base")
-    wrong = refused(templates, "ab", chat_template="chatml")
+    wrong = refused(templates, "ab", chat_template="chatmi")
     assert "neither a model of the merge (auto, base, a, b), nor a file, nor a Jinja template" in wrong
     file = str(templates / "out.safetensors")
     assert "`chat_template` makes a model folder" in refused(templates, "ab", chat_template="a", out=file)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.merging.values import varies
+from mergeflow.merging.vocabulary.named_templates import NAMED
 
 # Keys that change neither the result's weights nor its files here.
 _WITHOUT_MEANING = {"int8_mask", "allow_negative_weights"}
@@ -196,10 +197,10 @@ def _tokens(reader: _Reader, experts: Mapping[str, str], recipe: dict[str, Any])
             found["tokens"] = {token: _token(own, named) for token, own in given["tokens"].items()}
         recipe["tokenizer"] = found
     template = reader.config.get("chat_template")
-    if template == "auto" or (template and ("{" in template or str(template).endswith(".jinja"))):
+    if template == "auto" or template in NAMED or (template and ("{" in template or template.endswith(".jinja"))):
         recipe["chat_template"] = template
     elif template:
-        reader.faults.append(f"chat_template: {template}, which mergekit brings along (give its Jinja text or file)")
+        reader.faults.append(f"chat_template: {template}, which is not known here (give its Jinja text or file)")
 
 
 def _token(own: Mapping[str, Any], named: Callable[[Any], Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Recipe(Frozen):
         tokenizer: Whose tokens the result has, by which embeddings and heads are aligned: `base`, `union`, an expert's
             name, or a mapping with `source`, `tokens`, `pad_to_multiple_of`. `tokenizer_source: X` is its `source`.
         chat_template: Whose chat template the result has: `base` (the default, or that of the `tokenizer`'s expert), an
-            expert's name, `auto` (what most have), a Jinja file, or the template itself.
+            expert's name, `auto` (what most have), a Jinja file, the template itself, or a format such as `chatml`.
         allow: Patterns of differences between models that are accepted although they change what weights mean, such as
             `rope_theta` or `tokenizer`; the result has the base's.
         dtype: Type of the result; the base's by default.

@@ -9,6 +9,7 @@ from typing import Any
 from mergeflow.checkpoints.formats import read_json
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.vocabulary.named_templates import NAMED
 from mergeflow.merging.vocabulary.tokens import SETTINGS, settings_of
 
 FILE, MORE, KEY, DEFAULT = "chat_template.jinja", "additional_chat_templates", "chat_template", "default"
@@ -44,7 +45,7 @@ def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[st
 
     Args:
         choice: `base`, an expert's name, `auto` (what most models have; of equally many the first), the path of a
-            Jinja file, or a template itself.
+            Jinja file, a template itself, or the name of a format such as `chatml`.
         folders: The models' folders by name, the base's first.
 
     Raises:
@@ -63,10 +64,12 @@ def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[st
             raise MergeflowError(f"`chat_template: {choice}`: '{choice}' has no chat template; {having} has one.")
         return found[choice]
     text = read_template(choice)
+    text = NAMED.get(choice) if text is None else text
     if text is None:
         known = ", ".join(("auto", *found))
         raise MergeflowError(
-            f"`chat_template: {choice}` is neither a model of the merge ({known}), nor a file, nor a Jinja template."
+            f"`chat_template: {choice}` is neither a model of the merge ({known}), nor a file, nor a Jinja template, "
+            f"nor a known format ({', '.join(NAMED)})."
         )
     return {DEFAULT: text}
 
