@@ -29,6 +29,7 @@ from mergeflow.merging.direction import settle
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card
 from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.front_matter import write_licences
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.output import Digests
 from mergeflow.merging.files.place import RECORD
@@ -240,6 +241,7 @@ class AdapterJob:
         if source is not None and (self.inputs.tokenizer is not None or self.inputs.templates is not None):
             copy_tokenizer(source, partial)
             self.inputs.write_words(partial)
+        write_licences(self.recipe, self.inputs, partial)
         record = {
             "version": self.version,
             "recipe": json.loads(published(self.recipe).record()),

@@ -13,6 +13,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import PREFIX, paths_of, step_named
+from mergeflow.merging.preflight.licence_texts import licence_files, licence_paths
 from mergeflow.merging.preflight.licences import front_matter, licence_of, merged_licence
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -62,6 +63,25 @@ def licences_of(recipe: Recipe, inputs: Inputs) -> dict[str, dict[str, str]]:
     """Return the licence of each model that is read, as its card names it; results of steps have none of their own."""
     paths = {name: path for name, path in owners_of(recipe).items() if not step_named(path)}
     return {name: licence_of(folder_at(_local(name, path, inputs))) for name, path in paths.items()}
+
+
+def write_licences(recipe: Recipe, inputs: Inputs, folder: Path) -> None:
+    """Give a result's folder the licence files of its inputs, that of its own licence under its own name.
+
+    Args:
+        recipe: The recipe.
+        inputs: Its opened inputs.
+        folder: The folder; it may have the base's files.
+    """
+    licences = licences_of(recipe, inputs)
+    own, _ = merged_licence(licences)
+    paths = {name: path for name, path in owners_of(recipe).items() if name in licences}
+    folders = {name: folder_at(_local(name, path, inputs)) for name, path in paths.items()}
+    holder = next((name for name, licence in licences.items() if licence and licence == own), None)
+    for path in licence_paths(folder):
+        path.unlink()
+    for name, content in licence_files(folders, holder).items():
+        (folder / name).write_bytes(content)
 
 
 def _local(name: str, path: str, inputs: Inputs) -> str:

@@ -17,6 +17,7 @@ from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card
 from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.front_matter import write_licences
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.origin import BASE, another_base
 from mergeflow.merging.files.output import (
@@ -195,6 +196,7 @@ class Job:
         write_index(partial, shards, self.plan.bytes_written)
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype, self.inputs.base.config)
         self.inputs.write_words(partial)
+        write_licences(self.recipe, self.inputs, partial)
         record = {
             "version": version(),
             "recipe": json.loads(published(self.recipe).record()),

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from mergeflow.merging.preflight.licence_texts import licence_by_file
+
 # Licences that ask for no more than notices; what they cover may be part of something under other terms.
 _FREE = (
     "apache-2.0",
@@ -45,7 +47,7 @@ def licence_of(folder: Path | None) -> dict[str, str]:
     if isinstance(licence, list):
         licence = licence[0] if licence else None
     if not isinstance(licence, str):
-        return {}
+        return licence_by_file(folder) if folder is not None else {}
     return {"license": licence.lower(), **{key: str(given[key]) for key in _LINKS if given.get(key)}}
 
 
