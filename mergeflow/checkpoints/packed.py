@@ -134,6 +134,9 @@ def unpacked(state: State, name: str, one: Packed, declared: Mapping[str, Any]) 
         one: What is known of it.
         declared: `quantization_config` of config.json.
 
+    Returns:
+        [out, in]; [experts, in, out] for stacked experts in MXFP4.
+
     Raises:
         MergeflowError: Parts whose shapes do not fit each other.
     """

@@ -220,6 +220,16 @@ def test_a_converted_configuration_gives_what_theirs_means(models, which, monkey
             torch.testing.assert_close(found[name], theirs(config, states, name), rtol=1e-9, atol=1e-9)
 
 
+def test_a_list_over_depth_that_reaches_the_head_is_noted():
+    def notes(value):
+        return converted([{**PAIR, "parameters": {"t": value}}])[1]
+
+    for value in ([0, 1], [{"filter": "mlp", "value": 1}, {"value": [0, 1]}]):
+        assert any("behind the last block" in note for note in notes(value))
+    for value in (0.5, [{"filter": "mlp", "value": [0, 1]}, {"value": 0.5}]):
+        assert not any("behind the last block" in note for note in notes(value))
+
+
 PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
 
 

@@ -92,9 +92,23 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], lis
         recipe["args"] = args
     if dtype := config.get("out_dtype") or config.get("dtype"):
         recipe["dtype"] = str(dtype)
+    if any(_reaches_the_head(value) for value in (*weights.values(), *args.values())):
+        reader.notes.append(
+            "a list over depth gives what stands behind the last block (final norm, head) its last value here, and its "
+            "first one in mergekit"
+        )
     _tokens(reader, experts, recipe)
     _rest(reader)
     return recipe, reader.notes, reader.faults
+
+
+def _reaches_the_head(value: Any) -> bool:
+    """Whether a value varies over depth without a filter."""
+    if isinstance(value, Mapping):
+        return "filter" not in value and any(map(_reaches_the_head, value.values()))
+    if not isinstance(value, list) or len(value) < 2:
+        return False
+    return not any(isinstance(one, Mapping) for one in value) or any(map(_reaches_the_head, value))
 
 
 def _experts(reader: _Reader, method: str) -> dict[str, str]:
