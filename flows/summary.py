@@ -28,7 +28,7 @@ def print_summary(root: Path, console: Console) -> None:
     sources = read_yaml(root / "params.yaml")["tasks"]
     if any(source.startswith("suite:") for source in sources.values()):
         console.print(
-            "[dim]Embedded suite: images drawn by this project. It shows mechanisms; do not compare these numbers "
+            "[dim]Embedded suite: examples drawn by this project. It shows mechanisms; do not compare these numbers "
             "with tables of papers.[/]"
         )
     registration = root / layout.REGISTRATION
@@ -47,8 +47,10 @@ def result_table(test: dict[str, Any]) -> Table:
     for row in rows:
         style = "bold green" if row["name"] == test["winner"] else None
         table.add_column(row["name"].replace("_", "\n"), justify="right", style=style, no_wrap=True)
+    metrics = test.get("metrics", {})
     for task in test["tasks"]:
-        table.add_row(task, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
+        name = f"{task} ({metrics[task]})" if task in metrics else task
+        table.add_row(name, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
     table.add_section()
     table.add_row("mean", *(f"{100 * row['mean']:.1f}" for row in rows), style="bold")
     table.add_row("normalised", *(f"{100 * row['normalised']:.1f}" for row in rows), style="bold")
@@ -71,6 +73,7 @@ def _print_registration(found: dict[str, Any], console: Console) -> None:
     console.print(text, highlight=False, soft_wrap=True)
     decision = found["decision"]
     if decision and not decision["promote"]:
-        console.print(f"[bold]Not promoted[/] over version {found['champion']}:", highlight=False)
+        over = f" over version {found['champion']}" if found["champion"] else ""
+        console.print(f"[bold]Not promoted[/]{over}:", highlight=False)
         for reason in decision["reasons"]:
             console.print(f"  · {reason}", highlight=False, soft_wrap=True)

@@ -81,11 +81,12 @@ class TestRow(Scores):
 
 
 class Test(TypedDict):
-    """The one look at test; `examples` counts them by task."""
+    """The one look at test; `examples` counts them by task, `metrics` has the tasks not judged by the accuracy."""
 
     split: str
     tasks: list[str]
     examples: dict[str, int]
+    metrics: NotRequired[dict[str, str]]
     winner: str
     rows: list[TestRow]
 

@@ -126,7 +126,7 @@ def _complete(who: str, evidence: Evidence) -> Gate:
         return Gate("metrics", False, f"the {who} has no validation accuracy at all")
     if wrong:
         names = ", ".join(sorted(set(wrong)))
-        return Gate("metrics", False, f"the {who}'s validation figures are missing or are not fractions for: {names}")
+        return Gate("metrics", False, f"the {who}'s validation figures are missing or out of range for: {names}")
     return Gate("metrics", True, f"the {who} has every validation figure of {len(evidence.accuracy)} tasks")
 
 

@@ -42,6 +42,8 @@ def run(io: StageIO) -> None:
         io.report("models", done, total)
     examples = {task: len(data[task]) for task in tasks}
     test: Test = {"split": "test", "tasks": tasks, "examples": examples, "winner": selection["winner"], "rows": rows}
+    if judged := {task: metric.name for task in tasks if (metric := data[task].metric) is not None}:
+        test["metrics"] = judged
     write_document(io.out(layout.TEST), test)
     metrics = {
         row["name"]: {"mean": row["mean"], "normalised": row["normalised"], "accuracy": row["accuracy"]} for row in rows

@@ -203,18 +203,16 @@ def _train(root: Path, name: str, origin: Mapping[str, Any], watch: Watch) -> li
 
 def _check_expert(root: Path, name: str, source: str) -> None:
     """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
+    from mergeflow.modalities.metrics import best_guess, metric_of  # here, because it imports torch
+
     found = json.loads((root / layout.expert_training(name)).read_text())["validation_accuracy"]
     manifest = load_manifest(root / layout.split("validation", name))
-    if not manifest["class_names"]:
-        return
-    per_class = manifest["splits"]["validation"]["per_class"]
-    count, most = sum(per_class), max(per_class)
-    if round(found * count) <= most:
+    guess, count = best_guess(manifest, "validation"), manifest["splits"]["validation"]["count"]
+    if found <= guess + 0.5 / count:
         raise MergeflowError(
-            f"the new expert '{name}' is right on {found:.1%} of its {count} validation examples; always naming the "
-            f"most frequent class, '{manifest['class_names'][per_class.index(most)]}', is right on {most / count:.1%}. "
-            f"It has learnt nothing to merge: look at the labels of {source}, or train longer (`finetune` in "
-            "params.yaml)."
+            f"the new expert '{name}' has {found:.1%} {metric_of(manifest)} on its {count} validation examples; giving "
+            f"all of them the same answer, the best that there is, has {guess:.1%}. It has learnt nothing to merge: "
+            f"look at the labels of {source}, or train longer (`finetune` in params.yaml)."
         )
 
 

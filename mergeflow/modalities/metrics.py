@@ -5,8 +5,9 @@ mean it is: f(m̄) + ∇f(m̄)·(m_i − m̄), the figure and the example's infl
 paired intervals above all, works with these as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,3 +125,36 @@ def find_metric(name: str) -> Metric | None:
     if name not in METRICS:
         raise unknown_name("metric", name, [ACCURACY, *METRICS])
     return METRICS[name]
+
+
+def metric_of(manifest: Mapping[str, Any]) -> str:
+    """Return the name of the figure that a prepared task is judged by: the last that its source names.
+
+    Example:
+        >>> metric_of({"transforms": ["metric=f1"], "class_names": ["no", "yes"]})
+        'f1'
+    """
+    named = [text.removeprefix("metric=") for text in manifest["transforms"] if text.startswith("metric=")]
+    return str(named[-1]) if named else (ACCURACY if manifest["class_names"] else "pearson")
+
+
+def best_guess(manifest: Mapping[str, Any], split: str) -> float:
+    """Return the figure of the best answer that is the same for all examples of a split.
+
+    Args:
+        manifest: of a prepared task.
+        split: train, validation or test.
+
+    Example:
+        >>> found = {"transforms": [], "class_names": ["no", "yes"], "splits": {"test": {"per_class": [3, 1]}}}
+        >>> best_guess(found, "test"), best_guess({**found, "transforms": ["metric=matthews"]}, "test")
+        (0.75, 0.0)
+    """
+    counts, metric = manifest["splits"][split]["per_class"], find_metric(metric_of(manifest))
+    if not counts:
+        return 0.0  # a constant number is correlated with nothing
+    if metric is None:
+        return float(max(counts) / sum(counts))
+    right = np.repeat(np.arange(len(counts)), counts)
+    guesses = (np.stack([right, np.full_like(right, guess)], axis=1) for guess in range(len(counts)))
+    return max(float(metric.shares(guess).mean()) for guess in guesses)

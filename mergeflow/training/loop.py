@@ -3,8 +3,8 @@
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.drawing import draws, own_generator
 from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.batches import Batches, Part, plan_batches
@@ -96,7 +97,7 @@ def fine_tune(
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
     switches = arithmetic(tf32=settings.precision == "tf32", deterministic=settings.deterministic)
-    with switches, _own_random_numbers(device_of(model), seed * 1_000_003 + span.first):
+    with switches, _own_random_numbers(model, seed * 1_000_003 + span.first):
         run = _Run(model, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
         run.modules.train()
@@ -282,12 +283,10 @@ class _Run:
         return int(state["step"])
 
 
-@contextmanager
-def _own_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch's generators, for models with dropout, and give them back as they were."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+def _own_random_numbers(model: Model, seed: int) -> AbstractContextManager[None]:
+    """Seed what dropout draws from; on the processor models with dropout are trained one after the other."""
+    device = device_of(model)
+    return own_generator(seed, device, alone=device.type == "cpu" and draws(model.module))
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:

@@ -67,11 +67,11 @@ def results_table(run: RunFiles) -> Table:
     base, experts = base_row(rows)["accuracy"], {row["name"]: row for row in rows}["individual"]["accuracy"]
     best = {task: max(row["accuracy"][task] for row in merged) for task in tasks}
     summary = {key: max(row[key] for row in merged) for key in ("mean", "normalised")}
-    examples = run.test["examples"]
+    examples, metrics = run.test["examples"], run.test.get("metrics", {})
     columns = [
         Column("model", numeric=False),
         Column("chosen on validation", numeric=False),
-        *(Column(task, note=f"{examples[task]} test examples") for task in tasks),
+        *(Column(task, note=f"{metrics.get(task, 'accuracy')} on {examples[task]} test examples") for task in tasks),
         Column("mean", note="mean of the tasks"),
         Column("normalised", note="mean over the tasks of accuracy divided by the expert's accuracy"),
     ]

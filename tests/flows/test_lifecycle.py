@@ -242,7 +242,7 @@ class TestAddTask:
                     pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
                     Image.fromarray(pixels).save(folder / f"{index}.png")
         before, text = contents(home), (home / "params.yaml").read_bytes()
-        with pytest.raises(MergeflowError, match=r"of its 16 validation examples; .*'one', is right on 75.0%.*labels"):
+        with pytest.raises(MergeflowError, match=r"accuracy on its 16 validation examples; .* has 75.0%.*labels"):
             add_task(home, store, "noise", "folder:inputs/noise")
         assert contents(home) == before
         assert (home / "params.yaml").read_bytes() == text

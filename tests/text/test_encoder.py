@@ -59,7 +59,7 @@ def test_every_example_is_in_one_group() -> None:
     lengths = np.random.default_rng(2).integers(1, 500, 300)
     parts = list(groups(lengths))
     assert sorted(np.concatenate(parts)) == list(range(300))
-    assert all((lengths[part].max() - lengths[part]).sum() <= 256 for part in parts)
+    assert all((lengths[part].max() - lengths[part]).sum() <= 64 for part in parts)
 
 
 def test_layers_are_watched_in_the_order_of_the_rows(base: Path) -> None:

@@ -103,6 +103,17 @@ def test_glue_has_its_own_figures(base: Path, tmp_path: Path, monkeypatch: pytes
     assert raw.keeps_conflicts
 
 
+def test_a_task_of_the_embedded_suite_brings_its_figure(tmp_path: Path) -> None:
+    raw = open_source("acceptability", "suite:sentences8", SOURCES, TRANSFORMS)
+    assert [one.text for one in raw.transforms] == ["metric=matthews"]
+    assert set(next(raw.splits["test"]()).read()) == {"text"}
+    raw = open_source("likeness", "suite:sentences8/similarity?fraction=.1", SOURCES, TRANSFORMS)
+    assert (raw.class_names, raw.transforms[0].text) == (None, "metric=pearson")
+    assert set(next(raw.splits["test"]()).read()) == {"text", "text_pair", "score"}
+    with pytest.raises(MergeflowError, match="unknown task of suite sentences8 'sentimnt': did you mean 'sentiment'"):
+        open_source("sentimnt", "suite:sentences8", SOURCES, TRANSFORMS)
+
+
 def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
     write(tmp_path / "rows/train.jsonl", ROWS)
     manifest = prepared(base, tmp_path, "jsonl:rows", max_length=16)

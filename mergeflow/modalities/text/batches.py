@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Padding that is computed rather than starting another group, in tokens: on two cores a call of a model with 2 to 4
-# layers costs as much as some hundred tokens in it.
-SPARED = 256
+# Padding that is computed rather than starting another group, in tokens. On one core, with 4 layers × 128 and batches
+# of 256, an evaluation took .965 s with 0, .80 to .81 s with 32 to 128, and .84 s with 256.
+SPARED = 64
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _long(values: np.ndarray) -> Tensor:
 
 
 def groups(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield which examples are computed together, longest first; a group ends before it wastes over 256 tokens.
+    """Yield which examples are computed together, longest first; a group ends before it wastes over 64 tokens.
 
     Args:
         lengths: tokens of each example, int [n].

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
+from mergeflow.modalities.drawing import own_generator
 from mergeflow.modalities.text.batches import Group, TokenBatch
-from mergeflow.modalities.text.places import find_place, from_place, quiet
+from mergeflow.modalities.text.places import find_place, from_place, quiet, transformers
 
 # What differs from machine to machine and from release to release, and decides nothing.
 _NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
@@ -84,12 +85,10 @@ def build_encoder(config: str, pooling: str) -> TextEncoder:
         config: config.json as `architecture_text` wrote it.
         pooling: as `TextEncoder` takes it.
     """
-    from transformers import AutoConfig, AutoModel
-
     values = json.loads(config)
-    with quiet(), torch.random.fork_rng(devices=[]):
-        known = AutoConfig.for_model(values.pop("model_type"), **values)
-        return TextEncoder(AutoModel.from_config(known, dtype=torch.float32), pooling).eval()
+    with quiet(), own_generator(0):
+        known = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
+        return TextEncoder(transformers("AutoModel").from_config(known, dtype=torch.float32), pooling).eval()
 
 
 def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str]:
@@ -106,14 +105,12 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
     Raises:
         MergeflowError: it cannot be read, is not an encoder, or lacks weights.
     """
-    from transformers import AutoModel
-
     found = find_place(place, root)
-    model, told = from_place(
-        "the model",
-        place,
-        lambda: AutoModel.from_pretrained(found, dtype=torch.float32, use_safetensors=True, output_loading_info=True),
-    )
+    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    with own_generator(0):  # for weights that the file lacks
+        model, told = from_place(
+            "the model", place, lambda: transformers("AutoModel").from_pretrained(found, **options)
+        )
     config = model.config
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         raise MergeflowError(

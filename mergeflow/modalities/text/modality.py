@@ -13,7 +13,7 @@ from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification, check_classes
 from mergeflow.modalities.heads import Head, save_head
-from mergeflow.modalities.metrics import ACCURACY, find_metric
+from mergeflow.modalities.metrics import find_metric, metric_of
 from mergeflow.modalities.regression import Regression
 from mergeflow.modalities.text.batches import Tokens
 from mergeflow.modalities.text.encoder import build_encoder, check_length, load_encoder, watched
@@ -91,17 +91,6 @@ def open_examples(
     metric = find_metric(metric_of(load_manifest(folder)))
     plain = Classification(task, tokens, wanted, head, observe=watched, metric=metric if data.class_names else None)
     return plain if data.class_names else Regression(plain, metric)
-
-
-def metric_of(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the figure that a prepared task is judged by: the last that its source names.
-
-    Example:
-        >>> metric_of({"transforms": ["metric=f1"], "class_names": ["no", "yes"]})
-        'f1'
-    """
-    named = [text.removeprefix("metric=") for text in manifest["transforms"] if text.startswith("metric=")]
-    return str(named[-1]) if named else (ACCURACY if manifest["class_names"] else "pearson")
 
 
 def warm(section: ModelSection, model: Model, examples: Examples) -> None:

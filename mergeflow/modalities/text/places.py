@@ -2,13 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 from mergeflow.errors import MergeflowError, unknown_name
 
+# Transformers fills itself in while it is imported: a second thread that imports it meanwhile finds it half done.
+_IMPORTING = RLock()
 ASSETS = Path(__file__).with_name("assets")
 T = TypeVar("T")
+
+
+def transformers(name: str) -> Any:
+    """Return a class of transformers, imported when it is first asked for: that takes seconds.
+
+    Example:
+        >>> transformers("AutoConfig").__name__
+        'AutoConfig'
+    """
+    with _IMPORTING:
+        return getattr(import_module("transformers"), name)
 
 
 def find_place(place: str, root: Path) -> str:
@@ -63,8 +78,8 @@ def from_place(what: str, place: str, load: Callable[[], T]) -> T:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers' remarks and progress bars off the terminal: what is missing is checked by the caller."""
-    from transformers.utils import logging
-
+    with _IMPORTING:
+        from transformers.utils import logging
     known: Any = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text.places import find_place, from_place
+from mergeflow.modalities.text.places import find_place, from_place, transformers
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,8 @@ def load_tokenizer(place: str, root: Path, max_length: int) -> TextTokenizer:
     Raises:
         MergeflowError: there is none, it has no fast form, or no token for padding.
     """
-    from transformers import AutoTokenizer
-
     found = find_place(place, root)
-    tokenizer: Any = from_place("the tokenizer", place, lambda: AutoTokenizer.from_pretrained(found))
+    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(found))
     if not getattr(tokenizer, "is_fast", False) or tokenizer.pad_token_id is None:
         lacking = "no token for padding" if getattr(tokenizer, "is_fast", False) else "no tokenizer.json"
         raise MergeflowError(

@@ -1,10 +1,12 @@
 """Texts of the Hugging Face hub, read with `datasets`; the tasks of GLUE have their own figures."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from mergeflow.data.address import rooted
-from mergeflow.data.task import RawTask, Transform
+from mergeflow.data.task import RawTask
 from mergeflow.modalities.hub import load_splits
+from mergeflow.modalities.text.judging import judged_by
 from mergeflow.modalities.text.sources.columns import task_of
 
 # Of GLUE: the figure of each task, and what stands for validation. Where two figures are usual, the first of the two.
@@ -42,5 +44,4 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     metric = GLUE.get(config) if is_glue else None
     if metric is None:
         return raw
-    judged = Transform(f"metric={metric}", raw.class_names, lambda example, place: example)
-    return RawTask(**{**vars(raw), "transforms": (judged,)})
+    return replace(raw, transforms=(judged_by(metric, raw.class_names),))

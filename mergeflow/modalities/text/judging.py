@@ -1,0 +1,36 @@
+"""The transform `metric=NAME` of a source: by which figure its task is judged."""
+
+from collections.abc import Sequence
+
+from mergeflow.data.task import Example, Place, Transform
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.metrics import METRICS, find_metric
+
+
+def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
+    """Judge the task by a figure; its examples stay as they are.
+
+    Args:
+        value: the figure's name.
+        class_names: of the task.
+
+    Raises:
+        MergeflowError: an unknown name, or a figure of classes for a task of numbers and the reverse.
+
+    Example:
+        >>> judged_by("f1", ["no", "yes"]).text
+        'metric=f1'
+    """
+    metric = find_metric(value)
+    numbers = metric is not None and METRICS[value].numbers
+    if numbers != (class_names is None):
+        told = "numbers" if class_names is None else "classes"
+        fitting = [name for name, one in METRICS.items() if one.numbers is (class_names is None)]
+        raise MergeflowError(
+            f"found '{value}', but this task's labels are {told}; expected one of {', '.join(fitting)}."
+        )
+    return Transform(f"metric={value}", class_names, _unchanged)
+
+
+def _unchanged(example: Example, place: Place) -> Example:
+    return example
