@@ -14,7 +14,8 @@ from mergeflow.modalities.subset import Subset
 from tasks.studies.adapting import Adaptation, adapt, choose_rate
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adaptation import study as adaptation
-from tasks.studies.papers.adaptation.results import Variant, findings
+from tasks.studies.papers.adaptation.results import findings
+from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import run_study, study_io
 

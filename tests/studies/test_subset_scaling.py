@@ -10,7 +10,8 @@ import torch
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.subset_scaling import study as subset_scaling
-from tasks.studies.papers.subset_scaling.results import WIDER, findings, notes, tables
+from tasks.studies.papers.subset_scaling.results import findings, notes, tables
+from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.documented import documented, leading, read_documented

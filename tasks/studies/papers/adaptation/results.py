@@ -1,46 +1,21 @@
-"""Study `adaptation`: its tables, findings, notes, and the numbers of its figures."""
+"""Study `adaptation`: its findings, notes, and the numbers of its figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
-from mergeflow.evaluation.statistics import mean
 from mergeflow.merging.matrices import is_matrix
-from tasks.studies.adapting import NOT_WORSE, Direction, Granularity, Split
+from tasks.studies.adapting import NOT_WORSE, Direction, Granularity
 from tasks.studies.claims import judge, paired
-from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.adaptation.figures import accuracy_figure, coefficient_figure, course_figure, memory_figure
+from tasks.studies.papers.adaptation.tables import accuracy_table, level_table, memory_table, rate_table, task_table
+from tasks.studies.papers.adaptation.variants import NAMES, Variant, gains, static, values
 from tasks.studies.pieces import Row
-from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
+from tasks.studies.results import Finding, StudyResult
 from tasks.studies.rows import accuracy_rows
 
-NAMES = {"task_vectors": "task arithmetic", "cart": "CART"}
 _RULE = f"paired difference ≥ {NOT_WORSE} points (one test image in 500), as in `many_tasks`"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What is learned, and on which images."""
-
-    on: Direction
-    granularity: Granularity
-    images: Split
-
-    @classmethod
-    def all(cls) -> list[Self]:
-        """Return every variant."""
-        return [cls(*each) for each in product(get_args(Direction), get_args(Granularity), get_args(Split))]
-
-    @property
-    def folder(self) -> str:
-        """Its folder's name."""
-        return f"{self.on}_{self.granularity}_{self.images}"
-
-    def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Return its rows, one per seed."""
-        return [row for row in rows if all(row[name] == value for name, value in vars(self).items())]
 
 
 def result(
@@ -51,13 +26,22 @@ def result(
     levels: Sequence[Row],
     blind: Row,
 ) -> StudyResult:
-    """Return all that the study leaves in words and numbers."""
+    """Return all that the study leaves in words and numbers.
+
+    Args:
+        rows: the adaptations, as of `measure`.
+        starts: the static merges, as of `start`, one for each seed.
+        tried: the runs with every learning rate, as of `choose_rates`.
+        memory: as of `weigh`, for each number of tasks and direction.
+        levels: as of `compare_levels`.
+        blind: as of `permute_labels`.
+    """
     tables = [
         accuracy_table(rows, starts),
         task_table(rows, starts),
-        _rates(tried, rows),
-        _levels(levels),
-        _memory(memory),
+        rate_table(tried, rows),
+        level_table(levels),
+        memory_table(memory),
     ]
     found = findings(rows, starts, memory, blind)
     return StudyResult(tables, found, notes(rows, starts, levels), tidy_rows(rows, starts))
@@ -73,135 +57,15 @@ def tidy_rows(rows: Sequence[Row], starts: Sequence[Row]) -> list[dict[str, Any]
     return accuracy_rows([*static, *rows], ("seed", "on", "granularity", "images", "lr"), ("test",))
 
 
-def values(rows: Sequence[Row], variant: Variant) -> list[float]:
-    """Return a variant's mean test accuracy in %, one value per seed."""
-    return [mean_accuracy(row["test"]) for row in variant.of(rows)]
-
-
-def static(starts: Sequence[Row], on: str) -> list[float]:
-    """Return the mean test accuracy of a static merge in %, one value per seed."""
-    return [mean_accuracy(row[on]["test"]) for row in starts]
-
-
-def gains(rows: Sequence[Row], starts: Sequence[Row], variant: Variant) -> list[float]:
-    """Return adapted − start in points, one value per seed."""
-    return [after - before for after, before in zip(values(rows, variant), static(starts, variant.on), strict=True)]
-
-
-def accuracy_table(rows: Sequence[Row], starts: Sequence[Row]) -> Table:
-    """Return start and adapted accuracy of every variant, and the entropy before and after."""
-    lines: list[dict[str, Cell]] = []
-    for on in NAMES:
-        scales = ", ".join(f"{row[on]['scale']:g}" for row in starts)
-        entropy = fmean(mean(row[on]["entropy"]) for row in starts)
-        lines.append(
-            {
-                "directions": NAMES[on],
-                "coefficients": f"one ({scales})",
-                "images": "",
-                "test accuracy, %": with_interval(static(starts, on)),
-                "gain, points": "",
-                "entropy, nats": f"{entropy:.3f}",
-                "learning rate": "",
-            }
-        )
-        lines += [_line(rows, starts, variant, entropy) for variant in Variant.all() if variant.on == on]
-    individual = fmean(mean_accuracy(row["experts"]) for row in starts)
-    return Table(f"Test accuracy of static merges and of what is adapted from them (experts {individual:.1f} %)", lines)
-
-
-def _line(rows: Sequence[Row], starts: Sequence[Row], variant: Variant, before: float) -> dict[str, Cell]:
-    own = variant.of(rows)
-    return {
-        "directions": NAMES[variant.on],
-        "coefficients": f"per {variant.granularity}",
-        "images": variant.images,
-        "test accuracy, %": with_interval(values(rows, variant)),
-        "gain, points": with_interval(gains(rows, starts, variant)),
-        "entropy, nats": f"{before:.3f} → {fmean(mean(row['entropy']['test']) for row in own):.3f}",
-        "learning rate": f"{own[0]['lr']:g}",
-    }
-
-
-def task_table(rows: Sequence[Row], starts: Sequence[Row]) -> Table:
-    """Return accuracy per task of both starts and of the layer-wise variants on test images."""
-
-    def line(task: str) -> dict[str, Cell]:
-        cells: dict[str, Cell] = {"task": task}
-        for on in NAMES:
-            own = Variant(on, "layer", "test").of(rows)  # type: ignore[arg-type]
-            cells[NAMES[on]] = f"{fmean(100 * row[on]['test'][task] for row in starts):.1f}"
-            cells[f"{NAMES[on]}, adapted"] = with_interval([100 * row["test"][task] for row in own])
-        cells["expert"] = f"{fmean(100 * row['experts'][task] for row in starts):.1f}"
-        return cells
-
-    tasks = starts[0]["experts"]
-    return Table("Accuracy per task, %; adapted layer by layer on test images", [line(task) for task in tasks])
-
-
-def _rates(tried: Sequence[Row], rows: Sequence[Row]) -> Table:
-    chosen = {(row["on"], row["granularity"]): row["lr"] for row in rows}
-    lines: list[dict[str, Cell]] = [
-        {
-            "directions": NAMES[row["on"]],
-            "coefficients": f"per {row['granularity']}",
-            "learning rate": f"{row['lr']:g}",
-            "validation accuracy over the steps, %": ", ".join(
-                f"{value:.1f} ({step})" for step, value in row["course"].items()
-            ),
-            "chosen": "×" if chosen[row["on"], row["granularity"]] == row["lr"] else "",
-        }
-        for row in tried
-    ]
-    return Table("Learning rates, adapted on validation images, first seed", lines)
-
-
-def _levels(levels: Sequence[Row]) -> Table:
-    lines: list[dict[str, Cell]] = [
-        {
-            "merge": NAMES[row["on"]],
-            "λ": f"{row['scale']:.3g}",
-            "accuracy, %": f"{row['accuracy']:.1f}",
-            "entropy, nats": f"{row['entropy']:.3f}",
-        }
-        for row in levels
-    ]
-    return Table("One λ for all experts: accuracy and entropy on validation, first seed", lines)
-
-
-def _memory(memory: Sequence[Row]) -> Table:
-    lines: list[dict[str, Cell]] = [
-        {
-            "tasks": row["tasks"],
-            "directions": NAMES[row["on"]],
-            "peak of tensors, MB": f"{row['peak'] / 1e6:.2f}",
-            "all experts, MB": f"{row['tasks'] * row['model'] / 1e6:.1f}",
-        }
-        for row in memory
-    ]
-    return Table("A step with more tasks, layer-wise: bytes of tensors at once beyond base and images", lines)
-
-
-def time_tables(rows: Sequence[Row], memory: Sequence[Row]) -> list[Table]:
-    """Return the seconds of a step, by variant and by the number of tasks."""
-    variants: list[dict[str, Cell]] = [
-        {
-            "directions": NAMES[v.on],
-            "coefficients": f"per {v.granularity}",
-            "images": v.images,
-            "seconds a step": f"{fmean(row['seconds'] for row in v.of(rows)):.2f}",
-        }
-        for v in Variant.all()
-    ]
-    tasks: list[dict[str, Cell]] = [
-        {"tasks": row["tasks"], "directions": NAMES[row["on"]], "seconds a step": f"{row['seconds']:.2f}"}
-        for row in memory
-    ]
-    return [Table("Seconds of a step", variants), Table("Seconds of a step with more tasks, layer-wise", tasks)]
-
-
 def findings(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row], blind: Row) -> list[Finding]:
-    """Hold the papers' statements against the rows."""
+    """Hold the papers' statements against the rows.
+
+    Args:
+        rows: the adaptations, as of `measure`.
+        starts: the static merges, as of `start`, one for each seed.
+        memory: as of `weigh`, for each number of tasks and direction.
+        blind: as of `permute_labels`.
+    """
     found = [_beats_start(rows, starts, on, granularity) for on, granularity in product(NAMES, get_args(Granularity))]
     layers = {v: paired(values(rows, v), values(rows, _wise(v, "task"))) for v in Variant.all() if _layer(v)}
     carts = {v: paired(values(rows, v), values(rows, _other(v))) for v in Variant.all() if v.on == "cart"}
@@ -274,7 +138,13 @@ def _other(variant: Variant) -> Variant:
 
 
 def notes(rows: Sequence[Row], starts: Sequence[Row], levels: Sequence[Row]) -> list[str]:
-    """Return what the tables do not say by themselves."""
+    """Return what the tables do not say by themselves.
+
+    Args:
+        rows: the adaptations, as of `measure`.
+        starts: the static merges, as of `start`, one for each seed.
+        levels: as of `compare_levels`.
+    """
     told = []
     for on in NAMES:
         own = [row for row in levels if row["on"] == on]
@@ -315,7 +185,13 @@ def depths(rows: Sequence[Row], on: str) -> list[float]:
 
 
 def figures(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row]) -> dict[str, Any]:
-    """Return the study's figures."""
+    """Return the study's figures.
+
+    Args:
+        rows: the adaptations, as of `measure`.
+        starts: the static merges, as of `start`, one for each seed.
+        memory: as of `weigh`, for each number of tasks and direction.
+    """
     bars: dict[tuple[str, str, str], list[float]] = {
         (v.on, v.granularity, v.images): values(rows, v) for v in Variant.all()
     }

@@ -4,8 +4,8 @@
 predictions on images without labels. Does it help, on task vectors and on CART's directions, with one coefficient per
 expert or one per expert and layer? Must the images be those of the test set? What does a step cost with more experts?
 
-**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of the
-smaller side; equation 8 of CART). λ is learned by Adam on
+**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of
+the smaller side; equation 8 of CART). λ is learned by Adam on
 
     L(λ) = Σ_t mean_x H(p_t(x; θ)),    H(p) = − Σ_c p_c log p_c,    ∂L/∂λ_t^l = ⟨∂L/∂θ^l, d_t^l⟩,
 
@@ -54,7 +54,9 @@ from tasks.studies.adapting import (
     learn_on,
 )
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.adaptation.results import Variant, figures, result, time_tables
+from tasks.studies.papers.adaptation.results import figures, result
+from tasks.studies.papers.adaptation.tables import time_tables
+from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.pieces import Row, choose_scale, grid, kept
 from tasks.studies.results import keep_times
 
@@ -125,7 +127,13 @@ def expert_paths(inputs: StudyInputs, seed: int) -> dict[str, str]:
 
 
 def start(inputs: StudyInputs, options: Options, seed: int) -> Row:
-    """Return both static merges where adapting starts: scale, test accuracy, and entropy on test images."""
+    """Return both static merges where adapting starts: scale, test accuracy, and entropy on test images.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        seed: of the experts.
+    """
     experts, found = inputs.run(RUN).experts(seed), Row()
     scorer = inputs.blind().scorer(experts)
     best = choose_scale(inputs, scorer, "task_arithmetic", SCALES, 0.3, test=False).args["scale"]
@@ -138,7 +146,13 @@ def start(inputs: StudyInputs, options: Options, seed: int) -> Row:
 
 
 def choose_rates(inputs: StudyInputs, options: Options, found: Row) -> tuple[list[Row], dict[tuple[str, str], float]]:
-    """Return the runs on validation images with every learning rate, and the rate that is best there."""
+    """Return the runs on validation images with every learning rate, and the rate that is best there.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        found: the start of one seed, as of `start`.
+    """
     tried: list[Row] = []
     rates: dict[tuple[str, str], float] = {}
     pairs = list(product(DIRECTIONS, get_args(Granularity)))
@@ -158,7 +172,15 @@ def _rates(inputs: StudyInputs, options: Options, plan: Adaptation) -> Row:
 
 
 def measure(inputs: StudyInputs, options: Options, variant: Variant, found: Row, rate: float) -> Row:
-    """Return one adaptation: coefficients, course, and the merged model's accuracy and entropy."""
+    """Return one adaptation: coefficients, course, and the merged model's accuracy and entropy.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        variant: what is adapted, how finely, and on which images.
+        found: the start of the seed, as of `start`.
+        rate: Adam's learning rate.
+    """
     name = f"{variant.on}_{variant.granularity}_{variant.images}_{rate:g}_{found['seed']}"
     return kept(inputs.io, name, partial(_measure, inputs, options, variant, found, rate))
 
@@ -210,7 +232,13 @@ def _entropy(inputs: StudyInputs, state: State, split: str) -> dict[str, float]:
 
 
 def weigh(inputs: StudyInputs, options: Options, on: Direction) -> Row:
-    """Return the time of a step, and the most bytes of tensors alive while two steps are learned, images apart."""
+    """Return the time of a step, and the most bytes of tensors alive while two steps are learned, images apart.
+
+    Args:
+        inputs: the study's inputs, with as many tasks as are weighed.
+        options: its choices.
+        on: which directions the coefficients multiply.
+    """
     experts, size = lazy_experts(inputs, inputs.seeds[0]), sum(tensor.nbytes for tensor in inputs.base.values())
     inputs.examples("test")  # they are there before
     plan = replace(_plan(options, Variant(on, "layer", "test"), 0.1, 0.01, 0), steps=2)
@@ -220,7 +248,13 @@ def weigh(inputs: StudyInputs, options: Options, on: Direction) -> Row:
 
 
 def compare_levels(inputs: StudyInputs, options: Options, found: Row) -> list[Row]:
-    """Return accuracy and entropy on validation of the static merges around the chosen scale."""
+    """Return accuracy and entropy on validation of the static merges around the chosen scale.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices; `factors` of the chosen scale are tried.
+        found: the start of one seed, as of `start`.
+    """
     rows = []
     for on in DIRECTIONS:
         scorer = inputs.blind().scorer(inputs.run(RUN).experts(found["seed"]))
@@ -241,7 +275,13 @@ class _OtherLabels(StudyInputs):
 
 
 def permute_labels(inputs: StudyInputs, options: Options, found: Row) -> Row:
-    """Return whether other labels give the same coefficients, bit for bit, and how far they lower the accuracy."""
+    """Return whether other labels give the same coefficients, bit for bit, and how far they lower the accuracy.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        found: the start of one seed, as of `start`.
+    """
     others = _OtherLabels(inputs.io).first(len(inputs.tasks))
     plan = replace(_plan(options, Variant("cart", "layer", "test"), found["cart"]["scale"], 0.1, 0), steps=3)
     true, moved = (adapt(each, lazy_experts(each, found["seed"]), plan) for each in (inputs, others))
@@ -250,7 +290,14 @@ def permute_labels(inputs: StudyInputs, options: Options, found: Row) -> Row:
 
 
 def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequence[Row]) -> None:
-    """Write `recipes/<variant>/recipe.yaml` with its coefficients, for `mergeflow merge` in the project folder."""
+    """Write `recipes/<variant>/recipe.yaml` with its coefficients, for `mergeflow merge` in the project folder.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        folder: where `recipes/` is made.
+        rows: adaptations, as of `measure`, each variant at most once.
+    """
     for row in rows:
         variant = Variant(row["on"], row["granularity"], row["images"])
         plan = _plan(options, variant, row["init"], row["lr"], row["seed"])

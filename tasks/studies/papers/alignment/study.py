@@ -70,7 +70,13 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, name: str, seed: int) -> Row:
-    """Return a run's cosines after every round, and the lengths of the last round's parts."""
+    """Return a run's cosines after every round, and the lengths of the last round's parts.
+
+    Args:
+        inputs: the study's inputs.
+        name: an iterative run.
+        seed: of the run.
+    """
     source = inputs.run(name)
     rounds = source.rounds(seed)
     return {
@@ -228,6 +234,15 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def figures(rows: Sequence[Row], names: Sequence[str], shown: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
+    """Return the study's figures.
+
+    Args:
+        rows: as of `measure`, for each run and seed.
+        names: the runs whose last round is shown.
+        shown: the runs with a panel over the rounds.
+        tasks: in the order of the matrices.
+    """
+
     def boxes(name: str, kind: str) -> dict[int, list[float]]:
         own = [row for row in rows if row["run"] == name]
         steps = own[0]["steps"]

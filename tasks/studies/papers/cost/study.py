@@ -102,7 +102,14 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
-    """Return a row's test accuracy, its training's cost, and how many candidates its selection tried."""
+    """Return a row's test accuracy, its training's cost, and how many candidates its selection tried.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        name: the training run of the row.
+        seed: of the run.
+    """
     source = inputs.run(name)
     row: Row = {"run": name, "seed": seed, "tried": 0, "chosen": "", "rounds": 0, "selecting": 0.0, "merging": {}}
     if name in options.joint:
@@ -122,7 +129,13 @@ def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
 
 
 def best_merge(inputs: StudyInputs, options: Options, experts: Mapping[str, State]) -> dict[str, Any]:
-    """Return the best merge of the competing methods on validation: its test accuracy, and what finding it took."""
+    """Return the best merge of the competing methods on validation: its test accuracy, and what finding it took.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        experts: their weights by task.
+    """
     blind, results, tried = inputs.blind(), [], 0
     scorer, merging, begun = blind.scorer(experts), dict[str, float](), time.thread_time()
     for family in families(options):
@@ -174,7 +187,13 @@ def label(name: str) -> str:
 
 
 def cost_table(rows: Sequence[Row], tasks: Sequence[str], size: float) -> Table:
-    """Return accuracy beside what does not depend on the machine; `size` of one model in MiB."""
+    """Return accuracy beside what does not depend on the machine; `size` of one model in MiB.
+
+    Args:
+        rows: as of `measure`.
+        tasks: their names.
+        size: of one model in MiB.
+    """
 
     def line(name: str) -> dict[str, Cell]:
         own = of(rows, run=name)

@@ -49,7 +49,7 @@ def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask
     Args:
         options: for `solved` and the size of the test set.
         begin: Ψ^(0).
-        output: a.
+        output: a, [m].
         task: the task.
         training: its settings; of its steps as many are taken as are needed, up to 40/(η δ_*²).
     """

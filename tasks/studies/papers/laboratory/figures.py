@@ -102,7 +102,13 @@ def convergence_figure(rows: Sequence[Row]) -> Figure:
 
 
 def target_figure(rows: Sequence[Row], c: float, solved: float) -> Figure:
-    """Draw every drawn λ by its two sums, and whether the task was solved, with the corner that Equation 7 asks for."""
+    """Draw every drawn λ by its two sums, and whether the task was solved, with the corner that Equation 7 asks for.
+
+    Args:
+        rows: of the experiment on tasks that nobody trained.
+        c: the constant of Equation 7.
+        solved: the hinge loss at which a task counts as solved.
+    """
     figure, (panel,) = panels(1, 1, 4.6)
     dress(panel, "Tasks that nobody trained", "Σ λγ", "Σ λγ²", grid="both")
     own = part(rows, part="target", kind="drawn")

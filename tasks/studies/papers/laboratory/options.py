@@ -83,21 +83,41 @@ def start(options: Options, seed: int) -> tuple[Weights, Tensor]:
 
 
 def task_of(options: Options, pattern: Tensor, irrelevant: Tensor) -> PatternTask:
-    """Return the task of a pattern with the study's usual counts."""
+    """Return the task of a pattern with the study's usual counts.
+
+    Args:
+        options: for the counts of tokens.
+        pattern: μ, [d].
+        irrelevant: the patterns that do not matter, [M, d].
+    """
     return PatternTask(pattern, irrelevant, options.tokens, options.relevant, options.confusing)
 
 
 def trained(options: Options, begin: Weights, output: Tensor, task: PatternTask, seed: int) -> Weights:
-    """Return ΔΨ of a task after the study's usual training."""
+    """Return ΔΨ of a task after the study's usual training.
+
+    Args:
+        options: the study's usual settings.
+        begin: Ψ^(0).
+        output: a, [m].
+        task: the task.
+        seed: of the batches.
+    """
     settings = Training(options.step, options.batch, options.steps, seed)
     return fine_tune(begin, output, task, settings).minus(begin)
 
 
 def test_set(options: Options, task: PatternTask, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a task's test sequences and labels, which no training saw."""
+    """Return a task's test sequences [n, P, d] and labels [n], which no training saw.
+
+    Args:
+        options: for the size of the test set.
+        task: the task.
+        seed: of the draws.
+    """
     return task.draw(options.samples, torch.Generator().manual_seed(1_000_003 + seed))
 
 
 def column(values: Sequence[float]) -> Tensor:
-    """Return numbers as a tensor in float64."""
+    """Return numbers as a tensor [n] in float64."""
     return torch.tensor(values, dtype=torch.float64)

@@ -53,7 +53,13 @@ def landscape_figure(rows: Sequence[Row]) -> Figure:
 
 
 def contours(panel: Axes, xs: np.ndarray, ys: np.ndarray, values: np.ndarray) -> None:
-    """Fill a panel with the contours of an error in %, its lines labelled, low errors dark."""
+    """Fill a panel with the contours of an error in %, its lines labelled, low errors dark.
+
+    Args:
+        panel: where the contours are drawn.
+        xs, ys: the grid's coordinates, [n] and [m].
+        values: errors in %, [m, n].
+    """
     panel.contourf(xs, ys, values, levels=LEVELS, cmap=_COLOURS, norm=BoundaryNorm(LEVELS, _COLOURS.N))
     lines = panel.contour(xs, ys, values, levels=LEVELS[1:], colors=MUTED, linewidths=0.6)
     panel.clabel(lines, fmt="%d %%", fontsize=SMALL - 1, colors=INK)

@@ -77,7 +77,15 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Row:
-    """Return one plane: its grid and errors, where the models lie, and their errors on test."""
+    """Return one plane: its grid and errors, where the models lie, and their errors on test.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        pair: the two tasks whose experts span the plane with the base.
+        rounds: N of the run.
+        seed: of the run.
+    """
     experts = inputs.run(f"mima_{rounds}").experts(seed)
     first, second = (experts[task] for task in pair)
     plane = plane_through(inputs.base, first, second)
@@ -130,7 +138,13 @@ def error_of(accuracy: Mapping[str, float]) -> dict[str, float]:
 
 
 def of(rows: Sequence[Row], pair: Sequence[str], rounds: int | None = None) -> list[Row]:
-    """Return the rows of a pair, of one N or of all."""
+    """Return the rows of a pair, of one N or of all.
+
+    Args:
+        rows: as of `measure`.
+        pair: the two tasks.
+        rounds: N; None for all.
+    """
     return [row for row in rows if row["pair"] == list(pair) and rounds in (None, row["rounds"])]
 
 

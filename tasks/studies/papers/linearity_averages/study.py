@@ -87,7 +87,14 @@ def run(io: StageIO) -> None:
 
 
 def measure(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of one seed: Eq. 1 by layer, and every triple."""
+    """Return the rows of one seed: Eq. 1 by layer, and every triple.
+
+    Args:
+        io: the stage's files, where samples are kept.
+        options: the study's choices.
+        opened: gives the world's tasks.
+        seed: of weights and order.
+    """
     tasks, world = opened(), options.world
     task = tasks[options.task]
     model = new_net(world, tasks, seed)
@@ -107,7 +114,14 @@ def measure(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str
 
 
 def triples(model: Model, nets: list[dict[str, Any]], task: NetTask, seed: int) -> list[Row]:
-    """Return for every three nets the test accuracy, in %, of averaged weights and of averaged logits."""
+    """Return for every three nets the test accuracy, in %, of averaged weights and of averaged logits.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        nets: the weights of each.
+        task: the task they were tuned on.
+        seed: noted in the rows.
+    """
     labels = task.test.labels
     outputs = [_logits(model, state, task) for state in nets]
 

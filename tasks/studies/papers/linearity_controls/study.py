@@ -102,7 +102,14 @@ def run(io: StageIO) -> None:
 
 
 def matching(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return rows of the five settings on rotated digits."""
+    """Return rows of the five settings on rotated digits.
+
+    Args:
+        io: the stage's files, where samples are kept.
+        options: the study's choices.
+        opened: gives the rotated tasks.
+        seed: of weights and order.
+    """
     tasks, world = opened(), options.digits
     first, i, j = tasks
     model = new_net(world, tasks, seed)
@@ -137,7 +144,14 @@ def matching(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[st
 
 
 def labels(io: StageIO, options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return rows of a pre-training with true and with random labels, tuned on one split and on two."""
+    """Return rows of a pre-training with true and with random labels, tuned on one split and on two.
+
+    Args:
+        io: the stage's files, where samples are kept.
+        options: the study's choices.
+        opened: gives the tasks of the splits.
+        seed: of weights, order and random labels.
+    """
     tasks, world = opened(), options.splits
     first, i, j = list(tasks)[:3]
     generator = torch.Generator().manual_seed(seed)

@@ -83,7 +83,14 @@ def run(io: StageIO) -> None:
 
 
 def measure(io: StageIO, options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of one seed."""
+    """Return the rows of one seed.
+
+    Args:
+        io: the stage's files, where samples are kept.
+        options: the study's choices.
+        tasks: gives the world's tasks.
+        seed: of weights and order.
+    """
     done = train_world(options.world, tasks(), seed)
     ends, asked = edits(done, options)
     sources = {task: done.tasks[task].test for task in done.tuned}

@@ -84,7 +84,15 @@ def run(io: StageIO) -> None:
 
 
 def measure(io: StageIO, name: str, world: World, opened: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of one world and seed: `features`, `simplex`, `paths`, `accuracy`."""
+    """Return the rows of one world and seed: `features`, `simplex`, `paths`, `accuracy`.
+
+    Args:
+        io: the stage's files, where samples are kept.
+        name: the world's.
+        world: its source, net and settings.
+        opened: gives the world's tasks.
+        seed: of weights and order.
+    """
     tasks = opened()
     done = train_world(world, tasks, seed)
     known = {"world": name, "seed": seed}
@@ -127,7 +135,14 @@ def measure(io: StageIO, name: str, world: World, opened: Tasks, seed: int) -> d
 
 
 def pairs(done: Trained, layers: list[str], mode: str) -> dict[str, dict[str, Linearity]]:
-    """Compare all pairs at all α; names are `i – j@α`."""
+    """Compare all pairs at all α; names are `i – j@α`.
+
+    Args:
+        done: the nets of one world and seed.
+        layers: to compare features at.
+        mode: "recomputed" computes BatchNorm's statistics again for every net and average; "interpolated" and "none" do
+            not.
+    """
     sources = {task: one.test for task, one in done.tasks.items() if task in done.tuned}
     ends = own_statistics(done) if mode == "recomputed" else done.tuned
     asked = {}
@@ -148,7 +163,14 @@ def own_statistics(done: Trained) -> dict[str, dict[str, Tensor]]:
 
 
 def simplex(done: Trained, layers: list[str], seed: int, known: Row) -> list[Row]:
-    """Return rows of m nets with weights of the simplex, on the tests of all of them."""
+    """Return rows of m nets with weights of the simplex, on the tests of all of them.
+
+    Args:
+        done: the nets of one world and seed.
+        layers: to compare features at.
+        seed: of the random weights on the simplex.
+        known: what else is in every row.
+    """
     names = list(done.tuned)
     drawn = np.random.default_rng(seed).dirichlet(np.ones(len(names)), size=5)
     weights = {f"uniform {m}": [1 / m] * m for m in range(2, len(names) + 1)}

@@ -63,7 +63,13 @@ def run(io: StageIO) -> None:
 
 
 def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of one seed: features by block and the barrier, for each k."""
+    """Return the rows of one seed: features by block and the barrier, for each k.
+
+    Args:
+        options: the study's choices.
+        opened: gives the world's tasks.
+        seed: of weights and order.
+    """
     tasks = opened()
     task = tasks[next(iter(tasks))]
     model = new_net(options.world, tasks, seed)
@@ -94,7 +100,13 @@ def _features(model: Model, ends: list[dict[str, Any]], task: NetTask) -> list[R
 
 
 def barrier(model: Model, ends: list[dict[str, Any]], task: NetTask) -> Row:
-    """Return the ends' mean accuracy and the barriers at α = ½, in points, by how BatchNorm's statistics came about."""
+    """Return the ends' mean accuracy and the barriers at α = ½, in points, by how BatchNorm's statistics came about.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        ends: the weights of two nets.
+        task: the task they were trained on.
+    """
     nets = [*ends, combine(ends, [0.5, 0.5])]
     first, second, middle = (_accuracy(model, net, task) for net in nets)
     again = [_accuracy(model, with_statistics(model, net, [task.train]), task) for net in nets]
@@ -108,7 +120,13 @@ def _accuracy(model: Model, state: State, task: NetTask) -> float:
 
 
 def findings(rows: list[Row], barriers: list[Row], options: Options) -> list[Finding]:
-    """Hold the statements against the rows, BatchNorm's statistics computed again."""
+    """Hold the statements against the rows, BatchNorm's statistics computed again.
+
+    Args:
+        rows: features by block, as of `measure`.
+        barriers: as of `barrier`, for each k and seed.
+        options: the study's choices.
+    """
     first, last = min(options.spawn), max(options.spawn)
     high, low = (mean_over(barriers, "recomputed", k=k) for k in (first, last))
     deepest = max(row["depth"] for row in rows)

@@ -69,7 +69,13 @@ def run(io: StageIO) -> None:
 
 
 def measure(options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of one seed."""
+    """Return the rows of one seed.
+
+    Args:
+        options: the study's choices.
+        tasks: gives the world's tasks.
+        seed: of weights and order.
+    """
     done = train_world(options.world, tasks(), seed)
     rows: list[Row] = []
     for number, layer in enumerate(find_layers(done.model.module), start=1):
@@ -82,7 +88,16 @@ def measure(options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
 
 
 def addition(done: Trained, layer: str, i: str, j: str, scales: list[float], known: Row) -> list[Row]:
-    """Return accuracies of the averaged feature and of the two controls on D_i and D_j."""
+    """Return accuracies of the averaged feature and of the two controls on D_i and D_j.
+
+    Args:
+        done: the nets of one seed.
+        layer: the one whose features are averaged.
+        i: the first task.
+        j: the second task.
+        scales: λ of both task vectors.
+        known: what else is in every row.
+    """
     rows = []
     for scale in scales:
         first, second = (_edited(done, task, scale) for task in (i, j))
@@ -96,7 +111,15 @@ def addition(done: Trained, layer: str, i: str, j: str, scales: list[float], kno
 
 
 def negation(done: Trained, layer: str, task: str, scales: list[float], known: Row) -> list[Row]:
-    """Return accuracies of mirrored features and of the negated net's on D_i (`first`) and the control (`second`)."""
+    """Return accuracies of mirrored features and of the negated net's on D_i (`first`) and the control (`second`).
+
+    Args:
+        done: the nets of one seed.
+        layer: the one whose features are mirrored.
+        task: i, whose task vector is negated.
+        scales: λ of the task vector.
+        known: what else is in every row.
+    """
     rows = []
     for scale in scales:
         plus, minus = _edited(done, task, scale), _edited(done, task, -scale)

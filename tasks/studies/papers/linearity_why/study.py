@@ -84,7 +84,13 @@ def run(io: StageIO) -> None:
 
 
 def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
-    """Return one row for each regime, stage and pair."""
+    """Return one row for each regime, stage and pair.
+
+    Args:
+        options: the study's choices.
+        opened: gives the world's tasks.
+        seed: of weights and order.
+    """
     tasks, world, rows = opened(), options.world, []
     model = new_net(world, tasks, seed)
     start, before = drawn_weights(model), 0
@@ -98,7 +104,16 @@ def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:
 
 
 def pairs(model: Model, start: State, task: NetTask, regime: Regime, options: Options, seed: int) -> list[Row]:
-    """Return δ and its predictors for every pair of nets tuned from one checkpoint."""
+    """Return δ and its predictors for every pair of nets tuned from one checkpoint.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        start: the checkpoint's weights.
+        task: the task that the nets are tuned on.
+        regime: steps, and a learning rate for each net.
+        options: the study's choices.
+        seed: of the order, and of the search for the largest eigenvalue.
+    """
     tuning = options.world.tune.model_copy(update={"steps": regime.steps})
     tuned = [
         trained(model, start, task.train, tuning.model_copy(update={"learning_rate": rate}), seed + n)

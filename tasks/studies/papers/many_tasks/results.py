@@ -51,6 +51,13 @@ class Results:
         return sorted(seed for tasks, seed, name in self._rows if (tasks, name) == (count, model))
 
     def row(self, count: int, seed: int, model: str) -> Row:
+        """Return what was measured of one model.
+
+        Args:
+            count: how many tasks.
+            seed: of the experts.
+            model: its name.
+        """
         return self._rows[count, seed, model]
 
     def of(self, count: int, model: str) -> list[Row]:
@@ -67,7 +74,13 @@ class Results:
         return [100 * normalised(one["test"], own["test"]) for one, own in pairs]
 
     def lead(self, count: int, better: str, worse: str) -> list[float]:
-        """Return the paired differences of accuracy over the seeds that both have."""
+        """Return the paired differences of accuracy over the seeds that both have.
+
+        Args:
+            count: how many tasks.
+            better: a model.
+            worse: the model it is compared with.
+        """
         both = sorted(set(self.seeds(count, better)) & set(self.seeds(count, worse)))
         return paired(
             *([mean_accuracy(self.row(count, seed, name)["test"]) for seed in both] for name in (better, worse))

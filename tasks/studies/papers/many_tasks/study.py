@@ -113,7 +113,14 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, options: Options, count: int, seed: int) -> list[Row]:
-    """Return a row for each model: count, seed, model, test accuracy per task, chosen arguments."""
+    """Return a row for each model: count, seed, model, test accuracy per task, chosen arguments.
+
+    Args:
+        inputs: the study's inputs, with `count` tasks.
+        options: its choices.
+        count: how many tasks.
+        seed: of the experts.
+    """
     experts = inputs.run("experts").experts(seed)
     scorer = inputs.blind().scorer(experts)
     # The largest ratio that is asked for: factors beyond it need not be kept.

@@ -54,6 +54,11 @@ class Options(Section):
 def name_of(schedule: str, multiple: int, rounds: int) -> str:
     """Return the run of a cell; with one round all cells have the same experts.
 
+    Args:
+        schedule: of the learning rate: "whole" or "per_round".
+        multiple: of α = 1/T, the scale of the merge between rounds.
+        rounds: N.
+
     Example:
         >>> name_of("whole", 1, 16), name_of("whole", 2, 16), name_of("per_round", 1, 16), name_of("per_round", 3, 1)
         ('mima_16', 'whole_2_16', 'per_round_1_16', 'mima_1')
@@ -107,7 +112,15 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, schedule: str, multiple: int, rounds: int, seed: int) -> Row:
-    """Return validation and test accuracy of the merged model of one cell."""
+    """Return validation and test accuracy of the merged model of one cell.
+
+    Args:
+        inputs: the study's inputs.
+        schedule: of the learning rate: "whole" or "per_round".
+        multiple: of α = 1/T, the scale of the merge between rounds.
+        rounds: N.
+        seed: of the run.
+    """
     source = inputs.run(name_of(schedule, multiple, rounds))
     if rounds == 1:
         call = configure("task_arithmetic", {"scale": multiple / len(inputs.tasks)})

@@ -20,7 +20,13 @@ NAMES = {"average": "average", "task_arithmetic": "task arithmetic", "ties": "TI
 
 
 def values(rows: Sequence[Row], rounds: int, model: str) -> list[float]:
-    """Return a model's mean test accuracy in %, one value per seed."""
+    """Return a model's mean test accuracy in %, one value per seed.
+
+    Args:
+        rows: as of `measure`.
+        rounds: N.
+        model: "experts", "average" or a merge method.
+    """
     return [mean_accuracy(row[model]) for row in rows if row["rounds"] == rounds]
 
 
@@ -114,7 +120,13 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 
 def further_findings(rows: Sequence[Row], at: Sequence[int], kept: Sequence[int]) -> list[Finding]:
-    """Hold what the paper leaves open against the runs with other budgets and with the optimiser kept."""
+    """Hold what the paper leaves open against the runs with other budgets and with the optimiser kept.
+
+    Args:
+        rows: as of `measure_briefly`.
+        at: the N that are compared over the budget.
+        kept: the N with a run that keeps the optimiser.
+    """
     found = []
     few, most = min(at, default=0), max(at, default=0)
     drops = {
@@ -156,7 +168,13 @@ def further_findings(rows: Sequence[Row], at: Sequence[int], kept: Sequence[int]
 
 
 def further_tables(rows: Sequence[Row], at: Sequence[int], kept: Sequence[int]) -> list[Table]:
-    """Return experts and average over the budget, and by what becomes of the optimiser."""
+    """Return experts and average over the budget, and by what becomes of the optimiser.
+
+    Args:
+        rows: as of `measure_briefly`.
+        at: the N that are shown over the budget.
+        kept: the N with a run that keeps the optimiser.
+    """
     lines: list[dict[str, Cell]] = [
         {
             "S": budget,

@@ -4,8 +4,8 @@
 average}. N = 1 is ordinary fine-tuning. What does N do to the merged model, to the experts, and to the choice of the
 merge method?
 
-**Method.** θ_t^(i) = FineTune(θ̄^(i−1), D_t, K) with θ̄^(i) = (1/T) Σ_t θ_t^(i) and θ̄^(0) = θ0; AdamW, warm-up and cosine
-over the whole budget, frozen text head. The experts of the last round are merged from θ0: uniform average,
+**Method.** θ_t^(i) = FineTune(θ̄^(i−1), D_t, K) with θ̄^(i) = (1/T) Σ_t θ_t^(i) and θ̄^(0) = θ0; AdamW, warm-up and
+cosine over the whole budget, frozen text head. The experts of the last round are merged from θ0: uniform average,
 
     θ0 + λ Σ_t τ_t (task arithmetic),    θ0 + λ · TIES(τ_1 … τ_T, keep 20 %),
 
@@ -104,7 +104,13 @@ def run(io: StageIO) -> None:
 
 
 def measure_briefly(inputs: StudyInputs, name: str, seed: int) -> Row:
-    """Return test accuracy per task of one run's experts and of their average, and how it was trained."""
+    """Return test accuracy per task of one run's experts and of their average, and how it was trained.
+
+    Args:
+        inputs: the study's inputs.
+        name: the run.
+        seed: of the run.
+    """
     run = inputs.run(name)
     experts, settings = run.experts(seed), run.settings(seed)
     average = inputs.scorer(experts).merge(configure("average"))
@@ -119,7 +125,14 @@ def measure_briefly(inputs: StudyInputs, name: str, seed: int) -> Row:
 
 
 def measure(inputs: StudyInputs, rounds: int, seed: int, keep: float) -> Row:
-    """Return test accuracy per task of one run's experts and of all its merges, and the chosen λ."""
+    """Return test accuracy per task of one run's experts and of all its merges, and the chosen λ.
+
+    Args:
+        inputs: the study's inputs.
+        rounds: N of the run.
+        seed: of the run.
+        keep: share of entries that TIES keeps.
+    """
     experts = inputs.run(f"mima_{rounds}").experts(seed)
     scorer = inputs.blind().scorer(experts)
     ties = {"keep": keep}

@@ -82,7 +82,14 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, name: str, seed: int, epoch: int | None) -> Row:
-    """Return test accuracy of a run's experts, at their end or after an epoch, and of their merge."""
+    """Return test accuracy of a run's experts, at their end or after an epoch, and of their merge.
+
+    Args:
+        inputs: the study's inputs.
+        name: the training run.
+        seed: of the run.
+        epoch: from 1; None for the run's end.
+    """
     source = inputs.run(name)
     states: dict[str, State] = {
         task: source.expert(seed, task) if epoch is None else source.epoch(seed, task, epoch) for task in inputs.tasks
@@ -211,6 +218,13 @@ def notes(compared: dict[str, list[Row]], curve: Sequence[Row]) -> list[str]:
 
 
 def figures(compared: dict[str, list[Row]], curve: Sequence[Row], base: dict[str, float]) -> dict[str, Any]:
+    """Return the study's figures.
+
+    Args:
+        compared: rows of the two lengths of training, by name.
+        curve: rows over epochs.
+        base: the base's accuracy by task.
+    """
     bars = {
         f"{model}, {name}": {task: [_accuracy(row[model], task) for row in rows] for task in [*base, "mean"]}
         for model in ("experts", "merged")

@@ -49,7 +49,7 @@ class Space:
         return self.distance(name, self.nearest(name, among))
 
     def pairs(self, names: Sequence[str], measure: Callable[[str, str], float]) -> np.ndarray:
-        """Return a measure of every pair."""
+        """Return a measure of every pair, [k (k − 1) / 2]."""
         return np.array([measure(a, b) for i, a in enumerate(names) for b in names[i + 1 :]])
 
     def plane(self, title: str) -> Plane:
@@ -67,7 +67,13 @@ class Space:
         )
 
     def planar(self, title: str, one: str, other: str) -> float:
-        """Return the distance of two models on a plane."""
+        """Return the distance of two models on a plane.
+
+        Args:
+            title: of the plane.
+            one: a model's name.
+            other: another model's name.
+        """
         places = self.plane(title).places
         return math.dist(places[one], places[other])
 

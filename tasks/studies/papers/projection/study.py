@@ -107,7 +107,14 @@ def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
 
 
 def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], seed: int) -> Row:
-    """Return one seed's models: Gram matrix, test accuracies, and DARE's distance over its drop."""
+    """Return one seed's models: Gram matrix, test accuracies, and DARE's distance over its drop.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        scales: the chosen scale of each method.
+        seed: of the experts and paths.
+    """
     experts = inputs.run(options.one_shot).experts(seed)
     scorer = inputs.scorer(experts)
     merges = {name: scorer.merge(configure(name, {"scale": scale})) for name, scale in scales.items()}
@@ -141,7 +148,13 @@ def _loss(inputs: StudyInputs, state: State, examples: Mapping[str, Examples]) -
 
 
 def across_seeds(inputs: StudyInputs, options: Options, scales: dict[str, float]) -> Row:
-    """Return how far models of different seeds lie from each other: a merge of each kind, and the paths' ends."""
+    """Return how far models of different seeds lie from each other: a merge of each kind, and the paths' ends.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        scales: the chosen scale of each method.
+    """
     found = {}
     for name in (AGAINST, "ties"):
         states = {}

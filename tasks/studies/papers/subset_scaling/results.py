@@ -1,111 +1,34 @@
 """What the study `subset_scaling` says: tables, findings and figures of its rows, one row per subset."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from math import sqrt
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from mergeflow.evaluation.statistics import mean, normalised
-from mergeflow.evaluation.subsets import popoviciu_bound, promised_margin, sample_size, subset_interval
-from tasks.studies.inputs import Accuracy
+from mergeflow.evaluation.subsets import promised_margin, sample_size
 from tasks.studies.papers.subset_scaling.figures import scaling_figure
-from tasks.studies.pieces import Row
+from tasks.studies.papers.subset_scaling.samples import (
+    OURS,
+    WIDER,
+    Known,
+    Rows,
+    Sample,
+    lost,
+    name_of,
+    samples_of,
+    slope,
+    told,
+)
 from tasks.studies.results import Cell, Finding, Table
-
-WIDER = ", wider λ"
-OURS = "cart"
-NAMES = {"average": "average", "task_arithmetic": "task arithmetic", "ties": "TIES", OURS: "CART"}
-Rows = Sequence[Row]
-Known = Mapping[str, Accuracy]
-Interval = tuple[float, float]
-
-
-class Sample:
-    """The subsets of one N and what the methods reached on them.
-
-    Args:
-        plan: what the study planned for this N.
-        rows: one per subset.
-        known: `individual` and `zero_shot` accuracy per task on test.
-    """
-
-    def __init__(self, plan: Row, rows: Rows, known: Known) -> None:
-        self.plan, self.size, self.known = plan, int(plan["size"]), known
-        self.rows = [row for row in rows if row["size"] == plan["size"]]
-        self.count, self.population = len(self.rows), int(plan["population"])
-        self.bound = popoviciu_bound(*plan["range"])
-
-    def absolute(self, method: str) -> list[float]:
-        """Return mean accuracy in %, one value per subset."""
-        return [100 * mean(row["methods"][method]["test"]) for row in self.rows]
-
-    def normalised(self, method: str) -> list[float]:
-        """Return normalised accuracy in %, one value per subset."""
-        return [100 * normalised(row["methods"][method]["test"], self._own(row)) for row in self.rows]
-
-    def ahead(self, method: str) -> list[float]:
-        """Return CART's normalised accuracy less a method's in points, subset by subset."""
-        return [one - other for one, other in zip(self.normalised(OURS), self.normalised(method), strict=True)]
-
-    def interval(self, values: Sequence[float]) -> Interval:
-        return subset_interval(values, self.population)
-
-    def realised(self, measure: Callable[[str], list[float]]) -> float:
-        """Return the widest half interval of all methods, in points."""
-        return max(self.interval(measure(method))[1] for method in self.rows[0]["methods"])
-
-    def deviation(self, method: str) -> float:
-        """Return the standard deviation of normalised accuracy over subsets in points; of one subset nan."""
-        return float(np.std(self.normalised(method), ddof=1)) if self.count > 1 else float("nan")
-
-    def _own(self, row: Row) -> Accuracy:
-        return {task: self.known["individual"][task] for task in row["tasks"]}
-
-
-def samples_of(rows: Rows, plans: Rows, known: Known) -> list[Sample]:
-    return [Sample(plan, rows, known) for plan in plans]
-
-
-def name_of(method: str) -> str:
-    """Return a method's name for readers.
-
-    Example:
-        >>> name_of("task_arithmetic, wider λ")
-        'task arithmetic, wider λ'
-    """
-    plain = method.removesuffix(WIDER)
-    return NAMES.get(plain, plain) + method[len(plain) :]
-
-
-def told(interval: Interval, digits: int = 1, sign: str = "") -> str:
-    """Return mean ± half-width; the mean alone where all subsets were measured or one says nothing about others.
-
-    Example:
-        >>> told((71.04, 1.26)), told((3.0, 0.0), sign="+")
-        ('71.0 ± 1.3', '+3.0')
-    """
-    centre, half = interval
-    spread = f" ± {half:.{digits}f}" if 0 < half < float("inf") else ""
-    return f"{centre:{sign}.{digits}f}{spread}"
-
-
-def lost(first: Sample, last: Sample, measure: Callable[[Sample], list[float]]) -> Interval:
-    """Return by how much a mean falls from one N to another, with the interval of two independent samples."""
-    (one, half), (other, rest) = (sample.interval(measure(sample)) for sample in (first, last))
-    return one - other, sqrt(half**2 + rest**2)
-
-
-def slope(samples: Sequence[Sample], method: str) -> float:
-    """Return the least-squares slope of mean normalised accuracy over N, in points per task."""
-    means = [float(np.mean(sample.normalised(method))) for sample in samples]
-    return float(np.polyfit([sample.size for sample in samples], means, 1)[0])
 
 
 def tables(rows: Rows, plans: Rows, known: Known, starts: Sequence[int]) -> list[Table]:
-    """Return accuracies over N, what they lose, the sampling and what was chosen."""
+    """Return accuracies over N, what they lose, the sampling and what was chosen.
+
+    Args: As of `findings`.
+    """
     samples = samples_of(rows, plans, known)
     methods = list(rows[0]["methods"])
     others = [method for method in methods if method != OURS]
@@ -179,7 +102,14 @@ def _at(samples: Sequence[Sample], sizes: Sequence[int]) -> list[Sample]:
 
 
 def findings(rows: Rows, plans: Rows, known: Known, starts: Sequence[int]) -> list[Finding]:
-    """Hold the paper's statements against the subsets."""
+    """Hold the paper's statements against the subsets.
+
+    Args:
+        rows: as of `measure`, one for each subset.
+        plans: what the study planned for each N.
+        known: `individual` and `zero_shot` accuracy per task on test.
+        starts: the N from which losses are counted.
+    """
     samples = samples_of(rows, plans, known)
     methods = [method for method in rows[0]["methods"] if method != OURS]
     plain = [method for method in methods if not method.endswith(WIDER)]
@@ -257,7 +187,13 @@ def _bounded(samples: Sequence[Sample]) -> Finding:
 
 
 def notes(rows: Rows, plans: Rows, known: Known) -> list[str]:
-    """Return what decides what was seen."""
+    """Return what decides what was seen.
+
+    Args:
+        rows: as of `measure`, one for each subset.
+        plans: what the study planned for each N.
+        known: `individual` and `zero_shot` accuracy per task on test.
+    """
     samples = samples_of(rows, plans, known)
     few, many = samples[0], samples[-1]
     found = [
@@ -293,6 +229,13 @@ def _slack(sample: Sample) -> str:
 
 
 def figures(rows: Rows, plans: Rows, known: Known) -> dict[str, Figure]:
+    """Return the study's figures.
+
+    Args:
+        rows: as of `measure`, one for each subset.
+        plans: what the study planned for each N.
+        known: `individual` and `zero_shot` accuracy per task on test.
+    """
     samples = samples_of(rows, plans, known)
     methods = list(rows[0]["methods"])
     curves: dict[str, Any] = {

@@ -40,7 +40,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
-from tasks.studies.papers.subset_scaling.results import WIDER, figures, findings, notes, tables
+from tasks.studies.papers.subset_scaling.results import figures, findings, notes, tables
+from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
 
@@ -96,7 +97,13 @@ def run(io: StageIO) -> None:
 
 
 def references(inputs: StudyInputs, experts: Mapping[str, State], splits: Sequence[Split]) -> Row:
-    """Return zero-shot and individual accuracy per task on the images that the study uses of each split."""
+    """Return zero-shot and individual accuracy per task on the images that the study uses of each split.
+
+    Args:
+        inputs: the study's inputs.
+        experts: their weights by task.
+        splits: the examples of validation and of test, by task.
+    """
     scorer = inputs.scorer({})
     return {
         name: {
@@ -139,7 +146,15 @@ def measure(
     experts: Mapping[str, State],
     subset: Sequence[str],
 ) -> Row:
-    """Return of one subset each method's choice on validation, and its test accuracy per task."""
+    """Return of one subset each method's choice on validation, and its test accuracy per task.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        splits: the examples of validation and of test, by task.
+        experts: their weights by task.
+        subset: the tasks that are merged.
+    """
     scorer = inputs.scorer({task: experts[task] for task in subset})
     scorer.renew_cache(max(options.grids.get("cart", {}).get("rank_ratio", [1.0])))
     validation, test = ({task: split[task] for task in subset} for split in splits)
