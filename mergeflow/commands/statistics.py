@@ -14,7 +14,9 @@ from mergeflow.commands.pairs import read_pairs
 
 Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
-Architecture = Annotated[str, typer.Option(help="open_clip's name of the architecture, or pocket-clip.")]
+Architecture = Annotated[
+    str, typer.Option(help="open_clip's name, pocket-clip, or the base of a project of texts (a .safetensors file).")
+]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 Samples = Annotated[int, typer.Option(min=1, help="Images; all where there are fewer.")]
 Split = Annotated[str, typer.Option(help="The split whose images are used: train or validation.")]
@@ -117,7 +119,7 @@ def _write(out: Path, **order: Any) -> None:
 
     with progress_bar(order["kind"]) as progress:
         fingerprint, count = write_statistic(StatisticOrder(**order), out, progress)
-    typer.echo(f"{out}  {short(fingerprint)}…  {count} images of {order['split']}")
+    typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from mergeflow.merging.files.recipe_text import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.recorded import is_recorded, open_recorded
 from mergeflow.modalities.vision.models import ClipModel, image_model
 from mergeflow.modalities.vision.opening import check_head, open_model
 from mergeflow.modality import Model, Predictions
@@ -117,7 +118,7 @@ class AdamergeOrder:
     """What coefficients are learned from.
 
     Attributes:
-        architecture: Of the image encoder.
+        architecture: Of the image encoder; or the file of a base that says itself what it is, as of texts.
         tasks: Prepared folders by task.
         heads: Heads' files by task.
         split: Whose images; the labels are not used, so the paper takes those of test.
@@ -161,9 +162,7 @@ def learn_coefficients(
     place = Path(out)
     _files(recipe, place)  # names that collide are refused before the work
     check_device(recipe.device)
-    clip = open_model(order.architecture, recipe.device)
-    model = image_model(clip)
-    tasks = {task: _open_task(order, task, clip, recipe.device) for task in order.tasks}
+    model, tasks = (_recorded if is_recorded(order.architecture) else _pictured)(order, recipe.device)
     with open_inputs(recipe, resolve) as inputs:
         model.load(inputs.base)
         place.mkdir(parents=True, exist_ok=True)
@@ -208,6 +207,21 @@ def _files(recipe: Recipe, place: Path) -> dict[str, Path]:
     if len(set(files.values())) < len(files):
         raise MergeflowError(f"experts {names} would share a file name: name them apart.")
     return files
+
+
+def _recorded(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predictions]]:
+    modality, model = open_recorded(order.architecture, device)
+    heads = {task: load_head(file).to(device) for task, file in order.heads.items()}
+    tasks: dict[str, Predictions] = {
+        task: modality.open(task, Path(folder), order.split, heads[task], torch.device(device))
+        for task, folder in order.tasks.items()
+    }
+    return model, tasks
+
+
+def _pictured(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predictions]]:
+    clip = open_model(order.architecture, device)
+    return image_model(clip), {task: _open_task(order, task, clip, device) for task in order.tasks}
 
 
 def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> Classification:

@@ -16,8 +16,11 @@ from mergeflow.estimates.gram import input_grams
 from mergeflow.merging.device import check_device
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
+from mergeflow.modalities.recorded import is_recorded, open_recorded
+from mergeflow.modalities.subset import Subset
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.modalities.vision.opening import check_head, open_model
+from mergeflow.modality import Model, Predictions
 
 Kind = Literal["fisher", "gram"]
 Progress = Callable[[int, int], None]
@@ -32,7 +35,7 @@ class StatisticOrder:
         expert: The expert's checkpoint.
         task: Its prepared folder.
         head: Its head's file; a Gram needs none.
-        architecture: Of the image encoder.
+        architecture: Of the image encoder; or the file of a base that says itself what it is, as of texts.
         samples: Images, drawn without replacement; all where there are fewer.
         split: Whose images; their labels are not used. Test is refused.
         labels: For `fisher`: one label per image drawn from the model, or all classes.
@@ -69,18 +72,14 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
         MergeflowError: inputs that are missing or do not fit, the test split, or a result that is not finite.
     """
     _check(order, Path(out))
-    clip = open_model(order.architecture, order.device)
-    model = image_model(clip)
+    recorded = is_recorded(order.architecture)
+    model, examples = _recorded(order) if recorded else _pictured(order)
     with open_checkpoint(order.expert) as state:
         model.load(state)
         source, infos = fingerprint(state), infos_of(state)
-    head = None
-    if order.head is not None:
-        head = load_head(order.head)
-        check_head(order.task, head, load_split(order.task, order.split).class_names, clip)
-    examples = draw_examples(order, clip.image_size, head)
     if order.kind == "gram":
-        found = input_grams(model, examples, batch_size=order.batch_size, progress=progress)
+        size = 1 if recorded else order.batch_size  # beside longer texts padding would count as tokens
+        found = input_grams(model, examples, batch_size=size, progress=progress)
     else:
         found = diagonal_fisher(model, examples, labels=order.labels, seed=order.seed, progress=progress)
         # Floating-point buffers have no gradient: zero, so that they are averaged.
@@ -96,6 +95,29 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
         **({"labels": order.labels} if order.kind == "fisher" else {}),
     }
     return write_checkpoint(out, found, record), len(examples)
+
+
+def _recorded(order: StatisticOrder) -> tuple[Model, Predictions]:
+    """Return the model of a base that says itself what it is, and the drawn examples."""
+    modality, model = open_recorded(order.architecture, order.device)
+    head = None if order.head is None else load_head(order.head).to(order.device)
+    folder = Path(order.task)
+    examples = modality.open(folder.name, folder, order.split, head, torch.device(order.device))
+    return model, Subset(examples, _drawn(order, len(examples)))
+
+
+def _pictured(order: StatisticOrder) -> tuple[Model, Predictions]:
+    """Return the image tower of an architecture, and the drawn examples."""
+    clip = open_model(order.architecture, order.device)
+    head = None
+    if order.head is not None:
+        head = load_head(order.head)
+        check_head(order.task, head, load_split(order.task, order.split).class_names, clip)
+    return image_model(clip), draw_examples(order, clip.image_size, head)
+
+
+def _drawn(order: StatisticOrder, count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(order.seed))[: order.samples]
 
 
 def _check(order: StatisticOrder, out: Path) -> None:
@@ -129,7 +151,7 @@ def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> 
             f"'{order.task}' holds images of {split.images.shape[1]} pixels a side, but the model takes {image_size}: "
             "prepare the task again with that size."
         )
-    chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(order.seed))[: order.samples].numpy()
+    chosen = _drawn(order, len(split)).numpy()
     images, labels = torch.from_numpy(split.images[chosen]), torch.from_numpy(split.labels[chosen])
     head = head if head is None else head.to(order.device)
     return Classification(order.task, images.to(order.device), labels.to(order.device), head)

@@ -36,7 +36,7 @@ class Regression:
 
     def answers(self, model: Model, rows: Tensor) -> Tensor:
         """Return the model's number for each of `rows`, [n]."""
-        return self.numbered.logits(model, rows).squeeze(1)
+        return self.numbered.logits(model, rows)[:, 0]
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
         """Return the mean squared error over `rows`, a scalar [], in units squared: (1/n) Σ_i (f(x_i) − y_i)²."""

@@ -33,7 +33,7 @@ def test_from_commands_to_a_merge(world: Path, tmp_path: Path, kind: str, method
     for task, path in files.items():
         done = call(world, kind, task, path, "--samples", "6")
         assert done.exit_code == 0, done.output
-        assert "6 images of train" in done.output
+        assert "6 examples of train" in done.output
     recipe = {
         "method": method,
         "base": str(world / "base.safetensors"),
@@ -55,7 +55,7 @@ def test_deterministic_and_the_seed_draws_the_images(world: Path, tmp_path: Path
 
 def test_fewer_images_than_samples_are_all_used(world: Path, tmp_path: Path):
     done = call(world, "gram", "red", tmp_path / "g.safetensors", "--split", "validation")
-    assert "15 images of validation" in done.output
+    assert "15 examples of validation" in done.output
 
 
 def test_images_are_drawn_once_each(world: Path):

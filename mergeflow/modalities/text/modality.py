@@ -14,6 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification, check_classes
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
+from mergeflow.modalities.recorded import SECTION
 from mergeflow.modalities.regression import Regression
 from mergeflow.modalities.text.batches import Tokens
 from mergeflow.modalities.text.encoder import build_encoder, check_length, load_encoder, watched
@@ -56,7 +57,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
         )
     encoder, config = load_encoder(section.pretrained, base.root, section.pooling)
     check_length(encoder, tokenizer.pad, data.max_length)
-    record = {"role": "base", "pretrained": section.pretrained, "config": config, "tokenizer": tokenizer.content}
+    record = {"role": "base", SECTION: section.model_dump_json(), "config": config, "tokenizer": tokenizer.content}
     write_checkpoint(base.model, Network(encoder).state(), record)
     for done, (task, manifest) in enumerate(manifests.items(), start=1):
         save_head(_drawn_head(task, manifest["class_names"], encoder.width), base.head(task))

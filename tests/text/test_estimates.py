@@ -1,0 +1,124 @@
+"""What merge methods take from examples, on texts: Fisher information, Gram matrices, entropies; and the commands."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+import yaml
+from click.testing import Result
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from mergeflow.commands.statistics import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.estimates.entropy import entropies, entropy_gradient
+from mergeflow.estimates.fisher import diagonal_fisher
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.recorded import open_recorded
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples, Model
+from tests.text.small_project import TASKS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(project: Path) -> Model:
+    _, model = open_recorded(project / "outputs/base/model.safetensors", CPU)
+    model.module.eval()
+    return model
+
+
+def examples_of(project: Path, task: str, count: int) -> Examples:
+    modality, _ = open_recorded(project / "outputs/base/model.safetensors", CPU)
+    head = load_head(project / f"outputs/experts/{task}/head.safetensors")
+    whole = modality.open(task, project / f"outputs/data/validation/{task}", "validation", head, CPU)
+    return Subset.first(whole, count)
+
+
+def gradients(model: Model, values: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
+    named = dict(model.module.named_parameters())
+    for value in values:
+        found = torch.autograd.grad(value, list(named.values()), retain_graph=True, allow_unused=True)
+        yield {name: one for name, one in zip(named, found, strict=True) if one is not None}
+
+
+@pytest.mark.parametrize("labels", ["sampled", "all"])
+def test_the_fisher_information_of_numbers_is_that_of_a_normal_distribution(
+    project: Path, model: Model, labels: Any
+) -> None:
+    near = examples_of(project, "near", 4)
+    found = diagonal_fisher(model, near, labels=labels)
+    model.module.requires_grad_(True)
+    answers = near.scores(model, torch.arange(4))[:, 1]
+    squares = [{name: one.double().square() for name, one in row.items()} for row in gradients(model, answers)]
+    for name in squares[0]:
+        expected = torch.stack([one[name] for one in squares]).mean(dim=0).float()
+        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_the_entropy_is_moved_by_classes_alone(project: Path, model: Model) -> None:
+    tasks = {task: examples_of(project, task, 8) for task in TASKS}
+    state = model.state()
+    loss, slope = entropy_gradient(model, tasks, state, batch_size=8)
+    _, of_classes = entropy_gradient(model, {task: tasks[task] for task in ("mood", "same")}, state, batch_size=8)
+    assert all(torch.allclose(slope[name], of_classes[name], atol=1e-7) for name in slope)
+    assert entropies(model, tasks, state)["near"] == pytest.approx(np.log(2))
+    assert loss > np.log(2)
+
+
+def call(project: Path, *words: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    base = str(project / "outputs/base/model.safetensors")
+    return CliRunner().invoke(app, [*words, "--architecture", base], obj=lambda text: text)
+
+
+def recipe_of(project: Path, method: str, **more: Any) -> dict[str, Any]:
+    experts = {task: str(project / f"outputs/experts/{task}/model.safetensors") for task in TASKS}
+    return {"method": method, "base": str(project / "outputs/base/model.safetensors"), "experts": experts, **more}
+
+
+@pytest.mark.parametrize(("kind", "method"), [("fisher", "fisher"), ("gram", "regmean")])
+def test_statistics_of_texts_from_the_command_to_a_merge(project: Path, tmp_path: Path, kind: str, method: str) -> None:
+    from mergeflow.merging import load_recipe, merge
+
+    files = {task: tmp_path / f"{task}.safetensors" for task in TASKS}
+    for task, out in files.items():
+        expert = project / f"outputs/experts/{task}"
+        places = ["--task", str(project / f"outputs/data/train/{task}"), "--head", str(expert / "head.safetensors")]
+        done = call(
+            project, "statistics", kind, str(expert / "model.safetensors"), *places, "--out", str(out), "--samples", "4"
+        )
+        assert done.exit_code == 0, done.output
+        assert "4 examples of train" in done.output
+    data = {kind: {task: str(path) for task, path in files.items()}}
+    recipe = recipe_of(project, method, data=data, out=str(tmp_path / "merged.safetensors"))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    made = load_file(merge(load_recipe(tmp_path / "recipe.yaml")).path)
+    assert made.keys() == load_file(project / "outputs/base/model.safetensors").keys()
+    if kind == "gram":
+        gram = load_file(files["mood"])["roberta.encoder.layer.0.attention.self.query.weight"]
+        assert gram.shape == (32, 32)
+        assert torch.linalg.eigvalsh(gram.double()).min() > -1e-5
+
+
+def test_adamerging_learns_on_texts_from_the_command(project: Path, tmp_path: Path) -> None:
+    args = {"granularity": "task", "steps": 2}
+    recipe = recipe_of(project, "adamerging", args=args, out=str(tmp_path / "merged.safetensors"))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    places = [f"--task={task}={project / f'outputs/data/validation/{task}'}" for task in TASKS]
+    places += [f"--head={task}={project / f'outputs/experts/{task}/head.safetensors'}" for task in TASKS]
+    done = call(project, "adamerge", str(tmp_path / "recipe.yaml"), *places, "--out", str(tmp_path / "learned"))
+    assert done.exit_code == 0, done.output
+    assert "entropy" in done.output
+
+
+def test_a_base_that_does_not_say_what_it_is(project: Path) -> None:
+    with pytest.raises(MergeflowError, match="does not say what kind of model it is"):
+        open_recorded(project / "outputs/experts/mood/model.safetensors", CPU)
