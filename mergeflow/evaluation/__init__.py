@@ -1,4 +1,4 @@
-"""Accuracy, statistics and selection on validation."""
+"""Accuracy, means and intervals, and selection on validation."""
 
 from mergeflow.evaluation.accuracy import accuracies, example_scores, losses
 from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
