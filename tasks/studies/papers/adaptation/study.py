@@ -4,8 +4,8 @@
 predictions on images without labels. Does it help, on task vectors and on CART's directions, with one coefficient per
 expert or one per expert and layer? Must the images be those of the test set? What does a step cost with more experts?
 
-**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of
-the smaller side; equation 8 of CART). λ is learned by Adam on
+**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of the
+smaller side; equation 8 of CART). λ is learned by Adam on
 
     L(λ) = Σ_t mean_x H(p_t(x; θ)),    H(p) = − Σ_c p_c log p_c,    ∂L/∂λ_t^l = ⟨∂L/∂θ^l, d_t^l⟩,
 

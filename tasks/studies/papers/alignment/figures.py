@@ -1,4 +1,4 @@
-"""Figures of the study `alignment`: how task vectors and increments lie to each other, over N and over rounds."""
+"""Figures of the study `alignment`: the cosines of task vectors and of increments, over N and over rounds."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,7 @@
 """Study `alignment` (M3): do task vectors align over the rounds of merge-and-tune while their increments do not?
 
 **Question.** In round i every task tunes from the merge θ̄^(i−1) to θ_t^(i). How do the task vectors
-τ_t^(i) = θ_t^(i) − θ0 and the increments δ_t^(i) = θ_t^(i) − θ̄^(i−1) of different tasks lie to each other?
+τ_t^(i) = θ_t^(i) − θ0 and the increments δ_t^(i) = θ_t^(i) − θ̄^(i−1) of different tasks relate to each other?
 
 **Method.** Cosines of all pairs of tasks after every round, in float64 over all weights. With the shared part
 s = θ̄^(N−1) − θ0, τ_t = s + δ_t. If increments were orthogonal to each other and to s, every pair would have

@@ -4,8 +4,8 @@
 average}. N = 1 is ordinary fine-tuning. What does N do to the merged model, to the experts, and to the choice of the
 merge method?
 
-**Method.** θ_t^(i) = FineTune(θ̄^(i−1), D_t, K) with θ̄^(i) = (1/T) Σ_t θ_t^(i) and θ̄^(0) = θ0; AdamW, warm-up and
-cosine over the whole budget, frozen text head. The experts of the last round are merged from θ0: uniform average,
+**Method.** θ_t^(i) = FineTune(θ̄^(i−1), D_t, K) with θ̄^(i) = (1/T) Σ_t θ_t^(i) and θ̄^(0) = θ0; AdamW, warm-up and cosine
+over the whole budget, frozen text head. The experts of the last round are merged from θ0: uniform average,
 
     θ0 + λ Σ_t τ_t (task arithmetic),    θ0 + λ · TIES(τ_1 … τ_T, keep 20 %),
 
