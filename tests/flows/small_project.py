@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import yaml
+from filelock import FileLock
 from PIL import Image
+
+from tests.flows.forked import COMMANDS, run_forked
 
 ROOT = Path(__file__).parents[2]
 QUIET = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
@@ -24,27 +27,59 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @cache
 def prefect_home() -> str:
-    """One Prefect database for all runs of a test process: making it takes longer than a small run."""
-    return tempfile.mkdtemp(prefix="mergeflow-prefect-")
+    """A folder of Prefect's for all runs of a test process, its database made already."""
+    home = tempfile.mkdtemp(prefix="mergeflow-prefect-")
+    shutil.copy(prefect_template(), home)
+    return home
+
+
+@cache
+def prefect_template() -> Path:
+    """Prefect's database, migrated and empty; tests/flows/test_embedded.py sees that a run without one makes it."""
+
+    def make(folder: Path) -> subprocess.CompletedProcess[str]:
+        upgrade = ("prefect", "server", "database", "upgrade", "--yes")
+        return run_forked(folder, upgrade, environment(str(folder)), 240)
+
+    return made_once("prefect", make) / "prefect.db"
 
 
 @cache
 def registry_template() -> Path:
-    """One migrated, empty registry for all projects of a test process: the migrations take seconds, a copy nothing."""
-    folder = tempfile.mkdtemp(prefix="mergeflow-registry-")
-    code = f"from registry.store import connect; connect(project_root={folder!r}, experiment='template')"
-    done = run_in(ROOT, sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-    return Path(folder) / "mlflow.db"
+    """One migrated, empty registry to be copied: the migrations take seconds, a copy nothing."""
+
+    def make(folder: Path) -> subprocess.CompletedProcess[str]:
+        code = f"from registry.store import connect; connect(project_root={str(folder)!r}, experiment='template')"
+        return run_in(ROOT, sys.executable, "-c", code)
+
+    return made_once("registry", make) / "mlflow.db"
 
 
-def environment() -> dict[str, str]:
+def made_once(name: str, make: Callable[[Path], subprocess.CompletedProcess[str]]) -> Path:
+    """Return a folder that is made once for all processes of a parallel test run."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    above = Path(tempfile.gettempdir()) / f"mergeflow-{run}" if run else Path(tempfile.mkdtemp(prefix="mergeflow-"))
+    above.mkdir(exist_ok=True)
+    with FileLock(above / f"{name}.lock"):
+        if not (above / name).exists():
+            (above / f"{name}.new").mkdir()
+            done = make(above / f"{name}.new")
+            assert done.returncode == 0, done.stderr
+            (above / f"{name}.new").rename(above / name)
+    return above / name
+
+
+def environment(home: str | None = None) -> dict[str, str]:
+    """The environment of what tests start; `home` is Prefect's folder."""
     kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    return {**kept, **QUIET, "PREFECT_HOME": prefect_home(), "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    return {**kept, **QUIET, "PREFECT_HOME": home or prefect_home(), "PATH": path}
 
 
 def run_in(folder: Path, *command: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
     env = environment() | variables
+    if command[0] in COMMANDS:
+        return run_forked(folder, command, env, timeout)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 

@@ -19,7 +19,7 @@ from tests.flows.prefect_server import Server, prefect_server, wait_for
 from tests.flows.small_project import ROOT
 
 pytestmark = pytest.mark.slow
-STEPS = 2000  # of fine-tuning: enough to be killed in, with the state saved a hundred times
+STEPS = 800  # of fine-tuning: enough to be killed in, with the state saved a hundred times
 SLOT = """
 import time
 from pathlib import Path
@@ -66,7 +66,7 @@ assert first[1] <= second[0], spans
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the pool, the limit and the deployments of a small project, made by the documented commands."""
     folder = tmp_path_factory.mktemp("prefect")
-    project = make_toy_repository(folder / "project", steps=STEPS, save_every=20)
+    project = make_toy_repository(folder / "project", steps=STEPS, save_every=8)
     values = yaml.safe_load((project / "params.yaml").read_text())
     values["sweep"] = {"task_arithmetic": {"scale": [0.3, 0.5]}}
     values["registry"] |= {"tolerance": 0.5}  # a third task may cost the other two some accuracy

@@ -4,6 +4,7 @@ The night's part, 60 kills in half an hour on a busy machine: `pytest -s -n 0 te
 """
 
 import json
+import shutil
 import sqlite3
 import time
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tests.flows.kill_driver import (
     wait_for,
     wait_for_end,
 )
-from tests.flows.small_project import registry_template, run_in
+from tests.flows.small_project import prefect_template, registry_template, run_in
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 
 pytestmark = pytest.mark.slow
@@ -54,6 +55,8 @@ def ask(folder: Path, question: str) -> set[tuple[Any, ...]]:
 
 def test_killed_alone_nothing_lives_on_and_the_next_run_continues_and_records_both(tmp_path: Path) -> None:
     folder = make_toy_repository(tmp_path / "project")
+    (folder / ".mergeflow/prefect").mkdir(parents=True)
+    shutil.copy(prefect_template(), folder / ".mergeflow/prefect")
     kill_in_training(folder)
     continued(folder)
     assert ask(folder, "SELECT state_type FROM flow_run") == {("CRASHED",), ("COMPLETED",)}
