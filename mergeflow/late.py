@@ -4,6 +4,7 @@ torch takes two seconds to import; what only declares things (methods and their 
 without it, so that commands which list or explain answer at once.
 """
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,26 @@ class Late:
         return found
 
 
+def late_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`: names that other modules hold, which are imported when one is first used.
+
+    Args:
+        module: The module that passes the names on.
+        homes: The module that holds each name.
+
+    Example:
+        >>> late_names("here", {"floor": "math"})("floor")(2.5)
+        2
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        return getattr(import_module(homes[name]), name)
+
+    return find
+
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -35,4 +56,4 @@ else:
     np = Late("numpy")
     torch = Late("torch")
 
-__all__ = ["np", "torch"]
+__all__ = ["late_names", "np", "torch"]

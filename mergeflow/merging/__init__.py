@@ -3,9 +3,9 @@
 The catalog is imported with the package; what computes or reads files is imported when it is first used, with torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mergeflow.late import late_names
 from mergeflow.merging.catalog import MethodCall, configure, get, methods
 
 if TYPE_CHECKING:
@@ -46,7 +46,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mergeflow.merging' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = late_names(__name__, _HOMES)

@@ -153,9 +153,9 @@ def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:
 
 def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
     """Return what a front door passes on: by `from … import`, or by `__getattr__` over a table of names and homes."""
-    found, lazy = dict(bound), any(isinstance(one, ast.FunctionDef) and one.name == "__getattr__" for one in tree.body)
+    found, lazy = dict(bound), any(_defined(one) == "__getattr__" for one in tree.body)
     for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name in ("__getattr__", "__dir__"):
+        if _defined(statement) in ("__getattr__", "__dir__"):
             continue
         if isinstance(statement, ast.Assign) and (value := _literal(statement.value)) is not None:
             if _last_name(statement.targets[0]) == "__all__":
@@ -166,6 +166,13 @@ def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
             return None
     return found
+
+
+def _defined(statement: ast.stmt) -> str:
+    """Return the name that a function or an assignment gives; "" of other statements."""
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name
+    return _last_name(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
 
 
 def _literal(node: ast.expr) -> Any:

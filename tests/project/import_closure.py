@@ -48,13 +48,14 @@ def doors(root: Path) -> dict[str, dict[str, tuple[str, str]]]:
     found = {}
     for name, path in modules(root).items():
         code = compiled(path)
-        names = {one.co_name for one in code.co_consts if isinstance(one, CodeType)}
-        calls = any(step.opname in ("CALL", "FOR_ITER", "STORE_SUBSCR") for step in dis.get_instructions(code))
-        stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
+        steps = list(dis.get_instructions(code))
+        works = [at for at, step in enumerate(steps) if step.opname in ("CALL", "FOR_ITER", "STORE_SUBSCR")]
+        calls = any(steps[at + 1].argval != "__getattr__" for at in works)  # what is called makes no such function
+        stored = {str(step.argval) for step in steps if step.opname == "STORE_NAME"}
         own = stored - {"__doc__", "__all__", "_HOMES", "__getattr__", *(bound for _, _, bound in imports(code))}
         if path.name == "__init__.py" and not calls and not own:
             found[name] = {bound: (home, original) for home, original, bound in imports(code) if original}
-            if names:
+            if "_HOMES" in stored:
                 found[name] |= {key: (home, key) for key, home in vars(import_module(name))["_HOMES"].items()}
     return found
 

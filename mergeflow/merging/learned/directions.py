@@ -15,7 +15,6 @@ from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.spectra import low_rank_factors
-from mergeflow.merging.matrices import rank_of
 from mergeflow.merging.methods.informed import AdamergingArgs
 from mergeflow.merging.stacks import Stacks
 
@@ -65,20 +64,16 @@ class LowRank:
         self._stacks = stacks
         self._means = {name: _mean(stacks, name) for name in stacks.model.shapes}
         self._files: list[LazyStateDict] = []
-        ties, shapes = stacks.model.tied, stacks.model.shapes
-        known, first = stacks.model.architecture, {name: ties.get(name, name) for name in shapes}
-        self._forms = {
-            name: known.form(first[name], shape, args.split_qkv)
-            for name, shape in shapes.items()
-            if known.treats(first[name], shape, args.matrices)
-        }
+        known, ties = stacks.model.architecture, stacks.model.tied
+        found = {name: args.form(known, ties.get(name, name), shape) for name, shape in stacks.model.shapes.items()}
+        self._forms = {name: form for name, form in found.items() if form is not None}
         for number, expert in enumerate(stacks.model.experts):
             factors: dict[str, Tensor] = {}
             for name, form in self._forms.items():
                 _, (tau,) = stacks.one_by_one(name, [expert])
                 for index, part in enumerate(form.split(tau.sub_(self._means[name]))):
-                    rank = rank_of(part.shape, args.rank_ratio, "ceil")
-                    factors.update({f"{name}/{index}/{side}": f for side, f in _factors(part, rank).items()})
+                    own = _factors(part, args.rank(part.shape))
+                    factors.update({f"{name}/{index}/{side}": factor for side, factor in own.items()})
             write_checkpoint(folder / f"{number}.safetensors", factors)
             self._files.append(open_safetensors(folder / f"{number}.safetensors"))
 

@@ -5,6 +5,7 @@ Here they are pure functions of those statistics; who has data computes them and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +13,8 @@ from pydantic import Field
 
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
+from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Datum, Model, Parts, Stack, all_but_matrices, method
@@ -55,6 +58,23 @@ class AdamergingArgs(Args):
     def selection(self) -> Selection | None:
         """Which matrices are treated apart; those of `cart` only."""
         return self.matrices if self.on == "cart" else None
+
+    def form(self, known: Architecture, name: str, shape: Sequence[int]) -> Form | None:
+        """Return how a tensor is made of the matrices whose directions of `cart` have a low rank.
+
+        Args:
+            known: The model's architecture.
+            name: The tensor.
+            shape: Its shape.
+
+        Returns:
+            None where the tensor has no direction: it is the experts' mean.
+        """
+        return known.form(name, shape, self.split_qkv) if known.treats(name, shape, self.matrices) else None
+
+    def rank(self, shape: Sequence[int]) -> int:
+        """Return the rank of the direction of a matrix of that shape, on `cart`."""
+        return rank_of(shape, self.rank_ratio, "ceil")
 
 
 def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
@@ -133,14 +153,11 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
         return stack.base, list(stack.weighted)
     mean = stack.taus.mean(0)
     centred = (stack.taus - mean) * stack.weight_column
-    if not stack.is_matrix(args.matrices):
+    form, cache = args.form(stack.model.architecture, stack.name, stack.base.shape), stack.model.cache
+    if form is None:
         return stack.base + mean, [torch.zeros_like(mean) for _ in centred]
-    form, cache = stack.form(args.split_qkv), stack.model.cache
-
-    def low_rank(part: Tensor) -> Tensor:
-        return truncate(part, rank_of(part.shape, args.rank_ratio, "ceil"), cache)
-
-    return stack.base + mean, [form.join([low_rank(part) for part in form.split(delta)]) for delta in centred]
+    parts = ([truncate(part, args.rank(part.shape), cache) for part in form.split(delta)] for delta in centred)
+    return stack.base + mean, [form.join(low) for low in parts]
 
 
 def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
