@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
 from mergeflow.modalities.carrying import Ahead, carry, pinned_rows
@@ -146,3 +148,25 @@ def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> N
             f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}, or "
             "their names differ: run `mergeflow run` so that both come from the same manifest."
         )
+
+
+def open_split(
+    array: str, task: str, folder: Path, split: str, head: Head | None, device: torch.device
+) -> Classification:
+    """Return a prepared split with one label for each example; the inputs stay on disk.
+
+    Args:
+        array: the array that holds the inputs.
+        task: the task's name.
+        folder: of the prepared split.
+        split: train, validation or test.
+        head: of the task, on `device`; None where it has none.
+        device: of the labels, to which batches go.
+
+    Raises:
+        MergeflowError: there is no such split, or the head is of other classes.
+    """
+    data = load_split(folder, split)
+    check_classes(task, head, data.class_names)
+    labels = torch.from_numpy(data.labels.copy()).to(device)
+    return Classification(task, torch.from_numpy(data.arrays[array]), labels, head)

@@ -2,15 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from mergeflow.checkpoints import write_checkpoint
-from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification, check_classes
+from mergeflow.modalities.classification import open_split
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.toy.net import FeedForward
 from mergeflow.modalities.toy.sections import DataSection, ModelSection
@@ -63,20 +62,4 @@ def _drawn_head(section: ModelSection, task: str, class_names: list[str]) -> Hea
     return Head(weight / width**0.5, 1.0, class_names, torch.zeros(len(class_names), dtype=dtype), trained=True)
 
 
-def open_examples(task: str, folder: Path, split: str, head: Head | None, device: torch.device) -> Classification:
-    """Return one prepared split; inputs stay on disk.
-
-    Args:
-        task: the task's name.
-        folder: of the prepared split.
-        split: train, validation or test.
-        head: of the task, on `device`; None where it has none.
-        device: of the labels, to which batches go.
-    """
-    data = load_split(folder, split)
-    check_classes(task, head, data.class_names)
-    labels = torch.from_numpy(data.labels.copy()).to(device)
-    return Classification(task, torch.from_numpy(data.inputs), labels, head)
-
-
-MODALITY = Modality("toy", build, make_base, open_examples)
+MODALITY = Modality("toy", build, make_base, partial(open_split, "inputs"))

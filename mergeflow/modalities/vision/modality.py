@@ -1,16 +1,13 @@
 """Images as a modality: CLIP's image tower is what is merged, zero-shot heads are built once and stay frozen."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import torch
-
 from mergeflow.checkpoints import write_checkpoint
-from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification, check_classes
-from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.classification import open_split
+from mergeflow.modalities.heads import save_head
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
@@ -48,20 +45,4 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
         base.report("heads", done, len(manifests))
 
 
-def open_examples(task: str, folder: Path, split: str, head: Head | None, device: torch.device) -> Classification:
-    """Return one prepared split; images stay on disk.
-
-    Args:
-        task: the task's name.
-        folder: of the prepared split.
-        split: train, validation or test.
-        head: of the task, on `device`; None where it has none.
-        device: of the labels, to which batches go.
-    """
-    data = load_split(folder, split)
-    check_classes(task, head, data.class_names)
-    labels = torch.from_numpy(data.labels.copy()).to(device)
-    return Classification(task, torch.from_numpy(data.images), labels, head)
-
-
-MODALITY = Modality("vision", build, make_base, open_examples, tower="visual")
+MODALITY = Modality("vision", build, make_base, partial(open_split, "images"), tower="visual")
