@@ -1,6 +1,5 @@
 """`mergeflow linearity`: do features of experts combine as their weights do, and at which layers do they not?"""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,23 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
 
+from flows.linearity_tables import show, write
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
-    from mergeflow.linearity.affine import Featured, Linearity
+    from mergeflow.linearity.affine import Featured
     from mergeflow.linearity.networks import Opened
-    from mergeflow.linearity.pairs import Pair
     from mergeflow.modality import Model
     from tasks.project.parameters import Params
 
 State = Mapping[str, Any]
-_SHOWN = 4  # pairs in the picture, those with the largest error
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
@@ -204,10 +200,11 @@ class _Asked:
         from mergeflow.modalities.catalog import MODALITIES
 
         section: Any = self.params.model
-        if section.modality == "vision":
-            return open_network(section.architecture, state)
+        modality = MODALITIES.get(section.modality)
+        if modality.architecture is not None:
+            return open_network(modality.architecture(section), state)
         with open_checkpoint(base) as known:
-            return Opened(MODALITIES.get(section.modality).build(section, known.metadata), _only_prepared)
+            return Opened(modality.build(section, known.metadata), _only_prepared)
 
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:
@@ -232,99 +229,3 @@ class _Asked:
 
 def _only_prepared(source: str, count: int) -> "Featured":
     raise MergeflowError(f"--data {source}: this project's models take its own prepared tasks; leave --data out.")
-
-
-def show(pairs: Sequence["Pair"], console: Console) -> None:
-    """Print a row for each layer, over all pairs; a row for each pair; and one sentence that says what to expect."""
-    from mergeflow.linearity.layers import short_names
-    from mergeflow.linearity.verdict import word
-
-    names = dict(zip(layers := [one.layer for one in pairs[0].layers], short_names(layers), strict=True))
-    shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
-    table = Table(Column("layer", no_wrap=True), title="By layer, over all pairs", **shared)
-    for column in ("1 − cos", "baseline", "worst share", "coef", "error", "direction", "length"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, *cells in layer_rows(pairs):
-        table.add_row(names[name], *cells)
-    console.print(table)
-    table = Table("pair", Column("worst layer", no_wrap=True), title="By pair", **shared)
-    for column in ("1 − cos", "baseline", "coef", "LLFC", "CTL"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for pair in pairs:
-        worst = pair.worst
-        table.add_row(
-            f"{pair.first} – {pair.second}",
-            names[worst.layer],
-            f"{worst.distance[1]:.4f}",
-            f"{worst.base:.4f}",
-            f"{worst.coef[1]:.3f}",
-            word(pair.verdict["LLFC"]),
-            word(pair.verdict["CTL"]),
-        )
-    console.print(table)
-    console.print(sentence(pairs), highlight=False)
-
-
-def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
-    """Return the cells of the table by layer: means over pairs, the worst share of the baseline, how many hold."""
-    rows = []
-    for number, first in enumerate(pairs[0].layers):
-        layers = [pair.layers[number] for pair in pairs]
-        count = len(layers)
-        share = max((one.distance[1] / one.base for one in layers if one.base), default=0.0)
-        coefs = [one.coef[1] for one in layers]
-        spread = f"{min(coefs):.3f} … {max(coefs):.3f}" if count > 1 else f"{coefs[0]:.3f}"
-        rows.append(
-            [
-                first.layer,
-                f"{sum(one.distance[1] for one in layers) / count:.4f}",
-                f"{sum(one.base for one in layers) / count:.4f}",
-                f"{share:.2f}",
-                spread,
-                f"{sum(one.error for one in layers) / count:.3f}",
-                f"{sum(one.direction is True for one in layers)} of {count}",
-                f"{sum(one.length is True for one in layers)} of {count}",
-            ]
-        )
-    return rows
-
-
-def sentence(pairs: Sequence["Pair"]) -> str:
-    """Return what the verdicts come to, and the first layer where a pair breaks."""
-    from mergeflow.linearity.verdict import TRIVIAL
-
-    holding = sum(pair.verdict["CTL"] is True for pair in pairs)
-    failing = [pair for pair in pairs if pair.verdict["CTL"] is False]
-    near = sum(all(layer.base <= TRIVIAL for layer in pair.layers) for pair in pairs)
-    said = f"Features combine as weights do in {holding} of {len(pairs)} pairs"
-    if failing:
-        worst = max(failing, key=lambda pair: max(layer.error for layer in pair.layers))
-        broken = next(one for one in worst.layers if False in (one.direction, one.length))
-        how = "direction" if broken.direction is False else "length"
-        said += f"; {worst.first} – {worst.second} breaks first at {broken.layer}, in {how}"
-    if near:
-        said += f"; {near} pairs have features too near to each other to tell"
-    return said + "."
-
-
-def write(pairs: Sequence["Pair"], out: Path) -> None:
-    """Write `result.json`, one Parquet row for each pair, α, layer and sample, and the picture of the worst pairs."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from mergeflow.linearity import verdict
-    from tasks.plotting.drawing import to_svg
-    from tasks.plotting.linearity import linearity_figure
-
-    out.mkdir(parents=True, exist_ok=True)
-    margins = {"direction": verdict.DIRECTION, "trivial": verdict.TRIVIAL, "length": verdict.LENGTH}
-    content = {"margins": margins, "pairs": [pair.as_json() for pair in pairs]}
-    (out / "result.json").write_text(json.dumps(content, indent=1) + "\n")
-    pq.write_table(pa.Table.from_pylist([row for pair in pairs for row in pair.rows()]), out / "samples.parquet")
-    ranked = sorted(pairs, key=lambda pair: -max(layer.error for layer in pair.layers))[:_SHOWN]
-    shown: dict[str, Mapping[str, Linearity]] = {f"{one.first} – {one.second}": _middle(one) for one in ranked}
-    (out / "linearity.svg").write_bytes(to_svg(linearity_figure(shown), "linearity"))
-
-
-def _middle(pair: "Pair") -> Mapping[str, "Linearity"]:
-    return pair.samples[min(pair.samples, key=lambda alpha: abs(alpha - 0.5))]

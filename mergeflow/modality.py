@@ -218,6 +218,8 @@ class Modality:
             the whole module.
         warm: The section, the model with the base's weights and a task's training examples: fits the trained head
             before training begins. None: training starts from the head of the base.
+        architecture: The section to a name that stands for the architecture outside of the project too, as
+            `mergeflow linearity --architecture` takes it. None: only the project and its base know it.
     """
 
     name: str
@@ -226,3 +228,4 @@ class Modality:
     open: Callable[[str, Path, str, Any, torch.device], Examples]
     tower: str = ""
     warm: Callable[[Any, Model, Examples], None] | None = None
+    architecture: Callable[[Any], str] | None = None

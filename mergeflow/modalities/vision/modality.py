@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from mergeflow.checkpoints import write_checkpoint
@@ -45,4 +46,11 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
         base.report("heads", done, len(manifests))
 
 
-MODALITY = Modality("vision", build, make_base, partial(open_split, "images"), tower="visual")
+MODALITY = Modality(
+    "vision",
+    build,
+    make_base,
+    partial(open_split, "images"),
+    tower="visual",
+    architecture=attrgetter("architecture"),
+)
