@@ -9,24 +9,6 @@ import torch
 from tests.studies.small_lab import ROOT, make_lab
 from tests.studies.toy_lab import make_toy_lab
 
-ITERATIVE: dict[str, Any] = {"regime": "iterative"}
-RUNS: dict[str, dict[str, Any]] = {
-    "one_epoch": {"regime": "one_epoch"},
-    "converged": {"regime": "epochs", "epochs": 2, "keep_epochs": True},
-    "joint": {"regime": "joint", "steps": 4},
-    "mima_1": {**ITERATIVE, "iterative": {"rounds": 1}},
-    "mima_2": {**ITERATIVE, "iterative": {"rounds": 2}},
-    "atm_4": {
-        **ITERATIVE,
-        "iterative": {"rounds": 4, "merge": "task_arithmetic", "args": {"scale": 0.5}},
-    },
-    "published": {
-        "seeds": 1,
-        "checkpoints": "outputs/studies/runs/mima_1/seed_{seed}/experts/{task}/model.safetensors",
-    },
-}
-
-
 MANY: dict[str, dict[str, Any]] = {
     "experts": {"tasks": 3},
     "joint_2": {"tasks": 2, "regime": "joint"},
@@ -45,6 +27,10 @@ TOY: dict[str, dict[str, Any]] = {
     "cold": {"regime": "epochs", "epochs": 3, "keep_epochs": True, "learning_rate": 1e-5},
     "joint": {"regime": "joint", "steps": 64},
     "mima_1": _rounds(1),
+    "published": {
+        "seeds": 1,
+        "checkpoints": "outputs/studies/runs/mima_1/seed_{seed}/experts/{task}/model.safetensors",
+    },
     "mima_4": _rounds(4),
     "mima_16": _rounds(16),
     "mima_1_16": _rounds(1, 16),
@@ -71,12 +57,6 @@ def toy_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("toy_experts") / "lab"
     runs = {"experts": {"regime": "steps", "steps": 64}, "mima_8": _rounds(8)}
     return make_toy_lab(root, runs, 2, [64, 64], learning_rate=0.01, save_every=1000)
-
-
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return make_lab(tmp_path_factory.mktemp("lab"), RUNS)
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,9 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     assert mean("delta", "mima_16", 8) < 0.5
 
 
-def test_a_first_round_has_the_same_increments_and_task_vectors(lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(lab, "alignment", tmp_path))
-    row = alignment.measure(inputs, "mima_2", 0)
+def test_a_first_round_has_the_same_increments_and_task_vectors(toy_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(toy_lab, "alignment", tmp_path))
+    row = alignment.measure(inputs, "mima_4", 0)
     assert row["tau"][0] == row["delta"][0]
     assert alignment.pairs(row["tau"][1]) != pytest.approx(alignment.pairs(row["delta"][1]), abs=1e-3)
     once = alignment.measure(inputs, "mima_1", 0)

@@ -13,7 +13,6 @@ from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented
 from tests.studies.small_lab import study_io
 
 SMALL = {
@@ -87,22 +86,16 @@ def made_up(cart: list[float], low_rank: list[float], additions: list[float], se
 
 
 def test_findings_follow_the_numbers() -> None:
-    good = [made_up([2.0, 1.5, 1.0, 1.5, 2.0], [3.0, 2.5, 2.0, 1.9, 1.8], [1.8, 2.0, 5.0], seed) for seed in (0, 1)]
+    good = [made_up([2.0, 1.5, 1.0, 1.5, 2.0], [3.0, 2.5, 2.0, 1.9, 1.8], [1.8, 2.0, 5.0], seed) for seed in range(3)]
     found = findings(good)
     assert [finding.holds for finding in found] == [True] * 5
-    assert "100 %, 100 % of the tasks" in found[-1].measured
-    bad = [made_up([1.0, 1.5, 2.0, 1.5, 1.0], [3.0, 2.5, 2.0, 0.9, 0.8], [0.8, 1.0, 0.9], seed) for seed in (0, 1)]
+    assert "100 ± 0 %" in found[-1].measured
+    bad = [made_up([1.0, 1.5, 2.0, 1.5, 1.0], [3.0, 2.5, 2.0, 0.9, 0.8], [0.8, 1.0, 0.9], seed) for seed in range(3)]
     assert [finding.holds for finding in findings(bad)] == [False, True, False, False, False]
 
 
 def test_a_path_that_does_not_return_is_told() -> None:
     row = made_up([2.0, 1.5, 1.0, 1.5, 2.0], [3.0, 2.5, 2.0, 1.9, 1.8], [1.8, 2.0, 5.0])
     Seed(row).path("cart", 1.0)[-1]["away"] = 0.2
-    assert not findings([row])[0].holds
+    assert findings([row] * 3)[0].holds is False
     assert total(Seed(row).lowest()) == 2.0
-
-
-def test_findings_of_the_paper() -> None:
-    held = documented("cart_landscape")
-    for claim in ("starts and ends at θ_avg", "farther from the common basin", "passes the average", "closer to the"):
-        assert held(claim)

@@ -9,12 +9,13 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.published import take_experts
-from tests.studies.small_lab import SEEDS, study_io
+from tests.studies.small_lab import study_io
+from tests.studies.toy_lab import SEEDS
 
 
 @pytest.fixture
-def inputs(lab: Path, tmp_path: Path) -> StudyInputs:
-    return StudyInputs(study_io(lab, "mima", tmp_path))
+def inputs(toy_lab: Path, tmp_path: Path) -> StudyInputs:
+    return StudyInputs(study_io(toy_lab, "mima", tmp_path))
 
 
 def test_what_chooses_cannot_open_a_test_split(inputs: StudyInputs) -> None:

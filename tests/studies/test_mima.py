@@ -54,12 +54,12 @@ def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:
     assert len(kept) == 2 * 3 * 2  # seeds, tasks, experts and average
 
 
-def test_the_average_of_the_last_round_is_the_run_s_own_merge(lab: Path, tmp_path: Path) -> None:
-    io = study_io(lab, "mima", tmp_path)
+def test_the_average_of_the_last_round_is_the_run_s_own_merge(toy_lab: Path, tmp_path: Path) -> None:
+    io = study_io(toy_lab, "mima", tmp_path)
     inputs = StudyInputs(io)
-    row = measure(inputs, 2, 0, 0.2)
-    assert row["average"] == inputs.accuracy(inputs.run("mima_2").merged(0, 2), "test")
-    assert row["experts"].keys() == {"red", "blue", "grey"}
+    row = measure(inputs, 4, 0, 0.2)
+    assert row["average"] == inputs.accuracy(inputs.run("mima_4").merged(0, 4), "test")
+    assert row["experts"].keys() == set(NAMES)
 
 
 def made_up(rounds: int, expert: float, merged: float, fixed: float) -> list[Row]:
@@ -81,8 +81,8 @@ def test_findings_follow_the_numbers() -> None:
     assert mima.findings(worse)[0].holds is None, "seeds that disagree decide nothing"
 
 
-def test_a_kept_piece_is_measured_once(lab: Path, tmp_path: Path) -> None:
-    io, calls = study_io(lab, "mima", tmp_path), iter((1, 2))
+def test_a_kept_piece_is_measured_once(toy_lab: Path, tmp_path: Path) -> None:
+    io, calls = study_io(toy_lab, "mima", tmp_path), iter((1, 2))
     assert [kept(io, "piece", lambda: {"call": next(calls)}) for _ in range(2)] == [{"call": 1}] * 2
 
 

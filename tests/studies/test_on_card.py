@@ -16,6 +16,7 @@ from tests.studies import (
     test_interference,
     test_landscape,
     test_many_tasks,
+    test_mima,
     test_projection,
     test_rank_curve,
     test_subset_scaling,
@@ -23,15 +24,15 @@ from tests.studies import (
 from tests.studies.small_lab import ROOT, study_io
 
 SMALL: dict[str, dict[str, Any]] = {
-    "mima": {"rounds": [1]},
-    "alignment": {"rounds": [1, 2], "shown": [2], "compared": ["atm_4"]},
+    "mima": test_mima.CHOICES,
+    "alignment": {"rounds": [1, 4], "shown": [4], "compared": ["per_round_2_4"]},
     "landscape": test_landscape.SMALL,
     "equivalence": test_equivalence.SMALL,
     "projection": test_projection.SMALL,
-    "one_epoch": {"epochs": [1, 2]},
-    "cost": {"iterative": ["mima_1"], "one_shot": ["one_epoch"], "rank_ratio": [0.1]},
-    "merge_frequency": {"atm": [1, 4], "mima": [1, 2], "course": ["atm_4"]},
-    "gradients": {"images": 12, "steps": [1e-5]},
+    "one_epoch": {"epochs": [1, 2], "further": {}},
+    "cost": {"joint": ["joint"], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.1]},
+    "merge_frequency": {"rounds": [1, 4], "multiples": [1, 2], "course": ["mima_4"]},
+    "gradients": {"runs": {"paper": "cold"}, "images": 12, "steps": [1e-5]},
     "many_tasks": test_many_tasks.SMALL,
     "rank_curve": test_rank_curve.SMALL,
     "subset_scaling": test_subset_scaling.SMALL,
@@ -48,7 +49,7 @@ DAILY = ("gradients",)  # it has the most of its own: gradients over all images,
     "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.nightly) for name in STUDIES]
 )
 def test_every_study(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    lab: Path = request.getfixturevalue("many_lab" if STUDIES[name].root.name == "pocket20" else "lab")
+    lab: Path = request.getfixturevalue("many_lab" if STUDIES[name].root.name == "pocket20" else "toy_lab")
     with card():
         io = study_io(lab, name, tmp_path, **SMALL[name])
         with io.holds:

@@ -1,8 +1,10 @@
-"""Study `subset_scaling`: on a small laboratory, and the paper's findings on the documented result."""
+"""Study `subset_scaling` on a small laboratory, and its verdicts on made-up subsets."""
 
 from dataclasses import replace
+from itertools import product
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +12,29 @@ import torch
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.subset_scaling import study as subset_scaling
-from tasks.studies.papers.subset_scaling.results import findings, notes, tables
+from tasks.studies.papers.subset_scaling.findings import findings
+from tasks.studies.papers.subset_scaling.results import notes, tables
 from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.documented import documented, leading, read_documented
 from tests.studies.small_lab import study_io
 
-SMALL = {"sizes": [2, 3], "starts": [2], "margin": 0.01, "most": 2, "validation": 6, "test": 6}
+SMALL: dict[str, Any] = {
+    "sizes": [2, 3],
+    "starts": [2],
+    "margin": 0.01,
+    "pilot": 3,
+    "most": 3,
+    "validation": 6,
+    "test": 6,
+    "grids": {
+        "average": {},
+        "task_arithmetic": {"scale": [0.3]},
+        "ties": {"keep": [0.2], "scale": [1.0]},
+        "cart": {"rank_ratio": [0.08], "scale": [1.0]},
+    },
+    "wider": {"task_arithmetic": [0.5]},
+}
 METHODS = ("average", "task_arithmetic", "task_arithmetic" + WIDER, "ties", "cart")
 
 
@@ -37,6 +54,8 @@ def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: i
     assert list(accuracy.rows[0])[2:] == ["average", "task arithmetic", "task arithmetic, wider λ", "TIES", "CART"]
     assert [row["subsets there are"] for row in sample.rows] == [3, 1]
     assert {finding.system for finding in result.findings} == {"C7"}
+    assert {row["seed"] for row in result.rows} == {0, 1}
+    assert {(row["size"], row["method"]) for row in result.rows} == {(n, m) for n in (2, 3) for m in METHODS}
 
 
 def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ignore[no-untyped-def]
@@ -60,29 +79,37 @@ def test_cart_of_two_tasks_is_the_average(io) -> None:  # type: ignore[no-untype
         torch.testing.assert_close(tensor, average[name], atol=1e-5, rtol=0)
 
 
-def test_the_plan_follows_the_rule(io) -> None:  # type: ignore[no-untyped-def]
+def test_the_papers_rule_and_the_two_stages(io) -> None:  # type: ignore[no-untyped-def]
     options = subset_scaling.Options.model_validate(StudyInputs(io).options("subset_scaling"))
     tasks = [str(number) for number in range(6)]
     known = {"zero_shot": dict.fromkeys(tasks, 0.5), "individual": dict.fromkeys(tasks, 0.9)}
-    wide = options.model_copy(update={"sizes": [2, 3, 6], "margin": 0.1, "most": 18})
-    plans = subset_scaling.plan(tasks, known, wide)  # σ = 0.2: (1.96 · 2)² = 15.4
-    assert [(plan["wanted"], plan["population"], len(plan["subsets"])) for plan in plans] == [
-        (16, 15, 15),
-        (16, 20, 16),
-        (16, 1, 1),
-    ]
-    assert len(subset_scaling.plan(tasks, known, wide.model_copy(update={"most": 4}))[1]["subsets"]) == 4
+    options = options.model_copy(update={"margin": 0.02, "pilot": 4, "most": 18})
+    planned = subset_scaling.plan(tasks, known, options, 3)  # σ = 0.2: (1.96 · 10)² = 384.2
+    assert (planned["wanted"], planned["population"]) == (385, 20)
+    seen: list[tuple[str, ...]] = []
+
+    def work(size: int, number: int, subset: tuple[str, ...]) -> Row:
+        seen.append(subset)
+        return {"methods": {method: {"validation": 0.7 + 0.01 * (number % 2)} for method in options.grids}}
+
+    sample = subset_scaling._sample(tasks, known, options, 3, work)
+    assert len(seen) == 4
+    assert list(sample["subsets"])[:4] == seen, "the pilot belongs to the sample"
+    assert sample["spread"] == pytest.approx(0.01 * (1 / 3) ** 0.5)
+    assert sample["asked"] == len(sample["subsets"]) == 4  # (3.18 · 0.0058 / 0.02)² < 1
+    assert subset_scaling.two_stage_size(0.05, 0.02, 4) == 64
 
 
-def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[str, dict[str, float]]]:
-    """Six tasks; CART leads at N = 2 by `lead` and by `growth` more for every further task."""
+def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[int, dict[str, dict[str, float]]]]:
+    """Six tasks, three seeds; CART leads at N = 2 by `lead` and by `growth` more for every further task."""
     tasks = [str(number) for number in range(6)]
-    known = {"zero_shot": dict.fromkeys(tasks, 0.4), "individual": dict.fromkeys(tasks, 1.0)}
+    own = {"zero_shot": dict.fromkeys(tasks, 0.4), "individual": dict.fromkeys(tasks, 1.0)}
     plans: list[Row] = []
     rows: list[Row] = []
     for size, count in ((2, 4), (4, 4), (6, 1)):
-        plans.append({"size": size, "range": [0.4, 1.0], "population": comb(6, size), "wanted": count})
-        for number in range(count):
+        numbers = {"range": [0.4, 1.0], "population": comb(6, size), "wanted": 99, "spread": 0.01, "asked": count}
+        plans.append({"size": size, "margin": 0.03, **numbers})
+        for seed, number in product(range(3), range(count)):
             subset = tasks[number % 3 :][:size] if size < 6 else tasks
             level = 0.7 - 0.01 * size + 0.01 * (number % 2)
             ours = level + lead + growth * (size - 2) - 0.005 * (number % 2)
@@ -91,27 +118,27 @@ def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[str,
                 method: {"args": {"scale": 0.3}, "test": dict.fromkeys(subset, value)}
                 for method, value in accuracy.items()
             }
-            rows.append({"size": size, "tasks": subset, "methods": found})
-    return rows, plans, known
+            rows.append({"seed": seed, "size": size, "tasks": subset, "methods": found})
+    return rows, plans, dict.fromkeys(range(3), own)
 
 
 def test_findings_follow_the_numbers() -> None:
     good = made_up(0.05, 0.01)
     found = findings(*good, [2, 4])
     assert [finding.holds for finding in found] == [True] * 7
-    assert "CART's lead grows over average by +4.3" in found[2].measured
+    assert "CART's lead over average grows by: 4.3" in found[2].measured
     bad = findings(*made_up(0.05, -0.02), [2, 4])
     assert [finding.holds for finding in bad[:4]] == [False] * 4
-    assert not findings(*made_up(-0.01, 0.0), [2])[0].holds
+    assert findings(*made_up(-0.01, 0.0), [2])[0].holds is False
     assert notes(*good)
 
 
-def test_a_broken_promise_and_a_value_outside_are_told() -> None:
+def test_a_sample_too_small_and_a_value_outside_are_told() -> None:
     rows, plans, known = made_up(0.05, 0.01)
     narrow = [{**plan, "range": [0.6, 0.68]} for plan in plans]
-    assert [finding.holds for finding in findings(rows, narrow, known, [2])][-1] is False
-    tight = [{**plan, "range": [0.7, 0.7001]} for plan in plans]
-    assert [finding.holds for finding in findings(rows, tight, known, [2])][-2:] == [False, False]
+    assert findings(rows, narrow, known, [2])[-1].holds is False
+    strict = [{**plan, "margin": 0.0001} for plan in plans]
+    assert [finding.holds for finding in findings(rows, strict, known, [2])][-2:] == [False, True]
 
 
 def test_the_table_of_losses_has_the_slope() -> None:
@@ -119,17 +146,6 @@ def test_the_table_of_losses_has_the_slope() -> None:
     average = losses.rows[0]
     assert str(average["lost from N = 2 to 6"]).startswith("4.5")
     assert average["slope, points per task"] == "-1.13"
-
-
-def test_findings_of_the_paper() -> None:
-    held = documented("subset_scaling")
-    assert held("degrades least from 2 to 20")
-    assert held("degrades least from 8 to 20")
-    assert held("keeps its promise")
-    leads = read_documented("subset_scaling").tables[1].rows
-    assert all(leading(lead) > 0 for row in leads if leading(row["N"]) >= 8 for lead in list(row.values())[2:])
-    sample = read_documented("subset_scaling").tables[5]
-    assert all(row["m measured"] <= row["m by the rule"] for row in sample.rows)  # type: ignore[operator]
 
 
 def test_bad_choices_are_told(io) -> None:  # type: ignore[no-untyped-def]

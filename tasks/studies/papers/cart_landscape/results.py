@@ -8,11 +8,14 @@ from matplotlib.figure import Figure
 
 from mergeflow.analysis.paths import roundness
 from mergeflow.evaluation.statistics import mean
+from tasks.studies.claims import judge
 from tasks.studies.papers.cart_landscape.figures import Trace, basin_figure, curve_figure, path_figure, task_figure
 from tasks.studies.papers.cart_landscape.seed import LABELS, SHOWN, Rows, Seed, each, seeds, total
 from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
+from tasks.studies.verdicts import within
 
+LOWER = 0.1  # nat, of Σ L_t: what counts as lower
 TOLERANCE = 1e-3  # of a path's reach: rounding of float32 weights
 
 
@@ -132,77 +135,102 @@ def findings(rows: Rows) -> list[Finding]:
 
 
 def _passes(rows: Rows) -> Finding:
-    ends, lower, told = [], [], []
-    for seed in seeds(rows):
-        path = seed.path("cart", 1.0)
-        reach = max(one["away"] for one in path)
-        ends.append(max(path[0]["away"], path[-1]["away"]) / max(reach, 1e-30))
-        lower.append(total(seed.lowest()) < total(seed.named("average")))
-        told.append(f"{seed.lowest()['rank']:g}")
+    found = seeds(rows)
+    gained = [total(seed.lowest()) - total(seed.named("average")) for seed in found]
+    ends = max(_ends(seed) for seed in found)
+    lowest = ", ".join(f"{seed.lowest()['rank']:g}" for seed in found)
     return Finding(
         "C8",
         "CART's path over k starts and ends at θ_avg and passes lower multi-task loss in between.",
-        f"at its ends it is {max(ends):.1e} of its reach away from θ_avg; Σ L_t at λ = 1: "
-        f"{each(rows, lambda s: total(s.named('average')))} at θ_avg, {each(rows, lambda s: total(s.lowest()))} at the "
-        f"lowest point (k / full = {', '.join(told)} by seed).",
-        max(ends) < TOLERANCE and all(lower),
+        f"at its ends it is {ends:.1e} of its reach away from θ_avg; Σ L_t at the lowest point less that at θ_avg: "
+        f"{with_interval(gained, 2)} nat (k / full = {lowest} by seed)",
+        within(gained, high=-LOWER) if ends < TOLERANCE else False,
+        f"ends within {TOLERANCE:g} of the reach for every seed, and paired difference of Σ L_t ≤ −{LOWER} nat",
     )
+
+
+def _ends(seed: Seed) -> float:
+    """Return how far the path's ends are from θ_avg, in shares of its reach."""
+    path = seed.path("cart", 1.0)
+    return float(max(path[0]["away"], path[-1]["away"]) / max(max(one["away"] for one in path), 1e-30))
 
 
 def _loop(rows: Rows) -> Finding:
     values = [roundness([tuple(one["place"]) for one in seed.path("cart", 1.0)]) for seed in seeds(rows)]
-    return Finding(
+    return judge(
         "C8",
         "The path over k is a loop, nearer to a circle than to a line out and back.",
-        f"roundness on the plane of the paths {with_interval(values, 2)}.",
-        all(value >= 0.5 for value in values),
+        {"roundness on the plane of the paths": values},
+        "roundness ≥ 0.5, halfway from a line to a circle",
+        low=0.5,
+        unit="",
+        digits=2,
     )
 
 
 def _ends_outside(rows: Rows) -> Finding:
-    first = seeds(rows)[0]
+    found = seeds(rows)
+    over = [total(s.path("low_rank", s.addition)[-1]) - total(s.lowest()) for s in found]
     ends = {
         name: each(rows, lambda s, f=scale_of: total(s.path("low_rank", f(s))[-1]))  # type: ignore[misc]
-        for name, scale_of in _additions(first).items()
+        for name, scale_of in _additions(found[0]).items()
     }
-    holds = all(total(s.path("low_rank", s.addition)[-1]) > total(s.lowest()) for s in seeds(rows))
-    return Finding(
+    return judge(
         "C8",
         "Task arithmetic's path over k ends farther from the common basin: at full rank its loss is above CART's best.",
-        f"Σ L_t at full rank: {', '.join(f'{value} ({name})' for name, value in ends.items())}; lowest on the path "
-        f"{each(rows, lambda s: total(s.lowest('low_rank', s.addition)))} (best λ); CART, λ = 1, "
-        f"{each(rows, lambda s: total(s.lowest()))}.",
-        holds,
+        {"Σ L_t at full rank, best λ, less CART's lowest at λ = 1": over},
+        "paired difference ≥ 0",
+        low=0,
+        unit=" nat",
+        digits=2,
+        beside=f"; at full rank: {', '.join(f'{value} ({name})' for name, value in ends.items())}",
     )
 
 
 def _leaves(rows: Rows) -> Finding:
     found = seeds(rows)
-    apart = [s.one("task_arithmetic", 1 / len(s.tasks))["away"] / max(s.named("base")["away"], 1e-30) for s in found]
-    leaves = all(total(s.named("task_arithmetic, largest")) > total(s.named("average")) for s in found)
+    apart = max(s.one("task_arithmetic", 1 / len(s.tasks))["away"] / max(s.named("base")["away"], 1e-30) for s in found)
+    risen = [total(s.named("task_arithmetic, largest")) - total(s.named("average")) for s in found]
+    largest = found[0].along("task_arithmetic")[-1]["scale"]
     return Finding(
         "C8",
         "Over λ task arithmetic passes the average at λ = 1/T and leaves the common basin at large λ.",
-        f"at λ = 1/{len(found[0].tasks)} it is {max(apart):.1e} ‖θ0 − θ_avg‖ away from θ_avg; Σ L_t "
-        f"{each(rows, lambda s: total(s.named('average')))} there, "
-        f"{each(rows, lambda s: total(s.named('task_arithmetic')))} at its best "
-        f"(λ = {', '.join(f'{s.addition:g}' for s in found)} by seed), "
-        f"{each(rows, lambda s: total(s.named('task_arithmetic, largest')))} at λ = "
-        f"{found[0].along('task_arithmetic')[-1]['scale']:g}.",
-        max(apart) < TOLERANCE and leaves,
+        f"at λ = 1/{len(found[0].tasks)} it is {apart:.1e} ‖θ0 − θ_avg‖ away from θ_avg; Σ L_t at λ = {largest:g} less "
+        f"that at θ_avg: {with_interval(risen, 2)} nat",
+        within(risen, low=0) if apart < TOLERANCE else False,
+        f"within {TOLERANCE:g} for every seed, and paired difference of Σ L_t ≥ 0",
     )
 
 
 def _closer(rows: Rows) -> Finding:
-    shares = [seed.closer() for seed in seeds(rows)]
-    return Finding(
+    shares = [100 * seed.closer() for seed in seeds(rows)]
+    return judge(
         "C8",
         "CART is closer to the basins of the tasks: most tasks' loss is lower at CART than at task arithmetic.",
-        f"lower for {', '.join(f'{100 * share:.0f} %' for share in shares)} of the tasks by seed; mean L_t "
-        f"{each(rows, lambda s: total(s.named('cart')) / len(s.tasks))} (CART), "
-        f"{each(rows, lambda s: total(s.named('task_arithmetic')) / len(s.tasks))} (task arithmetic).",
-        all(share > 0.5 for share in shares),
+        {"tasks with a lower loss": shares},
+        "share ≥ 50 %",
+        low=50,
+        unit=" %",
+        digits=0,
+        beside=f"; mean L_t {each(rows, lambda s: total(s.named('cart')) / len(s.tasks))} (CART), "
+        f"{each(rows, lambda s: total(s.named('task_arithmetic')) / len(s.tasks))} (task arithmetic)",
     )
+
+
+def tidy_rows(rows: Rows) -> list[dict[str, Any]]:
+    """Return the validation loss of every model on every task, and where the model lies."""
+    return [
+        {
+            "seed": row["seed"],
+            **{key: one[key] for key in ("kind", "scale", "rank", "off", "away")},
+            "expert": one["task"],
+            "task": task,
+            "loss": loss,
+        }
+        for row in rows
+        for one in row["models"]
+        for task, loss in one["losses"].items()
+    ]
 
 
 def notes(rows: Rows, basins: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables
+from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables, tidy_rows
 from tasks.studies.papers.cart_landscape.seed import SHOWN
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
@@ -142,13 +142,14 @@ def run(io: StageIO) -> None:
     options = Options.model_validate(inputs.options(STUDY))
     part = inputs.first(options.tasks)
     rows = []
-    for done, seed in enumerate(inputs.seeds):
-        io.report("seeds", done, len(inputs.seeds) + 2)
+    seeds = inputs.run(options.experts).seeds
+    for done, seed in enumerate(seeds):
+        io.report("seeds", done, len(seeds) + 2)
         rows.append(kept(io, f"seed_{seed}", partial(measure, part, options, seed)))
     io.report("planes", len(rows), len(rows) + 2)
     paths = kept(io, "paths", partial(draw_paths, part, options, rows[0]))
     basins = kept(io, "basins", partial(draw_basins, part, options, rows[0]))
-    result = StudyResult(tables(rows), findings(rows), notes(rows, basins))
+    result = StudyResult(tables(rows), findings(rows), notes(rows, basins), tidy_rows(rows))
     result.write(io.out(layout.study(STUDY)), figures(rows, paths, basins))
 
 

@@ -14,7 +14,7 @@ when all of them are kept in one file of a fraction of that size, and what does 
 Storage is the size of the file, header included, as a share of all experts' bytes; what needs θ0 is shown with it too.
 *Relative* is (1/T) Σ_t compressed_t / expert_t. Beside the file stand the paper's formulas for a task's part: 1 bit an
 entry for a mask, 32 (m + n) k bits for an m × n matrix of rank k. The smallest ρ that keeps 99 % is chosen on
-validation.
+validation. ± is over seeds: the order of the batches; sizes are the same for all.
 
 **Source.** CART, Appendix C.2, Tables 3 and 4; EMR-Merging (Huang et al., NeurIPS 2024); TALL masks (Wang et al., ICML
 2024); TSV-C (Gargiulo et al., CVPR 2025).
@@ -46,13 +46,12 @@ RUN = "experts"
 class Options(Section):
     """The study's choices.
 
-    counts: the first so many tasks. repeated: with so many tasks every seed is measured, else the first alone.
+    counts: the first so many tasks.
     rank_ratio: of CART-Indexing in the table. ratios: of the curves. thresholds: of TALL masks, tried on validation.
     keep: of TIES. target: the relative accuracy asked of the smallest rank.
     """
 
     counts: list[int] = Field(min_length=1)
-    repeated: list[int]
     rank_ratio: float = Field(gt=0, le=1)
     ratios: list[float]
     thresholds: list[float] = Field(min_length=1)
@@ -67,11 +66,7 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/compression`."""
     everything = StudyInputs(io)
     options = Options.model_validate(everything.options(STUDY))
-    pieces = [
-        (count, seed)
-        for count in options.counts
-        for seed in (everything.seeds if count in options.repeated else everything.seeds[:1])
-    ]
+    pieces = [(count, seed) for count in options.counts for seed in everything.run(RUN).seeds]
     rows: list[Row] = []
     for done, (count, seed) in enumerate(pieces):
         io.report("suites", done, len(pieces))

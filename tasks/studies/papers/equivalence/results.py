@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.studies.results import Cell, Finding, StudyResult, Table
+from tasks.studies.rows import tidy
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -28,7 +29,8 @@ NOTES = [
 def study_result(tables: Tables) -> StudyResult:
     """Return printed tables, findings and notes of `equivalence.measure`'s tables."""
     findings = [*_exact(tables), *_second_order(tables), *_bounds(tables)]
-    return StudyResult(list(_printed(tables)), findings, NOTES)
+    rows = [{"table": name, **row} for name in tables for row in tables[name]]
+    return StudyResult(list(_printed(tables)), findings, NOTES, tidy(rows))
 
 
 def _exact(tables: Tables) -> Iterator[Finding]:
@@ -38,6 +40,7 @@ def _exact(tables: Tables) -> Iterator[Finding]:
         "After one epoch the task vector is −η∇L(θ0), to 1e-12.",
         f"largest difference {error:.1e} over {len(tables['one_epoch'])} experts",
         error <= EXACT,
+        f"every expert of every model and seed ≤ {EXACT:g}: one exception refutes it",
     )
     first = max(row["error"] for row in tables["joint"] if row["epochs"] == 1)
     later = min(row["error"] for row in tables["joint"] if row["epochs"] > 1)
@@ -46,6 +49,7 @@ def _exact(tables: Tables) -> Iterator[Finding]:
         "One-epoch task arithmetic with scale α is one joint step αη, to 1e-12; with more epochs it is not.",
         f"largest difference {first:.1e} after one epoch; after more at least {later:.1e}",
         first <= EXACT < later,
+        f"one epoch ≤ {EXACT:g} < more epochs, for every model and seed",
     )
 
 
@@ -58,7 +62,10 @@ def _second_order(tables: Tables) -> Iterator[Finding]:
     ):
         found = [row[name] for row in tables["slopes"]]
         holds = all(abs(value - slope) <= 0.1 for value in found)
-        yield Finding("G3", claim, f"log–log slopes {_range(found, '.2f')} over {len(found)} models and seeds", holds)
+        rule = f"slope within 0.1 of {slope}, for every model and seed"
+        yield Finding(
+            "G3", claim, f"log–log slopes {_range(found, '.2f')} over {len(found)} models and seeds", holds, rule
+        )
     worst = max(abs(row["measured"] - row["derived"]) / row["scale"] for row in tables["coefficient"])
     at = [own[0] for _, own in _by(tables["gap"], "model", "seed")]
     yield Finding(
@@ -67,6 +74,7 @@ def _second_order(tables: Tables) -> Iterator[Finding]:
         f"at α = {at[0]['scale']} measured {_range([row['coefficient'] for row in at], '.5f')}; over all α within "
         f"{100 * worst:.4f} % of −α",
         worst <= 0.01,
+        "within 1 % of −α, for every model, seed and α",
     )
     off = max(abs(row["ratio"] / row["derived"] - 1) for row in tables["growth"])
     most = max(row["epochs"] for row in tables["growth"])
@@ -75,6 +83,8 @@ def _second_order(tables: Tables) -> Iterator[Finding]:
         "The gap grows with k as the number of pairs of epochs, k(k−1)/2.",
         f"within {100 * off:.3f} % up to k = {most}",
         off <= 0.02,
+        "within 2 %, for every model, seed and k",
+        ours=True,
     )
 
 
@@ -87,6 +97,8 @@ def _bounds(tables: Tables) -> Iterator[Finding]:
         "‖C‖₂ is below the derived bounds everywhere.",
         f"at most {worst:.2f} of the bound with measured H and G, {slack:.1e} of the one in spectral norms",
         worst <= 1 and slack <= 1,
+        "measured / bound ≤ 1 everywhere",
+        ours=True,
     )
     usual = [row for row in networks if row["gain"] == 1]
     below = [max(row["norm"] / row[name] for row in usual) for name in ("statement", "appendix")]
@@ -95,11 +107,12 @@ def _bounds(tables: Tables) -> Iterator[Finding]:
         f"At α = {usual[0]['scale']} and weights of usual size ‖C‖₂ is below both printed bounds.",
         f"‖C‖ / bound {below[0]:.1e} (main text) and {below[1]:.1e} (appendix)",
         max(below) <= 1,
+        "‖C‖ / bound ≤ 1 for every net; first seed",
     )
     for name, claim in (("statement", "|αT − 1| (statement)"), ("proof", "|α(T+1) − 1| (last line of the proof)")):
         failing = sorted({row["scale"] for row in factors if row["measured"] > row[name]})
         text = f"fails at α = {', '.join(f'{scale:.3g}' for scale in failing)}" if failing else "holds at all tried α"
-        yield Finding("G4", f"The task factor {claim} bounds C.", text, not failing)
+        yield Finding("G4", f"The task factor {claim} bounds C.", text, not failing, "at every α, model and seed")
     for name, claim in (("statement", "main text"), ("appendix", "appendix")):
         failing_nets = [row for row in networks if row["norm"] > row[name]]
         text = "; ".join(f"{row['model']} ×{row['gain']:g}: {row['norm'] / row[name]:.1e}" for row in failing_nets)
@@ -108,6 +121,7 @@ def _bounds(tables: Tables) -> Iterator[Finding]:
             f"The bound in the weights' spectral norms as printed in the {claim} holds.",
             f"‖C‖ / bound, where above 1: {text or 'nowhere'}",
             not failing_nets,
+            "‖C‖ / bound ≤ 1 for every net and size of weights; first seed",
         )
 
 

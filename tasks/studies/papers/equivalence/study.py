@@ -87,7 +87,7 @@ class Options(Section):
     net_steps: list[float] = Field([1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1], min_length=2)
     scales: list[float] = Field([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.7, 0.85, 1.0, 1.25, 1.5], min_length=1)
     gains: list[float] = Field([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0], min_length=1)
-    encoder_tasks: list[str] = Field(["signs", "land", "textures"], min_length=1)
+    encoder_tasks: list[str] = Field(min_length=1)
     images: int = Field(12, ge=1)
     encoder_steps: list[float] = Field([1e-6, 1e-5, 1e-4, 3e-4], min_length=2)
     encoder_scales: list[float] = Field([1 / 3, 0.7], min_length=1)

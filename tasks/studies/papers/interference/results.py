@@ -1,11 +1,14 @@
 """Tables, findings and notes of the study `interference` on experts."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from tasks.studies.claims import judge, paired
 from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.verdicts import within
 
 Case = tuple[str, int]
 USED = 0.08
@@ -98,46 +101,73 @@ def findings(rows: Sequence[Row], shown: Sequence[Case]) -> list[Finding]:
 def _findings(count: int, rows: Sequence[Row]) -> list[Finding]:
     number = sum(1 for _ in points(rows, "whole"))
 
-    def lower(measure: str, claim: str, beside: str = "") -> Finding:
-        share = share_lower(rows, measure)
+    def lower(measure: str, claim: str, ours: bool = False) -> Finding:
         middle = median(c / o for c, o in points(rows, measure) if o > 0)
-        measured = f"lower at {share:.1f} % of {number} points; centred / original in the median {middle:.2f}{beside}"
-        return Finding("C3", f"{count} tasks: {claim}", measured, share == 100)
-
-    left = fmean(medians(rows, "centred", "error", USED))
-    risen = fmean(
-        median(
-            layer["centred"]["whole"][layer["ratios"].index(USED)] / layer["centred"]["whole"][-1] for layer in layers
+        return judge(
+            "C3",
+            f"{count} tasks: {claim}",
+            {"lower at": [share_lower([row], measure) for row in rows]},
+            "at 100 % of the layers and ranks, for every seed",
+            low=100,
+            unit=" %",
+            ours=ours,
+            beside=f" of {number} points over all seeds; centred / original in the median {middle:.2f}",
         )
-        for layers in (row["layers"] for row in rows)
-    )
+
+    left = [100 * (1 - value) for value in medians(rows, "centred", "error", USED)]
+    risen = [_risen(row) for row in rows]
     falling = all(
         later <= earlier
         for row in rows
         for layer in row["layers"]
-        for earlier, later in zip(layer["centred"]["error"], layer["centred"]["error"][1:], strict=False)
+        for earlier, later in pairwise(layer["centred"]["error"])
     )
-    kept = share_lower(rows, "kept")
     return [
+        lower("whole", "I(k) is lower for centred task vectors at every layer and rank."),
         lower(
-            "whole",
-            "I(k) is lower for centred task vectors at every layer and rank.",
-            f"; lower at {kept:.1f} % where Σ̃ is normalised by what is kept",
+            "spectral",
+            "I(k) as printed, which no direction enters, is lower for centred at every layer and rank.",
         ),
-        lower("spectral", "I(k) as printed, which no direction enters, is lower for centred at every layer and rank."),
-        lower("loss", "task interference L_k is lower for centred task vectors at every layer and rank."),
+        lower("loss", "task interference L_k is lower for centred task vectors at every layer and rank.", ours=True),
         Finding(
             "C3",
             f"{count} tasks: R(k) falls with k, steeply first: the first 8 % of the ranks hold more than half.",
-            f"the median layer has {100 * (1 - left):.1f} % of ‖θ_t − θ̄‖² in the first 8 %",
-            falling and left < 0.5,
+            f"the median layer has {with_interval(left)} % of ‖θ_t − θ̄‖² in the first 8 %",
+            within(left, low=50) if falling else False,
+            "R(k) falls at every layer, and the median layer's share ≥ 50 %",
         ),
-        Finding(
+        judge(
             "C3",
             f"{count} tasks: I(k) rises gradually: at 8 % of the ranks less of it is there than of the task vectors.",
-            f"the median layer has {100 * risen:.1f} % of I(r), and {100 * (1 - left):.1f} % of the squared norm",
-            risen < 1 - left,
+            {"share of ‖θ_t − θ̄‖² less share of I(r), median layer": paired(left, risen)},
+            "paired difference ≥ 0",
+            low=0,
         ),
+    ]
+
+
+def _risen(row: Row) -> float:
+    """Return the share of I(r) that is there at 8 % of the ranks, in %, of the median layer."""
+    curves = [(layer["centred"]["whole"], layer["ratios"].index(USED)) for layer in row["layers"]]
+    return 100 * median(curve[place] / curve[-1] for curve, place in curves)
+
+
+def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row for each run, number of tasks, seed, layer, origin and ratio."""
+    measures = ("whole", "kept", "spectral", "loss", "error")
+    return [
+        {
+            **{key: row[key] for key in ("seed", "run", "tasks")},
+            "layer": layer["name"],
+            "kind": layer["kind"],
+            "origin": origin,
+            "ratio": ratio,
+            **{measure: layer[origin][measure][place] for measure in measures},
+        }
+        for row in rows
+        for layer in row["layers"]
+        for origin in ("centred", "original")
+        for place, ratio in enumerate(layer["ratios"])
     ]
 
 

@@ -50,7 +50,7 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.interference.figures import bound_figure, kinds_figure, layers_figure
-from tasks.studies.papers.interference.results import findings, notes, tables
+from tasks.studies.papers.interference.results import findings, notes, tables, tidy_rows
 from tasks.studies.papers.interference.theorem import theorem_findings, theorem_note, theorem_rows, theorem_tables
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
@@ -87,7 +87,7 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
     cases = [(options.run, count) for count in options.counts] + list(options.compared.items())
-    pieces = [(name, count, seed) for name, count in cases for seed in inputs.seeds]
+    pieces = [(name, count, seed) for name, count in cases for seed in inputs.run(name).seeds]
     rows = []
     for done, (name, count, seed) in enumerate(pieces):
         io.report("experts", done, len(pieces) + 1)
@@ -99,6 +99,7 @@ def run(io: StageIO) -> None:
         [*tables(rows, shown), *theorem_tables(theorem)],
         [*findings(rows, shown), *theorem_findings(theorem)],
         [*notes(rows, shown), theorem_note(theorem)],
+        tidy_rows(rows),
     )
     result.write(io.out(layout.study(STUDY)), figures(rows, shown, theorem))
 

@@ -177,18 +177,21 @@ def theorem_findings(rows: dict[str, list[Row]]) -> list[Finding]:
             "The bound L ≤ n (k₃ I + T(T−1) k₄ η)² holds for compact V_t and I as meant.",
             f"{broken} of {len(draws)} draws violate it; the largest L / bound is {worst:.2g}",
             broken == 0,
+            "no draw violates it",
         ),
         Finding(
             "C3",
             "L grows as I² with the overlap where inputs lie in the row spaces (η = 0).",
             "slopes " + ", ".join(f"{value:.3f} (T = {tasks})" for tasks, value in zip((2, 4, 8), clean, strict=True)),
             all(abs(value - 2) < 0.05 for value in clean),
+            "slope within 0.05 of 2, for every T",
         ),
         Finding(
             "C3",
             "The bound holds as printed, for a ∈ ℝ^d.",
             f"orthogonal row spaces, η = 0: L = {_number(apart['L'])}, bound {_number(apart['printed'])}",
             _holds(apart, "printed"),
+            "one counter-example refutes it",
         ),
         Finding(
             "C3",
@@ -196,6 +199,8 @@ def theorem_findings(rows: dict[str, list[Row]]) -> list[Finding]:
             f"{'no' if tighter else 'some'} violation in {len(draws)} draws; the largest L / bound is "
             f"{max(row['L'] / row['derived'] for row in draws):.2g}",
             tighter,
+            "no draw violates it",
+            ours=True,
         ),
     ]
 

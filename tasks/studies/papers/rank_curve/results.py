@@ -6,10 +6,11 @@ from statistics import fmean
 from typing import Any
 
 from mergeflow.evaluation.statistics import mean
+from tasks.studies.claims import judge, paired
 from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
 
-KINDS = ("centred", "original")
+KINDS = ("centred", "original", "matrices alone")
 RULES = ("once", "per rank")
 NEAR = (0.04, 0.16)  # a factor of two around the paper's 8 %
 NOISE = 0.5  # points
@@ -84,8 +85,9 @@ def _curve_table(count: int, rows: Sequence[Row]) -> Table:
         cells: dict[str, Any] = {"k / r": f"{ratio:g}"}
         for (kind, rule), curve in curves.items():
             accuracy = with_interval(curve[ratio]) if ratio in curve else None
-            cells[f"{kind}, λ {rule}"] = accuracy
-            cells[f"λ of {kind} {rule}"] = _scales(rows, kind, rule, ratio)
+            if curve:
+                cells[f"{kind}, λ {rule}"] = accuracy
+                cells[f"λ of {kind} {rule}"] = _scales(rows, kind, rule, ratio)
         return cells
 
     ratios = sorted(set().union(*curves.values()))
@@ -124,53 +126,107 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 
 def _findings(count: int, rows: Sequence[Row]) -> list[Finding]:
-    centred, original = centre(rows, "centred", "once"), centre(rows, "original", "once")
-    best, addition = peak(centred), original[1.0]
-    ends = max(centred[0.0], centred[1.0])
-    average = {row["seed"]: 100 * mean(row["average"]) for row in rows}
-    off = max(
-        abs(100 * mean(point["test"]) - average[row["seed"]])
-        for row in rows
-        for point in row["curves"]["centred"]["once"]
-        if point["ratio"] in (0.0, 1.0)
-    )
-    falls = max(max(a - b, 0.0) for a, b in pairwise(original[ratio] for ratio in sorted(original)))
-    tasks = {task: peak(centre(rows, "centred", "once", task)) for task in rows[0]["experts"]}
-    near = [task for task, ratio in tasks.items() if NEAR[0] <= ratio <= NEAR[1]]
+    centred, original, alone = ([_curve(row, kind) for row in rows] for kind in KINDS)
+    levels = {name: [100 * mean(row[name]) for row in rows] for name in ("average", "zero_shot")}
+    peaks = [peak(curve) for curve in centred]
+    addition = [curve[1.0] for curve in original]
+    ends = [
+        max(abs(curve[0.0] - average), abs(curve[1.0] - average))
+        for curve, average in zip(centred, levels["average"], strict=True)
+    ]
     return [
-        Finding(
+        judge(
             "C2",
-            f"{count} tasks: the centred curve peaks strictly inside (0, 1).",
-            f"{centred[best]:.1f} % at {best:g}; {centred[0.0]:.1f} % at 0, {centred[1.0]:.1f} % at 1",
-            0 < best < 1 and centred[best] > ends + 1,
+            f"{count} tasks: the centred curve is bell-shaped, with its peak strictly inside (0, 1).",
+            {"highest point inside less the higher end": [_inside(curve) for curve in centred]},
+            "paired difference ≥ 1 point",
+            low=1,
         ),
-        Finding(
+        judge(
             "C2",
             f"{count} tasks: the centred curve is the average at both ends.",
-            f"largest difference of mean accuracy over seeds and ends: {off:.3f} points",
-            off <= 0.1,
+            {"larger difference of the two ends": ends},
+            "≤ 0.1 points (rounding of float32 weights)",
+            high=0.1,
+            digits=3,
+            ours=True,
         ),
-        Finding(
+        judge(
             "C2",
-            f"{count} tasks: the original curve rises with the rank to task arithmetic, falling nowhere by more than "
-            f"{NOISE} points.",
-            f"{original[0.0]:.1f} % at 0, {addition:.1f} % at 1, highest {original[peak(original)]:.1f} % at "
-            f"{peak(original):g}; largest fall between neighbours {falls:.2f} points",
-            falls <= NOISE and addition > original[0.0] + 1 and original[peak(original)] <= addition + NOISE,
+            f"{count} tasks: the original curve rises monotonically with the rank.",
+            {
+                "smallest step between neighbours": [_smallest_step(curve) for curve in original],
+                "the same, matrices alone": [_smallest_step(curve) for curve in alone],
+            },
+            f"no fall between neighbours by more than {NOISE} points",
+            low=-NOISE,
         ),
-        Finding(
+        judge(
+            "C2",
+            f"{count} tasks: at rank 0 the original curve is the pre-trained model.",
+            {
+                "less zero-shot, matrices alone": paired([curve[0.0] for curve in alone], levels["zero_shot"]),
+                "less zero-shot, all other tensors added": paired([c[0.0] for c in original], levels["zero_shot"]),
+            },
+            "≤ 0.1 points",
+            high=0.1,
+        ),
+        judge(
             "C2",
             f"{count} tasks: the peak of the centred curve lies above task arithmetic.",
-            f"{centred[best]:.1f} % and {addition:.1f} %",
-            centred[best] > addition,
+            {
+                "peak less task arithmetic": paired(
+                    [curve[p] for curve, p in zip(centred, peaks, strict=True)], addition
+                )
+            },
+            "paired difference ≥ 0",
+            low=0,
         ),
-        Finding(
+        judge(
             "C2",
-            f"{count} tasks: the centred curve peaks near 8 %, between 4 % and 16 %, in the mean and for most tasks.",
-            f"mean: {best:g}; {len(near)} of {len(tasks)} tasks between; their peaks: "
-            + ", ".join(f"{task} {ratio:g}" for task, ratio in tasks.items()),
-            NEAR[0] <= best <= NEAR[1] and 2 * len(near) > len(tasks),
+            f"{count} tasks: the centred curve peaks near 8 % of the full rank.",
+            {"place of the peak": peaks},
+            "between 4 % and 16 %, a factor of two either way",
+            low=NEAR[0],
+            high=NEAR[1],
+            unit="",
+            digits=3,
         ),
+    ]
+
+
+def _curve(row: Row, kind: str) -> dict[float, float]:
+    """Return mean test accuracy in % over the ratio, λ chosen once."""
+    return {point["ratio"]: 100 * mean(point["test"]) for point in row["curves"][kind]["once"]}
+
+
+def _inside(curve: dict[float, float]) -> float:
+    ends = curve[0.0], curve[1.0]
+    return max(value for ratio, value in curve.items() if 0 < ratio < 1) - max(ends)
+
+
+def _smallest_step(curve: dict[float, float]) -> float:
+    return min(after - before for before, after in pairwise(curve[ratio] for ratio in sorted(curve)))
+
+
+def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row for each number of tasks, seed, curve, rule, ratio and task."""
+    return [
+        {
+            "seed": row["seed"],
+            "tasks": row["tasks"],
+            "curve": kind,
+            "rule": rule,
+            "ratio": float(point["ratio"]),
+            "scale": float(point["scale"]),
+            "task": task,
+            "accuracy": 100 * value,
+        }
+        for row in rows
+        for kind, rules in row["curves"].items()
+        for rule, points in rules.items()
+        for point in points
+        for task, value in point["test"].items()
     ]
 
 

@@ -8,11 +8,13 @@ vectors centred at the experts' mean and for the original ones?
     centred (`cart`):      θ̄ + λ Σ_t SVD_k(θ_t − θ̄),    θ̄ = mean θ_t
     original (`low_rank`): θ0 + λ Σ_t SVD_k(θ_t − θ0);
 
-all other tensors are averaged or added with λ. At ratio 0 the centred merge is the average, at 1 it is the average
-whatever λ is, since the centred task vectors add up to 0; the original one ends in task arithmetic. λ is chosen on
-validation, in two ways: *once*, at the ratio where a method is used (0.08 for centred, 1 for original), then fixed over
-all ranks as in the paper's Figures 1 and 6; and *per rank*. Test is looked at once for each point drawn. What is called
-a peak is that of the test curve, a description of the curve and not a choice.
+all other tensors are averaged or added with λ. A third curve, *matrices alone*, is the original one with all other
+tensors left as they are in θ0: like the paper's it begins at the pre-trained model. At ratio 0 the centred merge is the
+average, at 1 it is the average whatever λ is, since the centred task vectors add up to 0; the original one ends in task
+arithmetic. λ is chosen on validation, in two ways: *once*, at the ratio where a method is used (0.08 for centred, 1 for
+original), then fixed over all ranks as in the paper's Figures 1 and 6; and *per rank*. Test is looked at once for each
+point drawn. What is called a peak is that of the test curve, a description of the curve and not a choice. ± is over
+seeds: the order of the batches.
 
 **Source.** CART, Section 4.1, equation 4, Figures 1, 6 and 10.
 """
@@ -32,12 +34,13 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.rank_curve.figures import mean_figure, task_figure
-from tasks.studies.papers.rank_curve.results import findings, notes, tables
+from tasks.studies.papers.rank_curve.results import findings, notes, tables, tidy_rows
 from tasks.studies.pieces import Row, choose_scale, kept
 from tasks.studies.results import StudyResult
 
 STUDY = "rank_curve"
-METHODS = {"centred": "cart", "original": "low_rank"}
+METHODS = {"centred": "cart", "original": "low_rank", "matrices alone": "low_rank"}
+ALONE = "matrices alone"
 USED_AT = {"centred": 0.08, "original": 1.0}
 
 
@@ -75,12 +78,12 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/rank_curve`."""
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
-    pieces = [(suite, seed) for suite in options.suites for seed in inputs.seeds]
+    pieces = [(suite, seed) for suite in options.suites for seed in inputs.run(options.run).seeds]
     rows = []
     for done, (suite, seed) in enumerate(pieces):
         io.report("suites and seeds", done, len(pieces))
         rows.append(kept(io, f"{suite.tasks}_{seed}", partial(measure, inputs, options, suite, seed)))
-    result = StudyResult(tables(rows), findings(rows), notes(rows))
+    result = StudyResult(tables(rows), findings(rows), notes(rows), tidy_rows(rows))
     drawn = {f"mean_{suite.tasks}": mean_figure(_of(rows, suite.tasks)) for suite in options.suites}
     drawn |= {f"tasks_{suite.tasks}": task_figure(_of(rows, suite.tasks)) for suite in options.suites}
     result.write(io.out(layout.study(STUDY)), drawn)
@@ -94,11 +97,14 @@ def measure(inputs: StudyInputs, options: Options, suite: Suite, seed: int) -> R
     """Return the curves of one suite and seed: `curves` kind → rule (`once`, `per rank`) → points, and the levels."""
     part = inputs.first(suite.tasks)
     experts = part.run(options.run).experts(seed)
-    walk = Walk(part, part.scorer(experts), options.scales)
+    walk = Walk(part, part.blind().scorer(experts), options.scales)
+    curves = {kind: walk.curves(kind, suite) for kind in USED_AT}
+    scale = float(curves["original"]["once"][-1]["scale"])
+    curves[ALONE] = {"once": [walk.point(ALONE, ratio, scale) for ratio in suite.ratios], "per rank": []}
     return {
         "tasks": suite.tasks,
         "seed": seed,
-        "curves": {kind: walk.curves(kind, suite) for kind in METHODS},
+        "curves": curves,
         "average": part.accuracy(walk.scorer.merge(configure("average")), "test"),
         "experts": part.individual(experts, "test"),
         "zero_shot": kept(part.io, f"zero_shot_{suite.tasks}", partial(part.accuracy, part.base, "test")),
@@ -148,11 +154,11 @@ class Walk:
     def merged(self, kind: str, ratio: float, scale: float) -> State:
         """Return the merge; at ratio 0 no part of a treated matrix is added."""
         call = configure(METHODS[kind], {"rank_ratio": ratio or 1.0, "scale": scale})
-        state = self.scorer.merge(call)
+        state, treated = self.scorer.merge(call), call.args["matrices"]
+        matrices = {name for name, tensor in state.items() if is_matrix(name, tensor.shape, treated)}
+        if kind == ALONE:
+            return {name: state[name] if ratio > 0 and name in matrices else self.inputs.base[name] for name in state}
         if ratio > 0:
             return state
         anchor = self.inputs.base if kind == "original" else self.scorer.merge(configure("average"))
-        treated = call.args["matrices"]
-        return {
-            name: anchor[name] if is_matrix(name, tensor.shape, treated) else tensor for name, tensor in state.items()
-        }
+        return {name: anchor[name] if name in matrices else tensor for name, tensor in state.items()}

@@ -60,15 +60,26 @@ class Sample:
         return {task: self.known["individual"][task] for task in row["tasks"]}
 
 
-def samples_of(rows: Rows, plans: Rows, known: Known) -> list[Sample]:
-    """Return one sample for each N.
+def seeds_of(rows: Rows, plans: Rows, known: Mapping[int, Known]) -> dict[int, list[Sample]]:
+    """Return one sample for each N, by the seed of the experts.
 
     Args:
-        rows: as of `measure`, one for each subset.
+        rows: as of `measure`, one for each seed and subset.
         plans: what the study planned for each N.
-        known: `individual` and `zero_shot` accuracy per task on test.
+        known: seed → `individual` and `zero_shot` accuracy per task on test.
     """
-    return [Sample(plan, rows, known) for plan in plans]
+    return {
+        seed: [Sample(plan, [row for row in rows if row["seed"] == seed], own) for plan in plans]
+        for seed, own in known.items()
+    }
+
+
+def samples_of(rows: Rows, plans: Rows, known: Mapping[int, Known]) -> list[Sample]:
+    """Return the samples of the first seed, which the tables show.
+
+    Args: As of `seeds_of`.
+    """
+    return next(iter(seeds_of(rows, plans, known).values()))
 
 
 def name_of(method: str) -> str:

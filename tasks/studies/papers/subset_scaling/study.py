@@ -3,10 +3,14 @@
 **Question.** Normalised accuracy over the number N of merged tasks, as a mean over subsets of the twenty tasks: which
 method loses least from few tasks to many?
 
-**Method.** For each N, m = ⌈(1.96 σ/ε)²⌉ subsets are drawn without repetition, each equally likely. σ = (b − a)/2 is
-Popoviciu's bound of the standard deviation of a value in [a, b]; a is the mean of the N lowest zero-shot accuracies, b
-that of the N highest individual ones (on validation, so that test plays no part in the plan). m is at most `most`, and
-at most the number C(20, N) of subsets, which are then all measured. All methods merge the same subsets:
+**Method.** For each N, subsets are drawn without repetition, each equally likely. *How many.* The paper's rule is
+m = ⌈(1.96 σ/ε)²⌉ with Popoviciu's bound σ = (b − a)/2 of the standard deviation of a value in [a, b]; a is the mean of
+the N lowest zero-shot accuracies, b that of the N highest individual ones (on validation, so that test plays no part in
+the plan). With an ε that means something that bound asks for hundreds of subsets, because it knows the ends alone. So
+m is found in two stages (Stein 1945): the first `pilot` subsets give s, the largest standard deviation of mean
+validation accuracy of any method, and m = ⌈(t s/ε)²⌉ with t of pilot − 1 degrees, at least `pilot`, at most `most` and
+at most the number C(20, N) of subsets, which are then all measured. Both m are in the table, and whether the interval
+of the mean then is as narrow as ε is measured on test. All methods merge the same subsets:
 
     average,    θ0 + λ Σ_t τ_t (task arithmetic),    TIES (λ = 1, share kept),    CART (λ = 1, rank ratio),
 
@@ -15,18 +19,20 @@ then one look at its first test images. The paper's λ of task arithmetic end at
 N = 2, so the same choice is also made with larger ones ("wider λ"). Normalised accuracy is (1/N) Σ_t merged_t /
 individual_t. Of two tasks CART is the average, whatever k and λ: the centred task vectors are ± (θ_1 − θ_2)/2, and
 their low-rank parts cancel. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all subsets were
-measured. Methods are compared subset by subset. The repetitions are the subsets: the experts are those of the first
-seed alone, and the intervals say nothing about others.
+measured. Methods are compared subset by subset, and the same subsets are merged for the experts of every seed.
+*±*: tables have the interval over subsets of the first seed's experts; verdicts are over seeds, of means over subsets.
 
 **Source.** CART, Section 5.3 ("Scalability on number of tasks"), Figure 7 and Appendix D.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import comb
+from math import ceil, comb
+from statistics import stdev
 from typing import Any
 
 from pydantic import Field
+from scipy import stats
 
 from mergeflow import layout
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -40,7 +46,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
-from tasks.studies.papers.subset_scaling.results import figures, findings, notes, tables
+from tasks.studies.papers.subset_scaling.findings import findings
+from tasks.studies.papers.subset_scaling.results import figures, notes, tables, tidy_rows
 from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.pieces import Row, kept
 from tasks.studies.results import StudyResult
@@ -52,15 +59,17 @@ class Options(Section):
     """The study's choices.
 
     experts: the run whose experts are merged. sizes: the N. starts: those from which the loss up to the largest N is
-    told. margin: ε, a share. most: subsets of one N at most. draw: seed of the draw. validation, test: images per task.
+    told. margin: ε, a share. pilot, most: subsets of one N, in the first stage and at most. draw: seed of the draw.
+    validation, test: images per task.
     grids: method → argument → values. wider: method → further scales, with which the choice is made once more.
     """
 
     experts: str
     sizes: list[int] = Field(min_length=2)
     starts: list[int] = Field(min_length=1)
-    margin: float = Field(gt=0, lt=1)
-    most: int = Field(ge=2)
+    margin: float = Field(gt=0, le=0.03)
+    pilot: int = Field(ge=3)
+    most: int = Field(ge=3)
     draw: int = 0
     validation: int = Field(ge=1)
     test: int = Field(ge=1)
@@ -78,22 +87,80 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/subset_scaling`."""
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
-    experts = inputs.run(options.experts).experts(inputs.seeds[0])
+    seeds = inputs.run(options.experts).seeds
     splits = [
         {task: Subset.first(data, count) for task, data in inputs.examples(split).items()}
         for split, count in (("validation", options.validation), ("test", options.test))
     ]
-    known = kept(io, "known", lambda: references(inputs, experts, splits))
-    samples = plan(inputs.tasks, known["validation"], options)
-    pieces = [(sample["size"], number, subset) for sample in samples for number, subset in enumerate(sample["subsets"])]
     rows: list[Row] = []
-    total = sum(size for size, _, _ in pieces)
-    for size, number, subset in pieces:
-        io.report("tasks merged", sum(row["size"] for row in rows), total)
-        rows.append(kept(io, f"{size}_{number}", partial(measure, inputs, options, splits, experts, subset)))
-    told = rows, samples, known["test"]
-    result = StudyResult(tables(*told, options.starts), findings(*told, options.starts), notes(*told))
+    known: dict[int, Row] = {}
+    samples: list[Row] = []
+    for seed in seeds:  # the first seed decides which subsets all merge
+        experts = inputs.run(options.experts).experts(seed)
+        known[seed] = kept(io, f"known_{seed}", partial(references, inputs, experts, splits))
+        work = partial(_one, inputs, options, splits, experts, seed)
+        samples = samples or [
+            _sample(inputs.tasks, known[seed]["validation"], options, size, work) for size in options.sizes
+        ]
+        pieces = [
+            (sample["size"], number, subset) for sample in samples for number, subset in enumerate(sample["subsets"])
+        ]
+        for done, (size, number, subset) in enumerate(pieces):
+            io.report(f"subsets, seed {seed}", done, len(pieces))
+            rows.append({"seed": seed, **work(size, number, subset)})
+    tests = {seed: found["test"] for seed, found in known.items()}
+    told = rows, samples, tests
+    result = StudyResult(
+        tables(*told, options.starts), findings(*told, options.starts), notes(*told), tidy_rows(rows, tests)
+    )
     result.write(io.out(layout.study(STUDY)), figures(*told))
+
+
+def _one(
+    inputs: StudyInputs,
+    options: Options,
+    splits: Sequence[Split],
+    experts: Mapping[str, State],
+    seed: int,
+    size: int,
+    number: int,
+    subset: Sequence[str],
+) -> Row:
+    work = partial(measure, inputs, options, splits, experts, subset)
+    return kept(inputs.io, f"{seed}_{size}_{number}", work)
+
+
+def _sample(
+    tasks: Sequence[str], known: Mapping[str, Accuracy], options: Options, size: int, work: Callable[..., Row]
+) -> Row:
+    """Return which subsets of one N are merged: those of the pilot, and as many more as its spread asks for."""
+    planned = plan(tasks, known, options, size)
+    pilot = draw_subsets(tasks, size, options.pilot, options.draw)
+    found = [work(size, number, subset) for number, subset in enumerate(pilot)]
+    spread = (
+        max(stdev(row["methods"][m]["validation"] for row in found) for m in options.grids) if len(pilot) > 1 else 0
+    )
+    wanted = two_stage_size(spread, options.margin, max(len(pilot), 2))
+    count = min(max(wanted, len(pilot)), options.most)
+    return {**planned, "spread": spread, "asked": wanted, "subsets": draw_subsets(tasks, size, count, options.draw)}
+
+
+def two_stage_size(deviation: float, margin: float, pilot: int) -> int:
+    """Return m = ⌈(t s/ε)²⌉ with t of pilot − 1 degrees of freedom, at least the pilot.
+
+    Args:
+        deviation: s of the pilot.
+        margin: ε, in the units of s.
+        pilot: how many subsets the pilot has, at least 2.
+
+    Example:
+        >>> two_stage_size(0.03, 0.02, 10)
+        12
+
+    Source: Stein 1945, A two-sample test for a linear hypothesis whose power is independent of the variance.
+    """
+    quantile = float(stats.t.ppf(0.975, pilot - 1))
+    return max(ceil((quantile * deviation / margin) ** 2), pilot)
 
 
 def references(inputs: StudyInputs, experts: Mapping[str, State], splits: Sequence[Split]) -> Row:
@@ -114,29 +181,20 @@ def references(inputs: StudyInputs, experts: Mapping[str, State], splits: Sequen
     }
 
 
-def plan(tasks: Sequence[str], known: Mapping[str, Accuracy], options: Options) -> list[Row]:
-    """Return for each N which subsets are merged, and the numbers that the rule comes from.
+def plan(tasks: Sequence[str], known: Mapping[str, Accuracy], options: Options, size: int) -> Row:
+    """Return the numbers that the paper's rule comes from, and its m.
 
     Args:
         tasks: all of them, in order.
         known: `zero_shot` and `individual` accuracy per task.
-        options: sizes, margin, most and draw.
+        options: margin.
+        size: N.
     """
-    samples = []
-    for size in options.sizes:
-        low, high = accuracy_range(known["zero_shot"], known["individual"], size)
-        high = max(low, high)  # experts that are no better than the base
-        wanted = sample_size(popoviciu_bound(low, high), options.margin)
-        samples.append(
-            {
-                "size": size,
-                "range": [low, high],
-                "population": comb(len(tasks), size),
-                "wanted": wanted,
-                "subsets": draw_subsets(tasks, size, min(wanted, options.most), options.draw),
-            }
-        )
-    return samples
+    low, high = accuracy_range(known["zero_shot"], known["individual"], size)
+    high = max(low, high)  # experts that are no better than the base
+    wanted = sample_size(popoviciu_bound(low, high), options.margin)
+    population = comb(len(tasks), size)
+    return {"size": size, "range": [low, high], "population": population, "wanted": wanted, "margin": options.margin}
 
 
 def measure(
@@ -177,9 +235,7 @@ def measure(
 def _score(
     scorer: CandidateScorer, examples: Split, method: str, tried: Sequence[dict[str, Any]]
 ) -> list[tuple[dict[str, Any], float]]:
-    """Return each candidate's arguments and mean accuracy; a single candidate needs no choice, so no score."""
-    if len(tried) == 1:
-        return [(tried[0], 0.0)]
+    """Return each candidate's arguments and mean accuracy on validation."""
     return [(args, mean(scorer.state(scorer.merge(configure(method, args)), examples))) for args in tried]
 
 
@@ -191,7 +247,11 @@ def _choose(
     known: Row | None = None,
 ) -> Row:
     """Return the best candidate (of equals the first) and its accuracy on test, unless that is known already."""
-    args = max(scored, key=lambda one: one[1])[0]
+    args, validation = max(scored, key=lambda one: one[1])
     if known is not None and known["args"] == args:
         return known
-    return {"args": args, "test": scorer.state(scorer.merge(configure(method, args)), examples)}
+    return {
+        "args": args,
+        "validation": validation,
+        "test": scorer.state(scorer.merge(configure(method, args)), examples),
+    }
