@@ -66,7 +66,13 @@ def path_figure(
 
 
 def task_figure(drawn: Mapping[str, Any], places: Mapping[str, Point], traces: Sequence[Trace]) -> Figure:
-    """Draw every task's loss on the same plane with CART's paths over k (the paper's Figure 5)."""
+    """Draw every task's loss on the same plane with CART's paths over k (the paper's Figure 5).
+
+    Args:
+        drawn: the grid and each task's losses on it, as of `draw_paths`.
+        places: points of named models.
+        traces: paths of merges over k.
+    """
     figure, axes = panels(len(drawn["losses"]), 4, 2.75)
     for panel, (task, values) in zip(axes, drawn["losses"].items(), strict=True):
         dress(panel, task, grid="both")

@@ -260,7 +260,13 @@ def _where(one: Row) -> str:
 
 
 def figures(rows: Rows, paths: Row, basins: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw the planes of the first seed, and the losses along the paths of all."""
+    """Draw the planes of the first seed, and the losses along the paths of all.
+
+    Args:
+        rows: as of `measure`, one for each seed.
+        paths: as of `draw_paths`.
+        basins: as of `draw_basins`.
+    """
     first = Seed(rows[0])
     places = {name: tuple(first.named(name)["place"]) for name in ("base", "average", "cart", "task_arithmetic")}
     ours = [_trace(first, "cart", scale) for scale in first.scales("cart")]

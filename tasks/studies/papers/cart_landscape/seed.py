@@ -37,6 +37,13 @@ class Seed:
         return sorted(found, key=lambda one: float(one["scale"]))
 
     def one(self, kind: str, scale: float | None = None, rank: float | None = None) -> Row:
+        """Return what was measured of one model.
+
+        Args:
+            kind: of the model.
+            scale: λ; None where it has none.
+            rank: share of the rank; None where it has none.
+        """
         wanted = kind, scale, rank
         return next(one for one in self.row["models"] if (one["kind"], one["scale"], one["rank"]) == wanted)
 
@@ -78,4 +85,11 @@ def seeds(rows: Rows) -> list[Seed]:
 
 
 def each(rows: Rows, measure: Callable[[Seed], float], digits: int = 2) -> str:
+    """Return a measure's mean and interval over seeds, in words.
+
+    Args:
+        rows: as of `measure`, one for each seed.
+        measure: of one seed.
+        digits: after the point.
+    """
     return with_interval([measure(seed) for seed in seeds(rows)], digits)

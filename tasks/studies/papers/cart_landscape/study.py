@@ -154,7 +154,13 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, options: Options, seed: int) -> Row:
-    """Return one seed's models: losses, places on the plane of the paths, distances from it and from the average."""
+    """Return one seed's models: losses, places on the plane of the paths, distances from it and from the average.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        seed: of the experts.
+    """
     site = Site(inputs, options, seed)
     addition = site.addition()
     fitted = site.fitted(addition)
@@ -218,7 +224,13 @@ def _test(site: Site, models: list[Row], addition: float) -> dict[str, dict[str,
 
 
 def draw_paths(inputs: StudyInputs, options: Options, row: Row) -> Row:
-    """Return every task's loss on the plane of the paths, on a grid around the models of a seed but its experts."""
+    """Return every task's loss on the plane of the paths, on a grid around the models of a seed but its experts.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        row: as of `measure`, of one seed.
+    """
     site = Site(inputs, options, row["seed"])
     plane = _plane(site.fitted(row["addition"]))
     inside = [one["place"] for one in row["models"] if _in_picture(one, row)]
@@ -235,7 +247,13 @@ def _in_picture(one: Row, row: Row) -> bool:
 
 
 def draw_basins(inputs: StudyInputs, options: Options, row: Row) -> Row:
-    """Return for each task its loss on the plane of its expert, CART and task arithmetic."""
+    """Return for each task its loss on the plane of its expert, CART and task arithmetic.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        row: as of `measure`, of one seed.
+    """
     site = Site(inputs, options, row["seed"])
     cart = site.state(Model("cart", 1.0, SHOWN))
     addition = site.state(Model("task_arithmetic", row["addition"]))

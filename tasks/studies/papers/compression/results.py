@@ -53,7 +53,14 @@ def labels(ratio: float) -> dict[str, str]:
 
 
 def of(rows: Sequence[Row], kind: str, count: int, ratio: float | None = None) -> list[Row]:
-    """Return one row per seed; for the curve `cart` those of a ratio."""
+    """Return one row per seed; for the curve `cart` those of a ratio.
+
+    Args:
+        rows: as of `suite`.
+        kind: of compression.
+        count: how many tasks.
+        ratio: a rank ratio of the curve; None for all.
+    """
     wanted = ratio if kind in ("cart", "tsv_curve") else None
     return [
         row
@@ -74,7 +81,13 @@ def relative(rows: Sequence[Row]) -> float:
 
 
 def smallest(rows: Sequence[Row], count: int, target: float) -> float | None:
-    """Return the smallest rank ratio of CART-Indexing that keeps the target on validation, mean over seeds."""
+    """Return the smallest rank ratio of CART-Indexing that keeps the target on validation, mean over seeds.
+
+    Args:
+        rows: as of `suite`.
+        count: how many tasks.
+        target: the share of individual accuracy that is to be kept.
+    """
     for ratio in sorted({row["args"]["rank_ratio"] for row in of(rows, "cart", count)}):
         if fmean(row["relative"]["validation"] for row in of(rows, "cart", count, ratio)) >= target:
             return float(ratio)
@@ -127,7 +140,13 @@ def low_rank_bits(sizes: Sizes, ratio: float) -> int:
 
 
 def bits_table(rows: Sequence[Row], sizes: Sizes, ratio: float) -> Table:
-    """Return the counted bits of each part beside the paper's formulas."""
+    """Return the counted bits of each part beside the paper's formulas.
+
+    Args:
+        rows: as of `suite`.
+        sizes: the shape of every tensor.
+        ratio: the paper's rank ratio.
+    """
     count = counts(rows)[0]
     formulas = {"cart": low_rank_bits(sizes, ratio), "emr": mask_bits(sizes), "tall": mask_bits(sizes)}
     lines: list[dict[str, Cell]] = []
@@ -202,7 +221,14 @@ def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def findings(rows: Sequence[Row], ratio: float, target: float, chosen: Mapping[int, float | None]) -> list[Finding]:
-    """Hold the papers' statements against the rows."""
+    """Hold the papers' statements against the rows.
+
+    Args:
+        rows: as of `suite`, for each seed and number of tasks.
+        ratio: the paper's rank ratio.
+        target: the share of individual accuracy that is to be kept.
+        chosen: the smallest rank ratio that keeps it on validation, by the number of tasks; None where none does.
+    """
     numbers = counts(rows)
     kept = {f"{n} tasks": _relative(of(rows, "cart", n, ratio)) for n in numbers}
     storage = [share(of(rows, "cart", n, ratio)[0], False) for n in numbers]

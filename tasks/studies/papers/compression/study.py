@@ -80,7 +80,13 @@ def run(io: StageIO) -> None:
 
 
 def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
-    """Return a row for each way of compressing the experts of one seed."""
+    """Return a row for each way of compressing the experts of one seed.
+
+    Args:
+        inputs: the study's inputs, with as many tasks as are compressed.
+        options: its choices.
+        seed: of the experts.
+    """
     experts = inputs.run(RUN).experts(seed)
     individual = {split: inputs.individual(experts, split) for split in ("validation", "test")}
 
@@ -105,7 +111,14 @@ def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
 
 
 def measure(inputs: StudyInputs, experts: dict[str, State], name: str, args: dict[str, Any]) -> Row:
-    """Write one file with all tasks, read each back out of it, and return accuracies and bytes."""
+    """Write one file with all tasks, read each back out of it, and return accuracies and bytes.
+
+    Args:
+        inputs: the study's inputs.
+        experts: their weights by task.
+        name: a compressor.
+        args: its arguments.
+    """
     small = compress(configure_compressor(name, args), inputs.base, experts)
     path, base = inputs.io.scratch / "suite.safetensors", inputs.io.dep(layout.BASE_MODEL)
     small.write(path)

@@ -38,7 +38,14 @@ def share_lower(rows: Sequence[Row], measure: str) -> float:
 
 
 def medians(rows: Sequence[Row], origin: str, measure: str, ratio: float) -> list[float]:
-    """Return the median over layers at a ratio, one value per seed."""
+    """Return the median over layers at a ratio, one value per seed.
+
+    Args:
+        rows: as of `measure`, one for each seed.
+        origin: "original" for differences from the base, "centred" from the experts' mean.
+        measure: a curve of a layer.
+        ratio: the rank ratio.
+    """
     return [median(layer[origin][measure][layer["ratios"].index(ratio)] for layer in row["layers"]) for row in rows]
 
 

@@ -105,7 +105,15 @@ def run(io: StageIO) -> None:
 
 
 def measure(inputs: StudyInputs, name: str, count: int, seed: int, ratios: Sequence[float]) -> Row:
-    """Return the curves of every layer of one run's experts, and how much of their task vectors is common to all."""
+    """Return the curves of every layer of one run's experts, and how much of their task vectors is common to all.
+
+    Args:
+        inputs: the study's inputs.
+        name: the training run.
+        count: how many tasks.
+        seed: of the run.
+        ratios: rank ratios at which the curves are read.
+    """
     part = inputs.first(count)
     experts = part.run(name).experts(seed)
     layers: dict[str, Row] = {}
@@ -149,7 +157,13 @@ def _condition(factors: TaskFactors, rank: int) -> float:
 
 
 def figures(rows: Sequence[Row], shown: Sequence[tuple[str, int]], theorem: dict[str, Any]) -> dict[str, Figure]:
-    """Return the study's figures, name → figure."""
+    """Return the study's figures, name → figure.
+
+    Args:
+        rows: as of `measure`.
+        shown: the runs and numbers of tasks that are drawn.
+        theorem: what was measured of the theorem's bound.
+    """
     drawn = {}
     for name, count in shown:
         own = [row for row in rows if (row["run"], row["tasks"]) == (name, count)]

@@ -68,7 +68,15 @@ def task_figure(rows: Sequence[Row]) -> Figure:
 
 
 def band(panel: Axes, samples: Samples, label: str, number: int, **style: Any) -> None:
-    """Draw the mean over x as series `number`, with its 95 % interval as a band where an x has two samples or more."""
+    """Draw the mean over x as series `number`, with its 95 % interval as a band where an x has two samples or more.
+
+    Args:
+        panel: where it is drawn.
+        samples: the values at each x.
+        label: of the series.
+        number: of the series, which decides its colour.
+        style: changes of the line.
+    """
     xs = sorted(samples)
     centres, halves = zip(*(mean_interval(samples[x]) for x in xs), strict=True)
     drawn = series_style(number) | style

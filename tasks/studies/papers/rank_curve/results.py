@@ -17,7 +17,14 @@ NOISE = 0.5  # points
 
 
 def samples(rows: Sequence[Row], kind: str, rule: str, task: str | None = None) -> dict[float, list[float]]:
-    """Return test accuracy in % over the ratio, of a task or of their mean, one value per seed."""
+    """Return test accuracy in % over the ratio, of a task or of their mean, one value per seed.
+
+    Args:
+        rows: as of `measure`, for each seed.
+        kind: a key of `METHODS`.
+        rule: how λ was chosen: "once" or "per rank".
+        task: one task; None for the mean over tasks.
+    """
     found: dict[float, list[float]] = {}
     for row in rows:
         for point in row["curves"][kind][rule]:
@@ -32,7 +39,10 @@ def levels(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def centre(rows: Sequence[Row], kind: str, rule: str, task: str | None = None) -> dict[float, float]:
-    """Return the mean over seeds of `samples`."""
+    """Return the mean over seeds of `samples`.
+
+    Args: As of `samples`.
+    """
     return {ratio: fmean(values) for ratio, values in samples(rows, kind, rule, task).items()}
 
 

@@ -94,7 +94,14 @@ def _of(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def measure(inputs: StudyInputs, options: Options, suite: Suite, seed: int) -> Row:
-    """Return the curves of one suite and seed: `curves` kind → rule (`once`, `per rank`) → points, and the levels."""
+    """Return the curves of one suite and seed: `curves` kind → rule (`once`, `per rank`) → points, and the levels.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        suite: how many tasks, and which ratios.
+        seed: of the experts.
+    """
     part = inputs.first(suite.tasks)
     experts = part.run(options.run).experts(seed)
     walk = Walk(part, part.blind().scorer(experts), options.scales)
@@ -139,20 +146,38 @@ class Walk:
         return {"once": once, "per rank": sorted(per_rank, key=lambda point: float(point["ratio"]))}
 
     def choose(self, kind: str, ratio: float, start: float) -> float:
-        """Return the λ that is best on validation at a ratio > 0."""
+        """Return the λ that is best on validation at a ratio > 0.
+
+        Args:
+            kind: a key of `METHODS`.
+            ratio: rank ratio, > 0.
+            start: where the walk over the scales begins.
+        """
         args = {"rank_ratio": ratio}
         chosen = choose_scale(self.inputs, self.scorer, METHODS[kind], self.scales[kind], start, args, test=False)
         return float(chosen.args["scale"])
 
     def point(self, kind: str, ratio: float, scale: float) -> Row:
-        """Return a point of a curve with its test accuracy per task; the same point is looked at once."""
+        """Return a point of a curve with its test accuracy per task; the same point is looked at once.
+
+        Args:
+            kind: a key of `METHODS`.
+            ratio: rank ratio, 0 … 1.
+            scale: λ.
+        """
         key = (kind, ratio, scale)
         if key not in self._seen:
             self._seen[key] = self.inputs.accuracy(self.merged(kind, ratio, scale), "test")
         return {"ratio": ratio, "scale": scale, "test": self._seen[key]}
 
     def merged(self, kind: str, ratio: float, scale: float) -> State:
-        """Return the merge; at ratio 0 no part of a treated matrix is added."""
+        """Return the merge; at ratio 0 no part of a treated matrix is added.
+
+        Args:
+            kind: a key of `METHODS`.
+            ratio: rank ratio, 0 … 1.
+            scale: λ.
+        """
         call = configure(METHODS[kind], {"rank_ratio": ratio or 1.0, "scale": scale})
         state, treated = self.scorer.merge(call), call.args["matrices"]
         matrices = {name for name, tensor in state.items() if is_matrix(name, tensor.shape, treated)}
