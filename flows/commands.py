@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flows import finetune_command, linearity_command, registry_commands, study_commands
 from mergeflow import layout
-from mergeflow.commands import sweep
+from mergeflow.commands import merging, sweep
 from tasks.project.new import new_project
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
         A function that turns references in recipes, such as models:/name@alias, into local paths.
     """
     sweep.add_commands(app, log=lambda found: _log_sweep(root, found))
+    merging.add_check(app, lambda wanted: _check_project(root, wanted))
 
     def resolve(path: str) -> str:
         from flows.references import resolve_reference
@@ -134,6 +135,12 @@ def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
         return resolve_reference(root, path)
 
     return resolve
+
+
+def _check_project(root: Path, wanted: str | None) -> None:
+    from flows.device_memory import check_project
+
+    check_project(root, wanted, Console())
 
 
 def _log_sweep(root: Path, found: "SweepResult") -> str:

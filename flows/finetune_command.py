@@ -99,11 +99,14 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
     Raises:
         MergeflowError: a parameter is wrong, or training failed; the other tasks' experts are in their places.
     """
+    from flows.device_memory import tell_device_memory
     from flows.watch import progress_bars
     from tasks.project.graph import find_stage, load_graph
+    from tasks.project.parameters import load_params
     from tasks.project.runner import run_stage
 
     with _view(root, values) as folder:
+        tell_device_memory(root, load_params(folder / "params.yaml"), (FINETUNE, MULTITASK), console)
         _bring_inputs(root, folder, list(values["tasks"]), console)
         stages = load_graph(folder)
         failures = []

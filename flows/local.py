@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from flows.device_memory import tell_device_memory
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
 from flows.plan import REGISTER, needed_for, registration_lost, stages_to_run
@@ -56,7 +57,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
-    load_params(root / "params.yaml")
+    params = load_params(root / "params.yaml")
     remove_orphans(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
@@ -64,6 +65,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     lost = wanted and REGISTER not in todo and registration_lost(root)
     todo = todo or ([REGISTER] if lost else [])
     if todo:
+        tell_device_memory(root, params, todo, console)
         console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
         _run_flow(root, console, todo, lost, push, targets)
     else:

@@ -220,6 +220,8 @@ class Modality:
             before training begins. None: training starts from the head of the base.
         architecture: The section to a name that stands for the architecture outside of the project too, as
             `mergeflow linearity --architecture` takes it. None: only the project and its base know it.
+        blank: The model, the sections `model` and `data`, and numbers of examples and of classes, to examples of that
+            size without content: device memory is predicted by them.
     """
 
     name: str
@@ -229,3 +231,4 @@ class Modality:
     tower: str = ""
     warm: Callable[[Any, Model, Examples], None] | None = None
     architecture: Callable[[Any], str] | None = None
+    blank: Callable[[Model, Any, Any, int, int], Examples] | None = None

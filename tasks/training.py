@@ -97,7 +97,7 @@ def train(
     """
     scratch.mkdir(parents=True, exist_ok=True)
     base, validate = bench.model(), bench.validation(tasks)
-    tuned = _tuned(bench, base, settings, seed)
+    tuned = tuned_model(base, settings, seed, modality_of(bench.io).tower)
     outcome = fine_tune(
         tuned,
         [bench.examples(task) for task in tasks],
@@ -184,11 +184,18 @@ def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
     return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
 
-def _tuned(bench: Workbench, base: Model, settings: FineTuneSettings, seed: int) -> Model:
-    """Return what the regime trains: the base itself, or the base with adapters or linearised."""
+def tuned_model(base: Model, settings: FineTuneSettings, seed: int, tower: str) -> Model:
+    """Return what the regime trains: the base itself, or the base with adapters or linearised.
+
+    Args:
+        base: the model with the base's weights.
+        settings: the regime and its settings.
+        seed: of new weights.
+        tower: the part that `linearised` linearises, as the modality names it.
+    """
     if settings.regime == "lora":
         return LoraModel.of(base, settings.lora, seed)
-    return LinearisedModel.of(base, modality_of(bench.io).tower) if settings.regime == "linearised" else base
+    return LinearisedModel.of(base, tower) if settings.regime == "linearised" else base
 
 
 def _keeper(model: Model, folder: Path) -> Callable[[int], None]:

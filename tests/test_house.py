@@ -34,6 +34,7 @@ ALLOWED = {
     "mergeflow.data": {"mergeflow.errors"},
     "mergeflow.suites": {"mergeflow.errors", "mergeflow.data"},
     "mergeflow.training": LEARNING,
+    "mergeflow.memory": {*LEARNING, "mergeflow.training"},
     "mergeflow.evaluation": LEARNING,
     "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation"},
     "mergeflow.search": {*LEARNING, "mergeflow.evaluation"},

@@ -1,5 +1,6 @@
 """Commands that merge: merge, check, methods, push, diff, convert, compress, extract-task."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from mergeflow.commands.inputs import Force, local
 from mergeflow.commands.pairs import read_pairs
 from mergeflow.errors import MergeflowError
 
+CheckProject = Callable[[str | None], None]
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.scale=0.5.")
@@ -28,7 +30,7 @@ Out = Annotated[Path, typer.Option(help="The file to make.")]
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to the command line. The context's object resolves references such as models:/name@alias."""
     app.command("merge")(merge)
-    app.command("check")(check)
+    add_check(app)
     app.command("methods")(methods)
     app.command("push")(push)
     app.command("diff")(diff)
@@ -69,19 +71,36 @@ def merge(
         typer.echo(line)
 
 
-def check(
-    context: typer.Context,
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    force: Force = False,
-    files: FromFiles = None,
-) -> None:
-    """Validate a recipe and print what it will do; reads headers only."""
-    from mergeflow.merging import check_recipe, load_recipe
+def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> None:
+    """Add `check`; inside a project it checks the project where no recipe is named.
 
-    _add_files(files)
-    for line in check_recipe(load_recipe(recipe, overrides or []), context.obj, force=force).lines():
-        typer.echo(line)
+    Args:
+        app: the command line.
+        check_project: takes a device, as `run.device` names it, or None.
+    """
+
+    @app.command("check")
+    def check(
+        context: typer.Context,
+        recipe: Annotated[Path | None, typer.Argument(help="A recipe: YAML or JSON; none for the project.")] = None,
+        overrides: Overrides = None,
+        force: Force = False,
+        files: FromFiles = None,
+        wanted: Annotated[
+            str | None, typer.Option("--device", help="Of the project: instead of run.device, e.g. cpu.")
+        ] = None,
+    ) -> None:
+        """Validate a recipe and print what it will do; or params.yaml, and what memory training will take."""
+        from mergeflow.merging import check_recipe, load_recipe
+
+        if recipe is not None:
+            _add_files(files)
+            for line in check_recipe(load_recipe(recipe, overrides or []), context.obj, force=force).lines():
+                typer.echo(line)
+        elif check_project is None:
+            raise MergeflowError("`mergeflow check` takes a recipe; without one it checks a project, from inside it.")
+        else:
+            check_project(wanted)
 
 
 def push(

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from mergeflow.training.batches import Batches, Part, plan_batches
     from mergeflow.training.iterative import IterativeRun
     from mergeflow.training.linearised import LinearisedModel
-    from mergeflow.training.loop import Outcome, Span, fine_tune, learning_rate_factor
+    from mergeflow.training.loop import Outcome, Span, fine_tune
     from mergeflow.training.lora import LoraModel
+    from mergeflow.training.optimiser import learning_rate_factor
     from mergeflow.training.trajectory import Cost, EpochRow, Trajectory
 
 _HOMES = {
@@ -25,7 +26,7 @@ _HOMES = {
     "Outcome": "mergeflow.training.loop",
     "Span": "mergeflow.training.loop",
     "fine_tune": "mergeflow.training.loop",
-    "learning_rate_factor": "mergeflow.training.loop",
+    "learning_rate_factor": "mergeflow.training.optimiser",
     "LoraModel": "mergeflow.training.lora",
     "Cost": "mergeflow.training.trajectory",
     "EpochRow": "mergeflow.training.trajectory",

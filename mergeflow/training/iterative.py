@@ -10,7 +10,7 @@ from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint,
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall, prepare
 from mergeflow.merging.fit import check_inputs
-from mergeflow.modality import Examples, Model, device_of
+from mergeflow.modality import Examples, Model
 from mergeflow.training.batches import plan_batches
 from mergeflow.training.between import merge_between
 from mergeflow.training.loop import Report, Span, fine_tune, is_trained
@@ -115,7 +115,7 @@ class IterativeRun:
             model.load(state)
         self.load_head(number - 1, data)
         before = self._round(number - 1) / data.task / "optimiser.pt"
-        kept = load_state(before, device_of(model)) if self._keeps_optimiser and number > 1 else None
+        kept = load_state(before) if self._keeps_optimiser and number > 1 else None
         try:
             outcome = fine_tune(
                 model,

@@ -3,8 +3,8 @@
 import math
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +19,7 @@ from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.batches import Batches, Part, plan_batches
 from mergeflow.training.compiling import Forward
+from mergeflow.training.optimiser import learning_rate_factor, make_optimiser
 from mergeflow.training.reading import read_later
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
@@ -110,6 +111,7 @@ def fine_tune(
             report(step + 1 - span.first, span.last - span.first)
             if step + 1 == span.last or _ends_epoch(step + 1, batches):
                 run.modules.eval()
+                run.optimiser.zero_grad(set_to_none=True)  # the gradients' memory is the validation's
                 run.close_epoch(step + 1, validate())
                 each_epoch(len(run.trajectory.rows))
                 run.modules.train()
@@ -120,30 +122,6 @@ def fine_tune(
         run.modules.eval()
         run.charge(started)
     return Outcome(run.trajectory, run.cost, run.optimiser.state_dict())
-
-
-def learning_rate_factor(settings: FineTuneSettings, progress: float) -> float:
-    """Return the learning rate at `progress` ∈ [0, 1) as a fraction of its peak.
-
-    With warm-up share w: p/w while p < w, then (1 + cos(π (p − w)/(1 − w)))/2 for `cosine`, or 1 for `constant`.
-    Full-batch gradient descent has the factor 1 throughout.
-
-    Example:
-        >>> learning_rate_factor(FineTuneSettings(warmup=0.5), 0.25)
-        0.5
-    """
-    if settings.regime == "full_batch_gd":
-        return 1.0
-    if progress < settings.warmup:
-        return progress / settings.warmup
-    if settings.schedule == "constant":
-        return 1.0
-    return 0.5 * (1.0 + math.cos(math.pi * (progress - settings.warmup) / (1.0 - settings.warmup)))
-
-
-def _clocks() -> tuple[float, float]:
-    """Return wall time and this thread's processor time, in seconds."""
-    return time.perf_counter(), time.thread_time()
 
 
 class _Run:
@@ -163,7 +141,7 @@ class _Run:
         self.modules = nn.ModuleList([model.module, *heads])
         self.parameters = [p for p in self.modules.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
-        self.optimiser = _optimiser(self.parameters, settings)
+        self.optimiser = make_optimiser(self.parameters, settings)
         if optimiser_state is not None:
             self.optimiser.load_state_dict(dict(optimiser_state))
         self.trajectory, self.cost = Trajectory(), Cost()
@@ -180,7 +158,8 @@ class _Run:
         come to yet: on small models waiting for two numbers a step costs a third of the time.
         """
         settings, span = self.settings, self.span
-        losses = self.forward.run(lambda model: self._losses(model, parts, coming))
+        with self._told_when_full():
+            losses = self.forward.run(lambda model: self._losses(model, parts, coming))
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         norm = nn.utils.get_total_norm(gradients)
         numbers = read_later([norm, *losses])
@@ -195,6 +174,20 @@ class _Run:
         self.cost.examples += sum(len(part.indices) for part in parts)
         self.settle()
         self.settle = lambda: self._settle(parts, numbers(), step + 1)
+
+    @contextmanager
+    def _told_when_full(self) -> Iterator[None]:
+        """Say what to do where the device's memory is too small."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            settings, names = self.settings, ", ".join(one.task for one in self.data)
+            full_batch = settings.regime == "full_batch_gd"
+            way = f"batch_size below {settings.batch_size}" if full_batch else f"accumulate above {settings.accumulate}"
+            raise MergeflowError(
+                f"task '{names}': {self.device} has too little memory for a part of a batch. Set finetune.{way}; "
+                "`mergeflow check` says what a step takes."
+            ) from error
 
     def _losses(self, model: Model, parts: Sequence[Part], coming: Sequence[Part]) -> list[Tensor]:
         """Return the parts' losses, their gradients added up."""
@@ -272,14 +265,15 @@ class _Run:
         save_state(saved, state)
 
     def resume(self, saved: Path) -> int:
-        state = load_state(saved, self.device, self.identity)
+        # From the processor's memory: on the device a second copy of weights and optimiser might not fit.
+        state = load_state(saved, self.identity)
         self.modules.load_state_dict(state["weights"])
-        self.start = state["start"]
+        self.start = [p.to(self.device) for p in state["start"]]
         self.optimiser.load_state_dict(state["optimiser"])
-        self.trajectory, self.cost = Trajectory.from_state(state["trajectory"]), Cost(**state["cost"])
-        torch.set_rng_state(state["random"]["cpu"].cpu())
+        self.trajectory, self.cost = Trajectory.from_state(state["trajectory"], self.device), Cost(**state["cost"])
+        torch.set_rng_state(state["random"]["cpu"])
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["random"]["cuda"].cpu(), self.device)
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
         return int(state["step"])
 
 
@@ -299,13 +293,9 @@ def is_trained(head: nn.Module | None) -> bool:
     return head is not None and any(p.requires_grad for p in head.parameters())
 
 
-def _optimiser(parameters: list[nn.Parameter], settings: FineTuneSettings) -> torch.optim.Optimizer:
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.regime == "full_batch_gd":
-        return torch.optim.SGD(parameters, lr=rate)
-    if settings.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay)
-    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=settings.fused)
+def _clocks() -> tuple[float, float]:
+    """Return wall time and this thread's processor time, in seconds."""
+    return time.perf_counter(), time.thread_time()
 
 
 def _ends_epoch(steps: int, batches: Batches) -> bool:

@@ -25,12 +25,11 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     temporary.rename(path)
 
 
-def load_state(path: Path, device: torch.device | str = "cpu", run: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read what `save_state` wrote; nothing but tensors and plain values is unpickled.
+def load_state(path: Path, run: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read what `save_state` wrote into the processor's memory; nothing but tensors and plain values is unpickled.
 
     Args:
         path: the file.
-        device: where the tensors go.
         run: what tells runs apart; it must equal the state's entry `run`.
 
     Raises:
@@ -38,7 +37,7 @@ def load_state(path: Path, device: torch.device | str = "cpu", run: Mapping[str,
     """
     try:
         _verify(path)
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device)
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         found: dict[str, Any] = state["run"] if run is not None else {}
     except (RuntimeError, ValueError, LookupError, EOFError, OSError, TypeError, pickle.UnpicklingError) as error:
         raise MergeflowError(

@@ -1,6 +1,6 @@
 """What is remembered of a fine-tuning run: one row per epoch, small enough to be kept for good, and its cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -119,7 +119,7 @@ class Trajectory:
             mean_gradient_norm=_norm(mean),
             cosine_to_first=_dot(mean, self.first_gradient) / lengths if lengths else 0.0,
             parameter_norm=_norm(parameters),
-            distance=_norm([p.double() - s.double() for p, s in zip(parameters, start, strict=True)]),
+            distance=_norm(p.double() - s.double() for p, s in zip(parameters, start, strict=True)),
             validation_accuracy=accuracy,
         )
         self.rows.append(row)
@@ -136,13 +136,22 @@ class Trajectory:
         return {**vars(self), "rows": self.as_json()}
 
     @classmethod
-    def from_state(cls, value: Mapping[str, Any]) -> "Trajectory":
-        return cls(**{**value, "rows": [EpochRow(**row) for row in value["rows"]]})
+    def from_state(cls, value: Mapping[str, Any], place: torch.device) -> "Trajectory":
+        """Return what `as_state` described.
+
+        Args:
+            value: the state, wherever its tensors lie.
+            place: where gradients are summed.
+        """
+        sums = {name: [tensor.to(place) for tensor in value[name]] for name in ("gradient_sum", "first_gradient")}
+        return cls(**{**value, **sums, "rows": [EpochRow(**row) for row in value["rows"]]})
 
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return sum(float(x.double().flatten() @ y.double().flatten()) for x, y in zip(a, b, strict=True))
 
 
-def _norm(a: Sequence[Tensor]) -> float:
-    return float(_dot(a, a) ** 0.5)
+def _norm(a: Iterable[Tensor]) -> float:
+    """Return the 2-norm of all tensors together; in double precision there is one of them at a time."""
+    wide = (x.double().flatten() for x in a)
+    return float(sum(float(x @ x) for x in wide) ** 0.5)

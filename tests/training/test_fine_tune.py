@@ -174,6 +174,18 @@ def test_weights_that_overflow_in_the_last_step_are_no_expert(tmp_path: Path) ->
         train(tmp_path, settings, [steep])
 
 
+def test_a_full_device_is_told_with_the_setting_that_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(nn.functional, "cross_entropy", full)
+    monkeypatch.setattr("mergeflow.modalities.classification.cross_entropy", full)
+    with pytest.raises(
+        MergeflowError, match=r"has too little memory .* Set finetune\.accumulate above 2; `mergeflow check`"
+    ):
+        train(tmp_path, SETTINGS.model_copy(update={"accumulate": 2}))
+
+
 def test_a_joint_run_names_the_task_that_diverged(tmp_path: Path) -> None:
     bad = replace(data(), task="bad", head=Fixed(lambda features: features * float("nan")))
     with pytest.raises(MergeflowError, match="task 'bad': the loss became nan at step 1"):

@@ -76,6 +76,22 @@ class Tokens:
         return Group(_long(ids), mask, None if segments is None else _long(segments)).to(self.device)
 
 
+@dataclass(frozen=True)
+class BlankTokens:
+    """Tokens without content, for predictions of memory: every example is as long as one may be.
+
+    Attributes:
+        length: tokens of an example.
+    """
+
+    length: int
+
+    def __getitem__(self, rows: Tensor | slice) -> TokenBatch:
+        assert isinstance(rows, Tensor)
+        ids = torch.zeros(len(rows), self.length, dtype=torch.int64)
+        return TokenBatch((Group(ids, torch.ones_like(ids, dtype=torch.bool), None),), None)
+
+
 def _long(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 

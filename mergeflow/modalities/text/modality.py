@@ -16,8 +16,8 @@ from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
 from mergeflow.modalities.recorded import SECTION
 from mergeflow.modalities.regression import Regression
-from mergeflow.modalities.text.batches import Tokens
-from mergeflow.modalities.text.encoder import build_encoder, check_length, load_encoder, watched
+from mergeflow.modalities.text.batches import BlankTokens, Tokens
+from mergeflow.modalities.text.encoder import TextEncoder, build_encoder, check_length, load_encoder, watched
 from mergeflow.modalities.text.probing import probe
 from mergeflow.modalities.text.sections import DataSection, ModelSection
 from mergeflow.modalities.text.tokenizer import load_tokenizer
@@ -108,4 +108,20 @@ def warm(section: ModelSection, model: Model, examples: Examples) -> None:
         probe(model, plain, plain.labels.cpu().numpy())
 
 
-MODALITY = Modality("text", build, make_base, open_examples, warm=warm)
+def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
+    """Return texts without content, as long as they may be, with a trained head.
+
+    Args:
+        model: as `build` makes it.
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        count: how many texts.
+        classes: of their task.
+    """
+    encoder = model.module
+    assert isinstance(encoder, TextEncoder)
+    head = _drawn_head("blank", [""] * classes, encoder.width)
+    return Classification("blank", BlankTokens(data.max_length), torch.zeros(count, dtype=torch.int64), head)
+
+
+MODALITY = Modality("text", build, make_base, open_examples, warm=warm, blank=blank)

@@ -9,7 +9,7 @@ import torch
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import open_split
+from mergeflow.modalities.classification import Classification, open_split
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.toy.net import FeedForward
 from mergeflow.modalities.toy.sections import DataSection, ModelSection
@@ -62,4 +62,18 @@ def _drawn_head(section: ModelSection, task: str, class_names: list[str]) -> Hea
     return Head(weight / width**0.5, 1.0, class_names, torch.zeros(len(class_names), dtype=dtype), trained=True)
 
 
-MODALITY = Modality("toy", build, make_base, partial(open_split, "inputs"))
+def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
+    """Return examples without content.
+
+    Args:
+        model: as `build` makes it.
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        count: how many examples.
+        classes: of their task.
+    """
+    head = None if section.head == "none" else _drawn_head(section, "blank", [""] * classes)
+    return Classification("blank", torch.zeros(count, data.inputs), torch.zeros(count, dtype=torch.int64), head)
+
+
+MODALITY = Modality("toy", build, make_base, partial(open_split, "inputs"), blank=blank)

@@ -5,12 +5,14 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+import torch
+
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import open_split
-from mergeflow.modalities.heads import save_head
+from mergeflow.modalities.classification import Classification, open_split
+from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modalities.vision.models import ImageEncoder, image_model, load_clip
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Base, Modality, Model
 
@@ -46,6 +48,23 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
         base.report("heads", done, len(manifests))
 
 
+def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
+    """Return images without content, with a zero-shot head.
+
+    Args:
+        model: as `build` makes it.
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        count: how many images.
+        classes: of their task.
+    """
+    images = torch.zeros(count, data.image_size, data.image_size, 3, dtype=torch.uint8)
+    encoder = model.module
+    assert isinstance(encoder, ImageEncoder)
+    head = Head(torch.zeros(classes, encoder.visual.output_dim), 1.0, [""] * classes)
+    return Classification("blank", images, torch.zeros(count, dtype=torch.int64), head)
+
+
 MODALITY = Modality(
     "vision",
     build,
@@ -53,4 +72,5 @@ MODALITY = Modality(
     partial(open_split, "images"),
     tower="visual",
     architecture=attrgetter("architecture"),
+    blank=blank,
 )

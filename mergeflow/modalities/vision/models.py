@@ -50,7 +50,7 @@ class ClipModel:
 
 
 def load_clip(
-    architecture: str, pretrained: str | None = None, device: str | torch.device = "cpu", seed: int = 0
+    architecture: str, pretrained: str | None = None, device: str | torch.device | None = None, seed: int = 0
 ) -> ClipModel:
     """Load a CLIP model.
 
@@ -58,7 +58,7 @@ def load_clip(
         architecture: any open_clip architecture (ViT-B-32, ViT-B-16, ViT-L-14, ...) or `pocket-clip`.
         pretrained: an open_clip tag of the architecture; the name of a shipped base (`pocket8`); or the path of a
             local checkpoint, safetensors preferred; None for random weights.
-        device: where the model goes.
+        device: where the model goes; torch's default device if None.
         seed: of the random weights.
 
     Raises:
@@ -83,7 +83,7 @@ def load_clip(
     pocket = architecture == POCKET
     shape = model.visual.preprocess_cfg
     return ClipModel(
-        model=model.eval().to(device),
+        model=model.eval().to(torch.get_default_device() if device is None else device),
         tokenizer=WordTokenizer() if pocket else open_clip.get_tokenizer(architecture),
         image_size=model.visual.image_size[0],
         mean=POCKET_MEAN if pocket else tuple(shape["mean"]),
@@ -143,6 +143,7 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
                 pretrained=tag,
                 pretrained_text=False,
                 weights_only=True,
+                device=torch.get_default_device(),
             )
         except (RuntimeError, OSError) as error:
             raise MergeflowError(

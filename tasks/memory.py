@@ -1,0 +1,227 @@
+"""What a project's stages take of a device's memory, found before they start; a batch that cannot fit is refused."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mergeflow import layout
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_manifest
+from mergeflow.errors import MergeflowError
+from mergeflow.memory import Need, blank_model, judging_need, training_needs
+from mergeflow.modalities.catalog import MODALITIES
+from mergeflow.modality import Examples, Model
+from mergeflow.training.settings import TOGETHER, FineTuneSettings
+from tasks.project.devices import device_names
+from tasks.project.parameters import Params
+from tasks.training import tuned_model
+
+JUDGING = ("sweep", "select", "evaluate")
+_CLASSES = 1000  # of a task that is not prepared yet: more than most have, and they take little
+# Beside the tensors: CUDA's context and cuBLAS's workspaces, and what the allocator loses between blocks.
+_BESIDE, _LOSS = 0.75e9, 1.1
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work on a device, and what it takes.
+
+    Attributes:
+        name: the stages that do it.
+        need: what it takes at its peak.
+        way_out: free bytes to a sentence: with which setting it fits into them.
+    """
+
+    name: str
+    need: Need
+    way_out: Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the stages of a project will take.
+
+    Attributes:
+        devices: names of those that `run.device` allows.
+        free: free bytes of the fullest of them; None for the processor, which is never too small here.
+        works: what is done on it.
+    """
+
+    devices: str
+    free: int | None
+    works: tuple[Work, ...]
+
+    def refuse(self) -> None:
+        """Refuse what cannot fit.
+
+        Raises:
+            MergeflowError: naming for each piece of work the setting with which it fits.
+        """
+        if self.free is None:
+            return
+        faults = [
+            f"{work.name} needs about {in_bytes(whole(work.need))} of {self.devices}, where {in_bytes(self.free)} are "
+            f"free: {in_words(work.need)}; torch itself takes the rest. {work.way_out(self.free)}"
+            for work in self.works
+            if not fits(work.need, self.free)
+        ]
+        if faults:
+            raise MergeflowError("\n".join(faults))
+
+
+def forecast(root: Path, params: Params, wanted: str | None = None, stages: Collection[str] | None = None) -> Forecast:
+    """Predict the device memory of the stages that use a device; none of a modality without blank examples.
+
+    Args:
+        root: the project folder.
+        params: its parameters.
+        wanted: device, instead of `run.device`.
+        stages: names of those to look at; all of them if None.
+
+    Raises:
+        MergeflowError: there is no such device.
+    """
+    names = device_names(wanted or params.run.device)
+    free = None if "cpu" in names else min(torch.cuda.mem_get_info(name)[0] for name in names)
+    works = _works(_Needs(root, params, free is not None), params, stages)
+    return Forecast(", ".join(names), free, tuple(works))
+
+
+def _works(needs: "_Needs", params: Params, stages: Collection[str] | None) -> Iterator[Work]:
+    settings, judged = params.finetune, params.evaluation.batch_size
+    if not needs.are_known:
+        return
+    training = "multitask" if settings.regime in TOGETHER else "finetune"
+    if stages is None or training in stages:
+        step, validation = needs.training(settings, judged)
+        yield Work(f"{training}: a step", step, partial(_split, settings, needs))
+        yield Work(
+            f"{training}: validation",
+            validation,
+            partial(_smaller, judged, lambda rows: needs.training(settings, rows)[1]),
+        )
+    judging = [stage for stage in JUDGING if stages is None or stage in stages]
+    if judging:
+        yield Work(", ".join(judging), needs.judging(judged), partial(_smaller, judged, needs.judging))
+
+
+def whole(need: Need) -> float:
+    """Return the bytes that work takes with torch's own share."""
+    return need.total * _LOSS + _BESIDE
+
+
+def fits(need: Need, free: int) -> bool:
+    """Return whether a device with so many free bytes has room."""
+    return whole(need) <= free
+
+
+def largest(most: int, need: Callable[[int], Need], free: int) -> int:
+    """Return the largest number of examples, at most `most`, that fits at once; 0 where not even one does.
+
+    Memory is linear in the number but for rounding, so that three predictions are enough.
+
+    Args:
+        most: the number to begin with.
+        need: what a number takes.
+        free: bytes of the device.
+    """
+    one = need(1)
+    if not fits(one, free):
+        return 0
+    slope = max((need(most).total - one.total) / max(most - 1, 1), 1.0)
+    rows = min(most, 1 + int(((free - _BESIDE) / _LOSS - one.total) / slope))
+    while rows > 1 and not fits(need(rows), free):
+        rows = min(rows - 1, int(0.98 * rows))
+    return rows
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes for people.
+
+    Example:
+        >>> in_bytes(1.5e9), in_bytes(2e6)
+        ('1.50 GB', '2.0 MB')
+    """
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def in_words(need: Need) -> str:
+    """Return what takes the memory."""
+    parts = {"weights": need.weights, "gradients": need.gradients, "optimiser": need.optimiser}
+    parts |= {"trajectory": need.course, "activations": need.activations}
+    told = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
+    return f"{told} ({in_bytes(need.activations / need.rows)} for each of {need.rows} examples)"
+
+
+def _split(settings: FineTuneSettings, needs: "_Needs", free: int) -> str:
+    """Say how a batch has to be split."""
+    whole = settings.regime == "full_batch_gd"
+
+    def changed(rows: int) -> FineTuneSettings:
+        change = {"batch_size": rows} if whole else {"accumulate": -(-settings.batch_size // rows)}
+        return settings.model_copy(update=change)
+
+    most = settings.batch_size - 1 if whole else -(-settings.batch_size // (settings.accumulate + 1))
+    rows = largest(max(most, 1), lambda rows: needs.training(changed(rows), 1)[0], free)
+    if not rows:
+        return "Not even one example at a time fits: take a smaller model, the regime lora or a larger device."
+    found = changed(rows)
+    name, value = ("batch_size", rows) if whole else ("accumulate", found.accumulate)
+    return f"Set finetune.{name} to {value}: the result is the same but for rounding."
+
+
+def _smaller(judged: int, need: Callable[[int], Need], free: int) -> str:
+    """Say how many examples may be judged at once."""
+    rows = largest(judged, need, free)
+    if not rows:
+        return "Not even one example at a time fits: take a smaller model or a larger device."
+    return f"Set evaluation.batch_size to {rows}: the result is the same but for rounding."
+
+
+class _Needs:
+    """Finds what work takes in one project."""
+
+    def __init__(self, root: Path, params: Params, cuda: bool) -> None:
+        self._params, self._cuda = params, cuda
+        self._modality = MODALITIES.get(params.lookup("model.modality"))
+        prepared = [root / layout.manifest_folder(task) for task in params.tasks]
+        known = [len(load_manifest(folder)["class_names"]) for folder in prepared if folder.exists()]
+        self._classes = max(known) if len(known) == len(prepared) else _CLASSES
+        self._base = root / layout.BASE_MODEL
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the modality has blank examples, and builds its models before there is a base, if there is none."""
+        try:
+            return self._modality.blank is not None and bool(self._build())
+        except MergeflowError:
+            if self._base.exists():
+                raise
+            return False
+
+    def training(self, settings: FineTuneSettings, judged: int) -> tuple[Need, Need]:
+        """Return what steps with these settings take, and validations of so many examples at once."""
+        plain = self._build()
+        model = blank_model(lambda: tuned_model(plain, settings, 0, self._modality.tower))
+        tasks = len(self._params.tasks)
+        return training_needs(model, self._blank(plain), settings, judged=judged, tasks=tasks, cuda=self._cuda)
+
+    def judging(self, rows: int) -> Need:
+        """Return what a forward pass of so many examples takes."""
+        model = self._build()
+        return judging_need(model, self._blank(model), judged=rows, cuda=self._cuda)
+
+    def _build(self) -> Model:
+        record: dict[str, str] = {}
+        if self._base.exists():
+            with open_checkpoint(self._base) as state:
+                record = dict(state.metadata)
+        return blank_model(lambda: self._modality.build(self._params.model, record))
+
+    def _blank(self, model: Model) -> Callable[[int], Examples]:
+        make = self._modality.blank
+        assert make is not None
+        return lambda count: make(model, self._params.model, self._params.data, count, self._classes)
