@@ -18,6 +18,7 @@ def adapter_config(
     names: Collection[str],
     model: Mapping[str, Any],
     base: str | None,
+    revision: str | None,
     in_out: bool,
 ) -> dict[str, Any]:
     """Return adapter_config.json.
@@ -29,6 +30,7 @@ def adapter_config(
         names: All names of the model.
         model: Its config.json.
         base: Path or id of the base.
+        revision: Of the base, where it has one.
         in_out: Whether adapted linear weights are stored as [in, out].
     """
     sizes = {
@@ -41,6 +43,7 @@ def adapter_config(
         "peft_type": "LORA",
         "task_type": _task(model),
         "base_model_name_or_path": base,
+        "revision": revision,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,

@@ -111,7 +111,7 @@ class AdapterJob:
             folder.begin({}, {}, resume=False)
             made = self._write_weights(folder.partial / ADAPTER_WEIGHTS, held.tensors, keys)
             in_out = any(slot.transposed and slot.kind == "linear" for slot in slots.values())
-            config = adapter_config(held, modules, bool(biases), names, self.config, self._base(), in_out)
+            config = adapter_config(held, modules, bool(biases), names, self.config, *self._base(), in_out)
             write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys)
             self._complete(folder.partial, made, inputs, notes)
@@ -203,14 +203,21 @@ class AdapterJob:
             raise MergeflowError(f"tensor '{name}' of the result overflows {dtype}: choose a wider dtype.")
         return piece
 
-    def _base(self) -> str | None:
-        """Return the base's path or id: the one that all adapters name, else the recipe's."""
+    def _base(self) -> tuple[str | None, str | None]:
+        """Return the base's path or id, and of an id its commit: as all adapters name it, else as the recipe does."""
         named = set()
         for state in self.inputs.experts.values():
             config = Path(state.path) / ADAPTER_CONFIG
-            named.add(read_json(config).get("base_model_name_or_path") if config.is_file() else None)
-        one = named.pop() if len(named) == 1 else None
-        return str(one) if one else self.recipe.base
+            own = read_json(config) if config.is_file() else {}
+            named.add((own.get("base_model_name_or_path"), own.get("revision")))
+        one, revision = named.pop() if len(named) == 1 else (None, None)
+        if one:
+            return str(one), revision
+        base = self.recipe.base
+        if base is None or Path(base).expanduser().exists():
+            return base, None
+        name, _, commit = base.partition("@")  # an id with its commit, as a recipe records it
+        return name, commit or None
 
     def _input_fingerprints(self) -> dict[str, str]:
         """Return the fingerprints of adapters' files, and of models that passed whole."""

@@ -68,7 +68,7 @@ def test_the_configuration_names_ends_only_where_all_modules_of_an_end_are_adapt
     sizes = {name: 2 if "layers.1.q" in name else 4 for name in slots}
     factors = {name: Factors(torch.zeros(rank, 3), torch.zeros(3, rank)) for name, rank in sizes.items()}
     shapes = dict.fromkeys(names, (3, 3))
-    config = adapter_config(contents(factors, slots, shapes), {}, False, names, {}, "base", False)
+    config = adapter_config(contents(factors, slots, shapes), {}, False, names, {}, "base", None, False)
     # `up` is also a module that holds others, `dense` is not adapted everywhere, and `0` is a number.
     assert config["target_modules"] == [
         "m.layers.0.mlp.up", "m.layers.0.out.dense", "m.layers.1.mlp.up", "m.layers.1.out.dense", "m.seq.0", "q",

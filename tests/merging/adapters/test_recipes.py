@@ -69,6 +69,24 @@ def test_the_vocabulary_of_the_merge_goes_with_the_adapter(folder, source):
     torch.testing.assert_close(logits(model, tokens), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_base_of_the_hub_is_named_as_peft_asks_for_it(folder, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr(constants, "is_offline_mode", lambda: True)
+    model, commit = folder / "hub/models--acme--tiny", "c0ffee" + "0" * 34
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text(commit)
+    (folder / "base").rename(model / "base")
+    (model / "snapshots").mkdir()
+    (model / "base").rename(model / "snapshots" / commit)
+    merge(recipe(base="acme/tiny", experts=["a"], adapter=4), "adapter")
+    config = peft.PeftConfig.from_pretrained("adapter")
+    assert (config.base_model_name_or_path, config.revision) == ("acme/tiny", commit)
+    merge(recipe(base="acme/tiny", experts=["adapter"], adapter=4, method="average", args={}), "again")
+    config = peft.PeftConfig.from_pretrained("again")
+    assert (config.base_model_name_or_path, config.revision) == ("acme/tiny", commit)
+
+
 def test_a_chat_template_comes_with_the_tokenizer_that_it_belongs_to(folder):
     merge(recipe(experts=["a"], adapter=4, chat_template="{{ messages[0] }}"), "adapter")
     assert AutoTokenizer.from_pretrained("adapter").chat_template == "{{ messages[0] }}"
