@@ -54,6 +54,34 @@ def test_every_parameter_has_a_role_that_fits_its_module(models, name):
             assert role == "router", (parameter, role)
 
 
+IMAGE_MODELS = {
+    "timm": (
+        "vit_tiny_patch16_224",
+        "swin_tiny_patch4_window7_224",
+        "convnext_atto",
+        "efficientformer_l1",
+        "maxvit_pico_rw_256",
+    ),
+    "torchvision.models": ("resnet18", "vit_b_32", "swin_t", "swin_v2_t", "convnext_tiny", "mobilenet_v3_small"),
+}
+
+
+@pytest.mark.parametrize(("library", "name"), [(key, name) for key, names in IMAGE_MODELS.items() for name in names])
+def test_linear_weights_of_image_models_have_a_role(library, name):
+    """Their files bring no config.json: names alone tell."""
+    made = pytest.importorskip(library)
+    with torch.device("meta"):
+        model = made.create_model(name) if library == "timm" else getattr(made, name)()
+    architecture = architecture_of(model.state_dict())
+    modules = dict(model.named_modules())
+    linear = [key for key, one in modules.items() if type(one) is nn.Linear]
+    roles = {key: architecture.role(f"{key}.weight", modules[key].weight.shape) for key in linear}
+    strange = {key: role for key, role in roles.items() if role not in ("attention", "mlp", "projection", "head")}
+    assert all(role == "position" and "cpb_mlp" in key for key, role in strange.items()), strange
+    assert all(roles[key] == "head" for key in linear if modules[key].out_features == 1000)
+    assert list(roles.values()).count("head") <= 2
+
+
 @pytest.mark.parametrize("name", [*CAUSAL, *MASKED])
 def test_tables_of_the_vocabulary_are_embedding_and_head(models, name):
     model = models[name]

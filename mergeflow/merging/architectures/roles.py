@@ -27,7 +27,7 @@ _VOCABULARY: Patterns = (
     (rf"{_B}experts?{_E}|{_B}shared_experts?{_E}|moe\.(?:input|output)_linear\.", "expert"),
     (r"relative_(?:attention_bias|position)|rel_embeddings|rel_pos|inv_freq|rotary_emb|alibi", "position"),
     (rf"embed_out\.|lm_head|predictions?\.|{_B}lm_predictions|vocab_(?:transform|projector)|final_logits_bias", "head"),
-    (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|proj_out|fc|head)\.(?:weight|bias)$", "head"),
+    (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|proj_out|fc|head|head_dist)\.\w+$", "head"),
     (r"embeddings?_proj\w*\.|embed_proj\.|embedding_hidden_mapping_in|project_(?:in|out)\.", "projection"),
     (r"position|pos_(?:embed|conv_embed)|\bwpe\.", "position"),
     (r"embed(?:dings?)?(?:_in|_tokens)?(?:\b|_)|token_type|\bwte\.|shared\.weight$", "embedding"),
@@ -35,6 +35,7 @@ _VOCABULARY: Patterns = (
     (r"\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
     (r"attn|attention", "attention"),
     (r"mlp|ffn|feed_forward|denserelu|(?:intermediate|output)\.dense\.", "mlp"),
+    (r"^features\.\d+\.\d+\.block\.\d+\.weight$", "mlp"),  # torchvision's ConvNeXt
     (rf"{_B}fc(?:\d|_in|_out)\.|{_B}linear[12]\.|^layers\.\d+\.weight$", "mlp"),
     (r"a_log$|conv1d\.|dt_bias$|time_mix|time_decay|time_first|\.d$", "other"),
     (r"mixer\.|mamba\.|ssm\.|pooler\.|projector\.|projection\b|downsample\.|reduction\.|connector\.", "projection"),
