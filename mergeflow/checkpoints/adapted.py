@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from threading import local
+from threading import Lock, local
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from mergeflow.checkpoints.reader import Entry
 from mergeflow.errors import MergeflowError
@@ -46,8 +48,35 @@ class LoraEntry:
         return _piece(self, start, stop)
 
 
-# The factors that a thread read last: pieces of one stack are read one after the other.
-_READ = local()
+class _Recent:
+    """The factors B that were read last, by any thread: experts of several stacks are read in turns.
+
+    A stack's B has its experts innermost, so that all of it is read for any of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, Lock()
+        self._held: OrderedDict[int, ref[ExpertsEntry]] = OrderedDict()
+
+    def of(self, entry: ExpertsEntry) -> Tensor:
+        """Return B of an entry, [experts, out, rank]."""
+        with self._lock:
+            if entry.kept:
+                self._held.move_to_end(id(entry))
+                return entry.kept[0]
+        rows, size = entry.shape[0], entry.rank * entry.experts
+        up = entry.up.read(0, rows * size).reshape(rows, entry.rank, entry.experts).permute(2, 0, 1).contiguous()
+        with self._lock:
+            entry.kept[:] = [up]
+            self._held[id(entry)] = ref(entry)
+            while len(self._held) > self._most:
+                oldest = self._held.popitem(last=False)[1]()
+                if oldest is not None:
+                    oldest.kept.clear()
+        return up
+
+
+_RECENT = _Recent(16)  # two stacks of four adapters in two threads
 
 
 @dataclass(frozen=True)
@@ -64,30 +93,28 @@ class ExpertsEntry:
     rank: int
     factor: float
     transposed: bool = False
+    kept: list[Tensor] = field(default_factory=list)
 
     def turned(self) -> ExpertsEntry:
         """Return the entry of a stack that is stored as [experts, in, out]."""
-        return replace(self, transposed=True)
+        return replace(self, transposed=True, kept=[])
 
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """Return A [experts, rank, in] and B [experts, out, rank] as they are stored, without the factor."""
-        if getattr(_READ, "entry", None) is not self:
-            (rows, columns), size = self.shape, self.experts * self.rank
-            down = self.down.read(0, size * columns).reshape(self.experts, self.rank, columns)
-            up = self.up.read(0, rows * size).reshape(rows, self.rank, self.experts).permute(2, 0, 1)
-            _READ.entry, _READ.factors = self, (down, up)
-        found: tuple[Tensor, Tensor] = _READ.factors
-        return found
+    def of_expert(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Return A [rank, in] and B [out, rank] of one expert as they are stored, without the factor."""
+        size = self.rank * self.shape[1]
+        down = self.down.read(expert * size, (expert + 1) * size).reshape(self.rank, self.shape[1])
+        return down, _RECENT.of(self)[expert]
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened difference, [stop − start], float32.
 
         Only the experts that have some of these elements are formed.
         """
-        down, up = self.factors()
-        size = self.shape[0] * self.shape[1]
+        (rows, columns), each = self.shape, self.rank * self.shape[1]
+        size = rows * columns
         first, last = start // size, -(-stop // size)
-        formed = up[first:last].float() @ down[first:last].float() * self.factor
+        down = self.down.read(first * each, last * each).reshape(-1, self.rank, columns)
+        formed = _RECENT.of(self)[first:last].float() @ down.float() * self.factor
         flat = (formed.mT if self.transposed else formed).reshape(-1)
         return flat[start - first * size : stop - first * size]
 

@@ -195,12 +195,12 @@ def stored_factors(state: Any, name: str) -> list[Factors]:
     entry = state.entries[name]
     whole = _whole(entry)
     if isinstance(whole, ExpertsEntry):
-        every = [Factors(down, up, whole.factor) for down, up in zip(*whole.factors(), strict=True)]
         if entry is whole:
-            return every
+            pairs = map(whole.of_expert, range(whole.experts))
+            return [Factors(down, up, whole.factor) for down, up in pairs]
         expert, start = divmod(entry.offset, whole.shape[0] * whole.shape[1])
-        first, (rows, _) = start // whole.shape[1], state.infos[name].shape
-        return [Factors(every[expert].down, every[expert].up[first : first + rows], whole.factor)]
+        (down, up), first, rows = whole.of_expert(expert), start // whole.shape[1], state.infos[name].shape[0]
+        return [Factors(down, up[first : first + rows], whole.factor)]
     entry = entry.lora if isinstance(entry, AddedEntry) else entry
     assert isinstance(entry, LoraEntry), name
     return [Factors(*entry.factors(), entry.factor)]
