@@ -1,0 +1,55 @@
+"""Encoders go the whole way of a model: registered, served, made again, a task taken out, a task added."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from flows.rebuild.add_task import add_task
+from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unmerge import unmerge
+from registry.lookup import current, load, show
+from registry.store import connect
+from tests.flows.small_project import registry_template, run_in
+from tests.text.small_project import lines, moods
+from tests.toy_project import run_pipeline
+
+MODEL = "encoders"
+
+
+@pytest.mark.nightly
+def test_a_project_of_texts_lives_as_one_of_images_does(project: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(project, tmp_path / "project", symlinks=True)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["registry"] |= {"model": MODEL, "tolerance": 0.5}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
+    assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
+    run_pipeline(folder, ("figures", "register"))
+    store = connect(project_root=folder)
+
+    model, shown = load(store, MODEL), show(store, MODEL)
+    rows = [json.loads(line) for line in (folder / "inputs/mood/validation.jsonl").read_text().splitlines()]
+    answer = model.predict(pd.DataFrame({"text": [row["text"] for row in rows], "task": "mood"}))
+    right = np.mean([label == row["label"] for label, row in zip(answer["label"], rows, strict=True)])
+    assert right > 0.9
+    assert shown["accuracy"]["mood"] > 0.8  # Matthews' correlation of the same answers
+    pairs = pd.DataFrame({"text": ["red cat"], "text_pair": ["blue cat"], "task": ["near"]})
+    assert model.predict(pairs)["probabilities"][0] == {}
+
+    assert reproduce(folder, store, MODEL, "champion", from_data=False).same
+    without = unmerge(folder, store, MODEL, "champion", "near")
+    assert show(store, MODEL, without.version)["tasks"] == ["mood", "same"]
+
+    for seed, (split, count) in enumerate({"train": 80, "validation": 40, "test": 40}.items()):
+        path = folder / f"inputs/again/{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(lines({**row, "text": f"and {row['text']}"} for row in moods(count, random.Random(seed))))
+    added = add_task(folder, store, "again", "jsonl:inputs/again?conflicts=keep")
+    assert show(store, MODEL, added.version)["tasks"] == ["again", "mood", "near", "same"]
+    assert current(store, MODEL).candidate is not None
