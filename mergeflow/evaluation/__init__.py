@@ -1,9 +1,9 @@
 """Accuracy, means and intervals, and selection on validation."""
 
 from mergeflow.evaluation.accuracy import accuracies, example_scores, losses
+from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
 from mergeflow.evaluation.selection import at_grid_edge, best_candidate
-from mergeflow.evaluation.statistics import mean, normalised
 
 __all__ = [
     "CandidateScorer",

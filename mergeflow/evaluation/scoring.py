@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.evaluation.accuracy import accuracies
-from mergeflow.evaluation.statistics import mean, normalised
+from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.merging import MethodCall
 from mergeflow.merging.candidates import CandidateMerger
 from mergeflow.modality import Examples, Model, State

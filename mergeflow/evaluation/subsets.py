@@ -5,7 +5,7 @@ from math import ceil, comb, sqrt
 from random import Random
 
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.statistics import mean_interval
+from mergeflow.evaluation.averages import mean_interval
 
 NORMAL_95 = 1.96  # the quantile z_0.025 as the paper rounds it
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from mergeflow.evaluation.statistics import mean_interval
+from mergeflow.evaluation.averages import mean_interval
 from tasks.plotting.drawing import plain, series_style
 
 Samples = Mapping[Any, Sequence[float]]  # x → one value per seed

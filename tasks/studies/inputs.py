@@ -12,8 +12,8 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.statistics import mean
 from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid

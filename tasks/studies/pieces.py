@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.statistics import mean
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.stage import StageIO

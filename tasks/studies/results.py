@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
-from mergeflow.evaluation.statistics import mean_interval
+from mergeflow.evaluation.averages import mean_interval
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
 from tasks.studies.verdicts import WORDS, Verdict

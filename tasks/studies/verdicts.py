@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from mergeflow.evaluation.statistics import mean_interval
+from mergeflow.evaluation.averages import mean_interval
 
 Verdict = bool | None
 WORDS: dict[Verdict, str] = {True: "holds", False: "does not hold", None: "undecided"}

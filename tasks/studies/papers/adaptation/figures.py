@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mergeflow.evaluation.statistics import mean_interval
+from mergeflow.evaluation.averages import mean_interval
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, new_figure, panels, plain, series_style
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import INK, MUTED, SURFACE

@@ -34,7 +34,7 @@ from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.estimates.entropy import entropies, write_learned
-from mergeflow.evaluation.statistics import mean
+from mergeflow.evaluation.averages import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
 from mergeflow.modalities.classification import Classification

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from mergeflow.evaluation.statistics import mean
+from mergeflow.evaluation.averages import mean
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.adaptation.variants import NAMES, Variant, gains, static, values
 from tasks.studies.pieces import Row

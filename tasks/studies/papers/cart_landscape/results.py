@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mergeflow.analysis.paths import roundness
-from mergeflow.evaluation.statistics import mean
+from mergeflow.evaluation.averages import mean
 from tasks.studies.claims import judge
 from tasks.studies.papers.cart_landscape.figures import Trace, basin_figure, curve_figure, path_figure, task_figure
 from tasks.studies.papers.cart_landscape.seed import LABELS, SHOWN, Rows, Seed, each, seeds, total

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.evaluation.statistics import mean, normalised
+from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from tasks.project.declaration import Declaration

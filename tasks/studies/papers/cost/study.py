@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.evaluation.statistics import mean
+from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from mergeflow import layout
 from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
-from mergeflow.evaluation.statistics import mean
+from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from tasks.project.declaration import Declaration

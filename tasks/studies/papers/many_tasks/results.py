@@ -6,7 +6,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from mergeflow.evaluation.statistics import normalised
+from mergeflow.evaluation.averages import normalised
 from tasks.studies.adapting import NOT_WORSE
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy

@@ -23,8 +23,8 @@ from typing import Any
 from pydantic import Field
 
 from mergeflow import layout
+from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure
 from mergeflow.search.grid import grid_of
 from tasks.project.declaration import Declaration

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from mergeflow.evaluation.statistics import normalised
+from mergeflow.evaluation.averages import normalised
 from tasks.studies.claims import judge, paired, steps_between
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.mima.figures import accuracy_figure, gap_figure, task_figure

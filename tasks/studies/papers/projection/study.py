@@ -24,8 +24,8 @@ from pydantic import Field
 from mergeflow import layout
 from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation import losses
+from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.statistics import mean
 from mergeflow.merging import configure, methods
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples

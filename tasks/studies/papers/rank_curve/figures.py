@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mergeflow.evaluation.statistics import mean, mean_interval
+from mergeflow.evaluation.averages import mean, mean_interval
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain, series_style
 from tasks.plotting.palette import MUTED
 

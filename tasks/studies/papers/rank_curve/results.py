@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mergeflow.evaluation.statistics import mean
+from mergeflow.evaluation.averages import mean
 from tasks.studies.claims import judge, paired
 from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval

@@ -5,7 +5,7 @@ from math import sqrt
 
 import numpy as np
 
-from mergeflow.evaluation.statistics import mean, normalised
+from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.evaluation.subsets import popoviciu_bound, subset_interval
 from tasks.studies.inputs import Accuracy
 from tasks.studies.pieces import Row

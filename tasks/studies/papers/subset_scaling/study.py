@@ -35,8 +35,8 @@ from pydantic import Field
 from scipy import stats
 
 from mergeflow import layout
+from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.statistics import mean
 from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
