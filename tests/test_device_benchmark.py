@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,22 @@ def test_a_rehearsal_fills_every_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["pipeline"]["rows"][-1]["same order"] is True
     assert found["adamerging"]["rows"][-1]["of that of T = 2"] == 1.0
     assert {row["precision"] for row in found["finetune"]["rows"]} == {"float32", "bfloat16"}
+
+
+def test_three_commands_of_ten_minutes_have_room_for_every_section() -> None:
+    commands = [0]
+    for limit, _ in device.SECTIONS.values():
+        commands = [*commands[:-1], commands[-1] + limit] if commands[-1] + limit <= 570 else [*commands, limit]
+    assert len(commands) <= 3
+
+
+def test_the_machine_is_described_where_there_is_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = SimpleNamespace(name="a card", total_memory=80 * 2**30)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: shown)
+    asked = SimpleNamespace(stdout="570.1\n")
+    monkeypatch.setattr("benchmarks.device.subprocess.run", lambda *args, **kwargs: asked)
+    found = device.machine(rehearse=False)
+    assert (found["device"], found["memory"], found["driver"]) == ("a card", "80 GiB", "570.1")
 
 
 def test_what_stands_is_not_measured_again_and_what_does_not_fit_is_not_begun(
