@@ -13,10 +13,12 @@ from mergeflow.modalities.vision.models import _check_tag, _weights_path
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
+from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
 from tests.studies.small_lab import ROOT
 
-EXAMPLES = sorted((ROOT / "examples/studies").iterdir())
+EXAMPLES = sorted((ROOT / "examples/studies").glob("cart_*"))
+ROUNDS = sorted((ROOT / "examples/studies").glob("rounds_*"))
 WORLD = ROOT / "worlds/pocket20"
 
 
@@ -64,3 +66,27 @@ def test_an_examples_sources_are_the_20_in_order_and_open_as_far_as_they_can(exa
     for task, source in tasks.items():
         with pytest.raises(MergeflowError, match=missing):
             open_images(task, source, root=tmp_path)
+
+
+@pytest.mark.parametrize("example", ROUNDS, ids=lambda path: path.name)
+def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: Path, tmp_path: Path) -> None:
+    """G5 to G9, M1 to M7: every run that a study reads is there, and the graph can be written."""
+    (tmp_path / "studies").mkdir()
+    shutil.copy(example / "params.yaml", tmp_path)
+    shutil.copy(example / "studies.yaml", tmp_path / "studies/params.yaml")
+    params = load_params(tmp_path / "params.yaml")
+    names = [get_real_task(source.removeprefix("torchvision:")).name for source in params.tasks.values()]
+    assert names == list(REAL_TASKS)[:8]
+    studies = load_study_params(tmp_path, params)
+    assert "mima_16_kept" in study_graph(tmp_path, studies)
+    systems = {system for study in check_study_options(tmp_path, studies) for system in study.systems}
+    assert systems == {"G5", "G6", "G7", "G8", "G9", *(f"M{number}" for number in range(1, 8))}
+    longer = {name for name, run in studies.runs.items() if run.finetune.steps != 2000}
+    assert longer == {"mima_1_4000", "mima_16_4000"}
+    assert all(run.finetune.batch_size == 128 for run in studies.runs.values())
+    pairs = studies.studies["landscape"]["pairs"]
+    assert {task for pair in pairs for task in pair} <= set(params.tasks)
+
+
+def test_there_is_one_of_rounds_for_each_size() -> None:
+    assert [path.name for path in ROUNDS] == ["rounds_vit_b_32", "rounds_vit_l_14"]

@@ -9,10 +9,11 @@ import torch
 from mergeflow.analysis.gradients import mean_gradient
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
+from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import run_study
+from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES
 
 
@@ -68,6 +69,17 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     assert mean("paper", "all images", 2) > 0.95
     assert mean("hot", "all images", 2) < mean("paper", "all images", 2) - 0.1
     assert [finding.ours for finding in result.findings] == [False, False, True, True]
+
+
+def test_a_cosine_is_with_the_gradient_at_the_base(toy_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(toy_lab, "gradients", tmp_path, runs={"paper": "converged"}))
+    found = {row["kind"]: row for row in gradients._measure(inputs, "converged", "north", 0, 100)["rows"]}
+    data, states = gradients._subset(inputs, "north", 100), [inputs.base, inputs.run("converged").epoch(0, "north", 1)]
+    flat = []
+    for state in states:
+        inputs.model.load(state)
+        flat.append(torch.cat([one.flatten() for one in mean_gradient(inputs.model, data).values()]))
+    assert found["all images"]["cosine"][1] == pytest.approx(float(torch.cosine_similarity(*flat, dim=0)), abs=1e-6)
 
 
 def made_up(kind: str, share: list[float], cosine: list[float]) -> list[Row]:

@@ -85,7 +85,7 @@ def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[flo
         "random": ["dare"],
         "joint": "joint",
         "paths": {"mima_2": ["mima_2 round 2"]},
-        "loss": {**dict.fromkeys(merges, 5.0), "mima_2": loss},
+        "loss": {**dict.fromkeys(merges, 7.0), "ties": 5.0, "mima_2": loss},
         "drops": [{"drop": 0.5, "distance": dare[1], "expected": 5.0, "accuracy": 80.0}],
     }
 
