@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.modalities.pretraining import rate_factor
 from mergeflow.modalities.vision.models import ASSETS
 from mergeflow.modalities.vision.pretraining import (
     RECIPES,
     PretrainSettings,
-    _rate,
     confused_captions,
     draw_captions,
     pretrain,
@@ -44,7 +44,7 @@ def test_the_same_settings_give_the_same_file_whatever_the_workers(tmp_path):
     assert seen[-1] == ("train", 3, 3)
 
 
-def test_only_confused_classes_carry_the_next_caption_and_at_the_given_rate():
+def test_only_confused_classes_carry_the_next_caption_and_at_the_givenrate_factor():
     settings = PretrainSettings(images=3000, passes=32, seed=1, weights=dict.fromkeys(SUITE.tasks, 1.0))
     captions, cycles, first, start = draw_captions(settings), confused_captions(SUITE, settings), 0, 0
     for name, task in SUITE.tasks.items():
@@ -80,6 +80,6 @@ def test_settings_refuse_what_they_do_not_know():
 
 @given(st.integers(1, 400), st.floats(0, 0.9))
 def test_the_learning_rate_stays_in_its_range_and_ends_low(steps, warmup):
-    rates = [_rate(step, steps, warmup) for step in range(steps)]
+    rates = [rate_factor(step, steps, warmup) for step in range(steps)]
     assert all(0 <= rate <= 1 for rate in rates)
     assert max(rates) == 1 or steps == 1

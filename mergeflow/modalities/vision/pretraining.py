@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.modalities.pretraining import SHARDS, adamw, descend, one_thread, rate_factor
 from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
 from mergeflow.schema import Frozen
@@ -27,7 +27,6 @@ from mergeflow.suites.pocket import TEMPLATES, Suite, get_suite
 from mergeflow.suites.pocket.core import generator
 from mergeflow.suites.pocket.stream import draw_chunk
 
-_SHARDS = 2  # halves of a batch, each on its own thread: faster on two cores than two threads inside every operation
 _CHUNK = 2000
 _CONFUSED_SHARE = {
     "digits": 0.4,
@@ -157,17 +156,6 @@ def draw_images(settings: PretrainSettings, workers: int, progress: Progress | N
     return torch.from_numpy(np.concatenate(parts))
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let every operation run on one thread: the shards are the parallelism."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class _Loss:
     """Cross-entropy of images against the prompts of all classes; gradients by shards, summed in fixed order."""
 
@@ -185,23 +173,6 @@ class _Loss:
         logits = self.model.logit_scale.exp() * features @ text.T
         loss = nn.functional.cross_entropy(logits, captions, reduction="sum") / total
         return (loss.detach(), *torch.autograd.grad(loss, self.parameters))
-
-
-def _optimizer(model: nn.Module, settings: PretrainSettings) -> torch.optim.AdamW:
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (free if parameter.ndim < 2 or "embedding" in name else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": free, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98))
-
-
-def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the factor on the peak learning rate: linear warm-up, then cosine to 0."""
-    rising = max(1, round(warmup * steps))
-    if step < rising:
-        return (step + 1) / rising
-    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
 def _batches(count: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
@@ -230,25 +201,21 @@ def train_base(
     suite = get_suite(settings.suite)
     clip = load_clip(POCKET, settings.start, seed=settings.seed)
     loss = _Loss(clip, [name for task in suite.tasks.values() for name in task.class_names])
-    optimizer = _optimizer(clip.model.train(), settings)
+    optimizer = adamw(clip.model.train(), settings.learning_rate, settings.weight_decay)
     batch = min(settings.batch, len(images))
     steps = max(1, settings.passes // batch)
     tail: list[float] = []
-    with _one_thread(), ThreadPoolExecutor(_SHARDS) as pool:
+    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
         for step, chosen in enumerate(_batches(len(images), batch, steps, settings.seed)):
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _rate(step, steps, settings.warmup)
+                group["lr"] = settings.learning_rate * rate_factor(step, steps, settings.warmup)
             shards = [
-                pool.submit(loss.shard, images[part], captions[part], step, batch) for part in chosen.chunk(_SHARDS)
+                pool.submit(loss.shard, images[part], captions[part], step, batch) for part in chosen.chunk(SHARDS)
             ]
-            value, *gradients = (sum(parts) for parts in zip(*(shard.result() for shard in shards), strict=True))
-            for parameter, gradient in zip(loss.parameters, gradients, strict=True):
-                parameter.grad = gradient
-            nn.utils.clip_grad_norm_(loss.parameters, 1.0)
-            optimizer.step()
+            value = descend(shards, loss.parameters, [optimizer])
             with torch.no_grad():
                 clip.model.logit_scale.clamp_(max=math.log(100))
-            tail = [*tail[-max(1, steps // 50) + 1 :], float(value)]
+            tail = [*tail[-max(1, steps // 50) + 1 :], value]
             if progress and (step % 20 == 0 or step + 1 == steps):
                 progress("train", step + 1, steps)
     clip.model.eval()

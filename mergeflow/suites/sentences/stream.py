@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from mergeflow.suites.sentences.acceptability import acceptability
+from mergeflow.suites.sentences.clauses import statement
 from mergeflow.suites.sentences.dice import Dice
+from mergeflow.suites.sentences.events import draw_event, reword_some, some_extra, tell
 from mergeflow.suites.sentences.pairs import answers, entailment, inference, paraphrase, questions
 from mergeflow.suites.sentences.reviews import sentiment
 from mergeflow.suites.sentences.suite import home
@@ -24,10 +26,17 @@ def _consequence(dice: Dice) -> tuple[str, str | None, str | None]:
     return (*inference(dice, relation), LINKS[relation])
 
 
+def _retelling(dice: Dice) -> tuple[str, str | None, str | None]:
+    """Return two short statements of one event, mostly in the same words: what is looked up first in pre-training."""
+    said = tell(draw_event(dice), *some_extra(dice, dice.below(2)))
+    return statement(said, dice), statement(reword_some(said, dice, 0.25), dice), LINKS[0]
+
+
 # What follows from a statement is linked by the same word whether it says less or all of it.
 _KINDS: tuple[tuple[int, Callable[[Dice], tuple[str, str | None, str | None]]], ...] = (
     (2, lambda dice: (*acceptability(dice, 1), None)),
     (3, lambda dice: (*sentiment(dice, dice.below(2)), None)),
+    (5, _retelling),
     (5, lambda dice: (*paraphrase(dice, 1), LINKS[0])),
     (5, _consequence),
     (4, lambda dice: (*answers(dice, 1), None)),
