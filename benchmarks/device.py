@@ -6,9 +6,9 @@
     python -m benchmarks.device --only finetune mima --out RESULTS
     python -m benchmarks.device --all --out RESULTS --rehearse        # tiny shapes, on the processor
 
-It needs a checkout with its library's packages: torch, open_clip, safetensors, pydantic, PyYAML, xxhash, NumPy, SciPy,
-filelock, threadpoolctl, pyarrow, Pillow, and pytest with hypothesis for the tests. Nothing is downloaded. A section
-runs in a process of its own and is stopped when its time is over; what it had measured until then stays. A rehearsal
+It needs a checkout with its library's packages: torch, open_clip, safetensors, pydantic, PyYAML, xxhash, blake3, NumPy,
+SciPy, filelock, threadpoolctl, pyarrow, Pillow, and pytest with hypothesis for the tests. Nothing is downloaded. Each
+section runs in a process of its own and is stopped when its time is over; what it had measured stays. A rehearsal
 runs them all in one process, on one thread. RESULTS holds
 three files: results.json (rows by section; a section that stands there is not run again), tables.md and log.txt.
 """
