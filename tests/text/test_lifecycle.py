@@ -52,4 +52,4 @@ def test_a_project_of_texts_lives_as_one_of_images_does(project: Path, tmp_path:
         path.write_text(lines({**row, "text": f"and {row['text']}"} for row in moods(count, random.Random(seed))))
     added = add_task(folder, store, "again", "jsonl:inputs/again?conflicts=keep")
     assert show(store, MODEL, added.version)["tasks"] == ["again", "mood", "near", "same"]
-    assert current(store, MODEL).candidate is not None
+    assert added.champion == added.version == current(store, MODEL).champion.version
