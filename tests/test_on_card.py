@@ -13,7 +13,8 @@ import torch
 import yaml
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
-from mergeflow.estimates.entropy import entropies, entropy_gradient, learn_coefficients
+from mergeflow.data import load_manifest
+from mergeflow.estimates.entropy import AdamergeOrder, entropies, entropy_gradient, learn_coefficients
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
@@ -21,6 +22,8 @@ from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.served import SERVED
+from mergeflow.modalities.serving import read_model
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.modalities.vision.opening import open_model
 from mergeflow.search.sweep import run_sweep
@@ -28,6 +31,7 @@ from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training import FineTuneSettings, fine_tune
 from registry.evidence import read_evidence
 from registry.lookup import find_version, load
+from registry.pyfunc_model import ModelFiles, save_pyfunc
 from registry.reevaluation import evaluate_version
 from registry.store import connect
 from tasks.project.graph import load_graph
@@ -38,6 +42,8 @@ from tests.evaluation.test_statistics_command import call
 from tests.flows.small_project import registry_template
 from tests.merging.helpers import awkward
 from tests.takers import ROOT, takers, watched
+from tests.text.small_project import TASKS as TEXTS
+from tests.text.small_project import make_text_project
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 from tests.training.test_fine_tune import Killed, kill_at
 
@@ -81,6 +87,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     make_world(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of texts with its base and experts of four steps."""
+    folder = make_text_project(tmp_path_factory.mktemp("texts") / "project", steps=4)
+    run_pipeline(folder, ("prepare", "base", "multitask", "finetune"))
+    return folder / "outputs"
 
 
 def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Path, tmp_path: Path) -> None:
@@ -172,16 +186,41 @@ def combine(world: Path, out: Path, device: str) -> Any:
     return prepare(configure("cart"), base, experts, device=device).direction, packed, kept
 
 
+def adapt_texts(outputs: Path, out: Path, device: str) -> Any:
+    """Learn coefficients on texts, whose base says itself what model it is."""
+    base = str(outputs / "base/model.safetensors")
+    experts = {task: str(outputs / f"experts/{task}/model.safetensors") for task in TEXTS}
+    folders = {task: str(outputs / f"data/validation/{task}") for task in TEXTS}
+    heads = {task: str(outputs / f"experts/{task}/head.safetensors") for task in TEXTS}
+    recipe = {"method": "adamerging", "args": {"steps": 2}, "base": base, "experts": experts, "device": device}
+    found = learn_coefficients(make_recipe(recipe), AdamergeOrder(base, folders, heads), out)
+    return found.coefficients, found.losses
+
+
+def answer_texts(outputs: Path, out: Path, device: str) -> Any:
+    """Answer as a server of texts does."""
+    record = dict(open_checkpoint(outputs / "base/model.safetensors").metadata)
+    heads = {task: outputs / f"experts/{task}/head.safetensors" for task in TEXTS}
+    decoding = load_manifest(outputs / "data/manifests/mood")["decoding"]
+    model = {"modality": "text", "pretrained": "inputs/base"}
+    save_pyfunc(out / "model", ModelFiles(outputs / "base/model.safetensors", heads, model, decoding, record=record))
+    loaded = read_model(out / "model/artifacts/model", torch.device(device))
+    rows = {"task": ["mood", "same"], "text": ["the red cat is nice", "the cat is red"], "text_pair": [None, "red cat"]}
+    return [list(row.values()) for row in SERVED.get("text").answer(loaded, rows)["probabilities"]]
+
+
 USES: list[Callable[[Path, Path, str], Any]] = [judge, train, sweep, take_statistics, adapt, combine]
+TEXT_USES: list[Callable[[Path, Path, str], Any]] = [adapt_texts, answer_texts]
 
 
 @pytest.fixture(scope="module")
-def on_card(project: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def on_card(project: Path, world: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What everything that takes a device gives on the card, by name."""
     with card(), watched():
         serve(project)
         judge_again(project)
-        return {use.__name__: use(world, tmp_path_factory.mktemp(use.__name__), "cuda") for use in USES}
+        found = {use.__name__: use(world, tmp_path_factory.mktemp(use.__name__), "cuda") for use in USES}
+        return found | {use.__name__: use(texts, tmp_path_factory.mktemp(use.__name__), "cuda") for use in TEXT_USES}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -189,6 +228,13 @@ def test_what_takes_images(
     use: Callable[[Path, Path, str], Any], world: Path, tmp_path: Path, on_card: dict[str, Any]
 ) -> None:
     torch.testing.assert_close(on_card[use.__name__], use(world, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("use", TEXT_USES)
+def test_what_takes_texts(
+    use: Callable[[Path, Path, str], Any], texts: Path, tmp_path: Path, on_card: dict[str, Any]
+) -> None:
+    torch.testing.assert_close(on_card[use.__name__], use(texts, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.usefixtures("on_card")
