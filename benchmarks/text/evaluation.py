@@ -56,7 +56,7 @@ class Task:
     head: Head
 
 
-def prepare(root: Path, base: str, device: torch.device, width: int, count: int, max_length: int) -> list[Task]:
+def _prepare(root: Path, base: str, device: torch.device, width: int, count: int, max_length: int) -> list[Task]:
     """Prepare the tasks of the suite in a folder of their own and give them random heads."""
     section, found = DataSection(tokenizer=base, max_length=max_length), []
     for name in TASKS:
@@ -72,7 +72,7 @@ def prepare(root: Path, base: str, device: torch.device, width: int, count: int,
     return found
 
 
-def spread(task: Task, width: float) -> Task:
+def _spread(task: Task, width: float) -> Task:
     """Return a task with texts of random tokens, whose lengths are log-normal around 24."""
     chance, (count, most) = np.random.default_rng(0), task.tokens.ids.shape
     lengths = np.exp(chance.normal(np.log(24), width, count)).astype(np.int64).clip(4, most)
@@ -82,7 +82,7 @@ def spread(task: Task, width: float) -> Task:
 
 
 @torch.inference_mode()
-def plain(model: nn.Module, tasks: list[Task], size: int, whole: bool = False) -> list[np.ndarray]:
+def _plain(model: nn.Module, tasks: list[Task], size: int, whole: bool = False) -> list[np.ndarray]:
     """Return answers as a loop over a padding collator gives them."""
     found = []
     for task in tasks:
@@ -117,8 +117,8 @@ def main() -> None:
     device = torch.device(chosen.device)
     with TemporaryDirectory() as scratch:
         encoder = _encoder(chosen.base, chosen.layers, chosen.width).to(device)
-        tasks = prepare(Path(scratch), chosen.base, device, encoder.width, chosen.examples, chosen.max_length)
-        tasks = [spread(task, chosen.spread) for task in tasks] if chosen.spread else tasks
+        tasks = _prepare(Path(scratch), chosen.base, device, encoder.width, chosen.examples, chosen.max_length)
+        tasks = [_spread(task, chosen.spread) for task in tasks] if chosen.spread else tasks
         _measure(encoder, tasks, chosen.batch_size, chosen.rounds, device)
 
 
@@ -139,8 +139,8 @@ def _measure(encoder: TextEncoder, tasks: list[Task], size: int, rounds: int, de
     examples = [Classification("task", task.tokens, task.labels, task.head) for task in tasks]
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
         "mergeflow": lambda: [example_scores(network, one, size) for one in examples],
-        "plain": partial(plain, model, tasks, size),
-        "whole": partial(plain, model, tasks, size, whole=True),
+        "plain": partial(_plain, model, tasks, size),
+        "whole": partial(_plain, model, tasks, size, whole=True),
     }
     answers = {name: np.concatenate(way()) for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -72,9 +72,11 @@ def tallied(cuda: bool) -> Iterator[Tally]:
 
     Example:
         >>> with tallied(cuda=False) as tally:
-        ...     total = (torch.ones(1000) + torch.ones(1000)).sum()
+        ...     one, other = torch.ones(1000), torch.ones(1000)
+        ...     both = one + other
+        ...     del one, other
         >>> tally.peak, tally.held
-        (12004, 4)
+        (12000, 4000)
     """
     tally = Tally(cuda)
     with FakeTensorMode(), _Counting(tally), _AsOnCuda(cuda):

@@ -17,14 +17,14 @@ from mergeflow.search.grid import grid, grid_of
 from mergeflow.search.journal import Journal
 from mergeflow.search.line import best_on_line, line
 from mergeflow.search.optuna import optuna_search
-from mergeflow.search.sweep_file import StudyPart
+from mergeflow.search.sweep_file import SearchPart
 
 GRID = {"keep": [0.1, 0.2, 0.4], "scale": [0.5, 1.0, 1.5, 2.0, 3.0]}
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "grid": lambda: grid("ties", GRID),
     "line": lambda: line("scale", GRID["scale"], 1.4, {"keep": 0.2}),
     "climb": lambda: climb(GRID, {"keep": 0.4, "scale": 0.5}),
-    "optuna": lambda: optuna_search("ties", {"scale": {"low": 0.5, "high": 3.0}}, StudyPart(trials=12), 0),
+    "optuna": lambda: optuna_search("ties", {"scale": {"low": 0.5, "high": 3.0}}, SearchPart(trials=12), 0),
 }
 
 

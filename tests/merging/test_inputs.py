@@ -96,7 +96,7 @@ def test_methods_that_need_no_base(tmp_path, method, args):
     [
         ({"method": "ties"}, "base: is missing, and the result of 'ties' depends on it"),
         ({"method": "average", "args": {"scale": 0.5}}, "the result of 'average' at this scale depends on it"),
-        ({"method": "average", "experts": {}, "task_vectors": ["a"]}, "base: is missing, which task vectors"),
+        ({"method": "average", "experts": {}, "task_vectors": ["a"]}, "base: is missing, and task vectors"),
     ],
 )
 def test_a_base_that_is_needed(tmp_path, change, message):

@@ -9,8 +9,9 @@ from tasks.studies.papers.laboratory import study as laboratory
 from tasks.studies.papers.laboratory.figures import figures
 from tasks.studies.papers.laboratory.options import Options
 from tasks.studies.papers.laboratory.results import study_result
-from tasks.studies.papers.laboratory.rows import critical, retained_until, slope, tidy
+from tasks.studies.papers.laboratory.rows import critical, retained_until, slope
 from tasks.studies.results import Finding, StudyResult
+from tasks.studies.rows import tidy
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT, run_study
 

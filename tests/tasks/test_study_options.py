@@ -17,6 +17,8 @@ from tasks.project.runner import run_stage
 from tasks.project.study_options import check_study_options
 
 ROOT = Path(__file__).parents[2]
+CHOSEN = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["mima"]
+MISSPELT = {name: value for name, value in CHOSEN.items() if name != "keep"} | {"keeps": 0.2}
 
 
 def project(folder: Path, **studies: Any) -> Path:
@@ -35,13 +37,13 @@ def test_the_projects_own_choices_are_valid() -> None:
 
 
 def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
-    root = project(tmp_path, mima={"rounds": [1], "kep": 0.2}, one_epoch={"epochs": "all"}, one_epok={})
+    root = project(tmp_path, mima=MISSPELT, one_epoch={"epochs": "all", "further": {}}, one_epok={})
     with pytest.raises(MergeflowError) as caught:
         check_study_options(root, load_study_params(root, load_params(root / "params.yaml")))
     assert str(caught.value).splitlines() == [
         "studies/params.yaml has 4 faults:",
         "  - studies.mima: keep is missing",
-        "  - studies.mima: unknown key 'kep': did you mean 'keep'? Known: keep, rounds",
+        "  - studies.mima: unknown key 'keeps': did you mean 'keep'? Known: at, budgets, keep, kept, rounds",
         "  - studies.one_epoch: epochs: must be a valid list, found 'all'",
         *str(caught.value).splitlines()[4:],
     ]
@@ -49,7 +51,7 @@ def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_before_anything_runs(tmp_path: Path) -> None:
-    root = project(tmp_path, mima={"rounds": [1], "kep": 0.2})
+    root = project(tmp_path, mima=MISSPELT)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(MergeflowError, match="did you mean 'keep'"):
         run_studies(root, [find_studies(root)["one_epoch"]], False, Console(quiet=True))
@@ -57,7 +59,7 @@ def test_the_command_refuses_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_a_training_run_that_dvc_starts_refuses_too(tmp_path: Path) -> None:
-    root = project(tmp_path, mima={"rounds": [1], "kep": 0.2})
+    root = project(tmp_path, mima=MISSPELT)
     training = next(stage for stage in load_graph(root, studies=True).values() if stage.name == "train")
     with pytest.raises(MergeflowError, match="did you mean 'keep'"):
         run_stage(root, replace(training, deps=()))

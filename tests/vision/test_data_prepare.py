@@ -306,7 +306,7 @@ def test_load_split_names_what_is_wrong(prepared: Path) -> None:
     with pytest.raises(MergeflowError, match="SHA-256 of the content is"):
         load_split(prepared, "train", verify=True)
     images.unlink()
-    with pytest.raises(MergeflowError, match=r"train\.images\.npy: missing"):
+    with pytest.raises(MergeflowError, match=r"train\.images\.npy is missing"):
         load_split(prepared, "train")
     images.write_bytes(whole)
     np.save(labels, np.full(32, 9))
