@@ -14,7 +14,8 @@ import yaml
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.data import load_manifest
-from mergeflow.estimates.entropy import AdamergeOrder, entropies, entropy_gradient, learn_coefficients
+from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
+from mergeflow.estimates.entropy import entropies, entropy_gradient
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare

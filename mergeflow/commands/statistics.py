@@ -90,7 +90,7 @@ def adamerge(
     ] = None,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on images without labels."""
-    from mergeflow.estimates.entropy import RECIPE, AdamergeOrder, learn_coefficients
+    from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, learn_coefficients
     from mergeflow.merging import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])

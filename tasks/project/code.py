@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import entry_points
@@ -21,6 +21,7 @@ from pathlib import Path
 from mergeflow.application import HOME
 from mergeflow.errors import MergeflowError
 from tasks.project import syntax
+from tasks.project.files import read_yaml
 from tasks.project.stage import STATE
 from tasks.project.syntax import Source, read_source
 
@@ -35,10 +36,13 @@ class Code:
 
     Args:
         root: the project folder. It may hold modules of its own; below it is kept what files have said.
+        chosen: by the folder of packages found by name, the one that counts, as {"modalities": "vision"}; of a folder
+            that is not named all count.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, chosen: Mapping[str, str] | None = None) -> None:
         self._root = root
+        self._chosen = dict(chosen or {})
         self._ours = {"mergeflow"}
         self._next: dict[str, list[str]] = {}
         self._paths: dict[str, Path | None] = {}
@@ -145,18 +149,19 @@ class Code:
         """Yield the module `part` of each package found by name: of ours, installed, in the project's folder."""
         home, own = self._path(package), self._root / folder
         assert home, f"there is no package {package}"
-        homes = [f"{package}.{path.parent.name}" for path in home.parent.glob("*/__init__.py")]
+        homes = [(path.parent.name, f"{package}.{path.parent.name}") for path in home.parent.glob("*/__init__.py")]
         for point in entry_points(group=f"mergeflow.{folder}"):
             self._ours.add(point.value.partition(".")[0])
-            homes.append(point.value)
+            homes.append((point.name, point.value))
         for path in sorted(own.glob("[!_.]*/__init__.py")):
-            homes.append(f"{folder}.{path.parent.name}")
+            homes.append((path.parent.name, f"{folder}.{path.parent.name}"))
             self._ours.add(folder)
             # Names as if the project's folder were a package: so relative imports inside it are followed.
             for file in path.parent.rglob("*.py"):
                 parts = file.relative_to(self._root).with_suffix("").parts
                 self._paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-        yield from (module for one in homes for module in self._behind(f"{one}.{part}"))
+        counting = [one for name, one in homes if self._chosen.get(folder, name) == name]
+        yield from (module for one in counting for module in self._behind(f"{one}.{part}"))
 
     def _files(self, folder: str) -> Iterator[str]:
         """Yield every Python file in a folder of the project and below it."""
@@ -197,8 +202,10 @@ class Code:
 
 @cache
 def code_of(root: Path) -> Code:
-    """Return the code of a project as this process has it."""
-    return Code(root)
+    """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts."""
+    choices = root / "params.yaml"
+    modality = (read_yaml(choices).get("model") or {}).get("modality") if choices.exists() else None
+    return Code(root, {"modalities": modality} if modality else {})
 
 
 class _Memory:

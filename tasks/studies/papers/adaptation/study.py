@@ -33,7 +33,8 @@ from mergeflow import layout
 from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.estimates.entropy import entropies, write_learned
+from mergeflow.estimates.coefficients import write_learned
+from mergeflow.estimates.entropy import entropies
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
