@@ -1,0 +1,145 @@
+"""How far tasks are correlated, seen by what their experts answer to samples without labels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mergeflow.errors import MergeflowError
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """α̂ of all pairs of experts.
+
+    Attributes:
+        names: Of the experts, in the order of the rows.
+        values: [T][T], symmetric, in [−1, 1], with 1 on the diagonal.
+        left_out: Samples that an expert answered exactly as it does on average; they have no direction.
+    """
+
+    names: tuple[str, ...]
+    values: list[list[float]]
+    left_out: int
+
+    def of(self, first: str, second: str) -> float:
+        """Return α̂ of two experts.
+
+        Args:
+            first: an expert's name.
+            second: the other's.
+        """
+        return self.values[self.names.index(first)][self.names.index(second)]
+
+
+def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
+    """Return the mean cosine of two models' centred answers to the same samples, and how many were left out.
+
+    α̂(·, ·, D) = (1/n) Σ_i cos⟨ỹ_1^i, ỹ_2^i⟩,  ỹ_l^i = y_l^i − mean_i y_l^i
+
+    Args:
+        first: logits of one model, [n, C].
+        second: of the other, [n, C].
+
+    Returns:
+        α̂ in [−1, 1], and the number of samples for which an answer has no direction.
+
+    Raises:
+        MergeflowError: no samples, other shapes, or no sample with a direction.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> output_correlation(logits, -logits)
+        (-1.0, 0)
+
+    Source:
+        Li et al. 2025, Equation 11. With one logit, or two that sum to nothing, the cosine of a sample is the
+        agreement in sign.
+    """
+    if first.shape != second.shape or first.ndim != 2 or not len(first):
+        raise MergeflowError(
+            f"outputs of shapes {tuple(first.shape)} and {tuple(second.shape)} were found; expected those of two "
+            "models on the same samples, [samples, classes] both, at least one sample."
+        )
+    centred = [(one.double() - one.double().mean(0)) for one in (first, second)]
+    lengths = [one.norm(dim=1) for one in centred]
+    # What rounding leaves of equal answers is no direction.
+    scale = [1e-7 * one.double().abs().max() for one in (first, second)]
+    there = (lengths[0] > scale[0]) & (lengths[1] > scale[1])
+    if not there.any():
+        raise MergeflowError("a model answers all samples alike: its outputs have no correlation with any other's.")
+    cosines = (centred[0] * centred[1]).sum(1)[there] / (lengths[0] * lengths[1])[there]
+    return float(cosines.mean().clamp(-1, 1)), int((~there).sum())
+
+
+def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
+    """Return α̂ of all pairs of experts, each pair on the samples of its two tasks.
+
+    α̂(Ψ_1, Ψ_2) = ½ [α̂(Ψ_1, Ψ_2, D_1) + α̂(Ψ_1, Ψ_2, D_2)]
+
+    Args:
+        outputs: task → expert → its logits on that task's samples, [n, C]; C may differ from task to task. Experts are
+            named by their tasks.
+
+    Raises:
+        MergeflowError: as `output_correlation`, with the names.
+
+    Source:
+        Li et al. 2025, Equation 11.
+    """
+    names = tuple(outputs)
+    values = [[float(one == other) for other in names] for one in names]
+    left_out = 0
+    for i, first in enumerate(names):
+        for j, second in enumerate(names[:i]):
+            found = [_on(task, outputs[task], first, second) for task in (first, second)]
+            values[i][j] = values[j][i] = (found[0][0] + found[1][0]) / 2
+            left_out += found[0][1] + found[1][1]
+    return Correlations(names, values, left_out)
+
+
+def _on(task: str, answers: Mapping[str, Tensor], first: str, second: str) -> tuple[float, int]:
+    try:
+        return output_correlation(answers[first], answers[second])
+    except MergeflowError as error:
+        raise MergeflowError(f"experts '{first}' and '{second}' on the samples of '{task}': {error}") from error
+
+
+def responses(outputs: Mapping[str, Mapping[str, Tensor]], base: Mapping[str, Tensor]) -> list[list[float]]:
+    """Return how far each expert moves the answers to each task's samples along the way of the task's own expert.
+
+    A_ij = Σ_n ⟨Δ_j^n, Δ_i^n⟩ / Σ_n ‖Δ_i^n‖²,  Δ_j^n = y_j^n − y_0^n on task i's samples, less its mean over classes
+
+    Eq. 11 compares answers. Experts of one pre-trained base share what the base answers, so that its cosine is large
+    for tasks that have nothing in common; A compares what tuning has changed, with its length.
+
+    Args:
+        outputs: task → expert → logits on that task's samples, [n, C].
+        base: task → the base's logits on them, [n, C].
+
+    Returns:
+        [T][T], rows for tasks, columns for experts; 1 on the diagonal; 0 in the row of a task whose own expert answers
+        as the base does. Not symmetric, and not bounded.
+
+    Example:
+        >>> import torch
+        >>> zero, own = torch.zeros(3, 2), torch.tensor([[1.0, -1.0], [-2.0, 2.0], [0.5, -0.5]])
+        >>> answers = {"a": {"a": own, "b": -0.5 * own}, "b": {"a": 0 * own, "b": own}}
+        >>> responses(answers, {"a": zero, "b": zero})
+        [[1.0, -0.5], [0.0, 1.0]]
+
+    Source:
+        Ours; in the theory's model, whose base answers 0, A_ij is the α of Equations 45 to 48.
+    """
+    rows = []
+    for task, answers in outputs.items():
+        moved = {expert: _moved(found, base[task]) for expert, found in answers.items()}
+        own = float((moved[task] ** 2).sum())
+        rows.append([float((moved[expert] * moved[task]).sum()) / own if own else 0.0 for expert in outputs])
+    return rows
+
+
+def _moved(outputs: Tensor, base: Tensor) -> Tensor:
+    change = outputs.double() - base.double()
+    return change - change.mean(1, keepdim=True) if change.shape[1] > 1 else change

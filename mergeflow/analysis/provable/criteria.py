@@ -1,0 +1,135 @@
+"""Has a merged model learnt what it should, and forgotten what it should? In losses and in accuracies."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mergeflow.errors import MergeflowError, unknown_name
+
+Form = Literal["loss", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What is asked of one task, and what was found.
+
+    Attributes:
+        task: The task's name.
+        kept: Whether it must be solved; else it must have been forgotten.
+        form: What `measured` and `limit` are: losses ≥ 0, or accuracies in [0, 1].
+        measured: Of the merged model.
+        limit: The worst figure of a task that is kept, or the best of one that is forgotten.
+    """
+
+    task: str
+    kept: bool
+    form: Form
+    measured: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure is on the right side of its limit; exactly at it, it is."""
+        at_most = self.kept == (self.form == "loss")
+        return self.measured <= self.limit if at_most else self.measured >= self.limit
+
+    @property
+    def reason(self) -> str:
+        """What was found and what was asked, for people.
+
+        Example:
+            >>> Criterion("digits", True, "accuracy", 0.84, 0.9).reason
+            'digits must be kept: its accuracy is 84.00 %, at least 90.00 % was asked for'
+        """
+        bound = "at most" if self.kept == (self.form == "loss") else "at least"
+        found, asked = (f"{100 * one:.2f} %" if self.form == "accuracy" else f"{one:.3f}" for one in self._figures)
+        duty = "kept" if self.kept else "forgotten"
+        return f"{self.task} must be {duty}: its {self.form} is {found}, {bound} {asked} was asked for"
+
+    @property
+    def _figures(self) -> tuple[float, float]:
+        return self.measured, self.limit
+
+
+def addition_criteria(
+    measured: Mapping[str, float], limits: Mapping[str, float], form: Form = "loss"
+) -> list[Criterion]:
+    """Return what a merge for several tasks must meet.
+
+    loss: E ℓ(T_i) ≤ ε_i for all i;  accuracy: A(T_i) ≥ a_i for all i
+
+    Args:
+        measured: task → the merged model's loss or accuracy.
+        limits: task → ε_i, or a_i; for an accuracy usually an expert's less a tolerance.
+        form: `loss`, in any unit, or `accuracy`, in [0, 1].
+
+    Returns:
+        One criterion for each task, in the order of `limits`.
+
+    Raises:
+        MergeflowError: a task without a figure.
+
+    Example:
+        >>> criteria = addition_criteria({"a": 0.02, "b": 0.3}, {"a": 0.05, "b": 0.05})
+        >>> [one.holds for one in criteria]
+        [True, False]
+
+    Source:
+        Li et al. 2025, Equation 2; the accuracy form is ours.
+    """
+    return [Criterion(task, True, form, _figure(task, measured), limit) for task, limit in limits.items()]
+
+
+def unlearning_criteria(
+    measured: Mapping[str, float],
+    limits: Mapping[str, float],
+    forget: Mapping[str, float],
+    form: Form = "loss",
+) -> list[Criterion]:
+    """Return what a merge must meet that keeps some tasks and has forgotten others.
+
+    loss: E ℓ(T_i) ≥ c_i for i ∈ V_N and E ℓ(T_j) ≤ ε_j for the others;
+    accuracy: A(T_i) ≤ a_i for i ∈ V_N and A(T_j) ≥ a_j for the others
+
+    The forms differ: with tasks that have something in common a loss can be large while all predictions are right.
+
+    Args:
+        measured: task → the merged model's loss or accuracy.
+        limits: task → ε_j, or a_j, of the tasks that are kept.
+        forget: task → c_i, or a_i, of the tasks to forget.
+        form: `loss`, in any unit, or `accuracy`, in [0, 1].
+
+    Returns:
+        One criterion for each task, those to forget first.
+
+    Raises:
+        MergeflowError: a task without a figure, or one that is both kept and forgotten.
+
+    Example:
+        >>> criteria = unlearning_criteria({"a": 0.92, "b": 0.11}, {"a": 0.9}, {"b": 0.1}, "accuracy")
+        >>> [one.reason for one in criteria if not one.holds]
+        ['b must be forgotten: its accuracy is 11.00 %, at most 10.00 % was asked for']
+
+    Source:
+        Li et al. 2025, Equation 3; the accuracy form is ours.
+    """
+    if both := [task for task in forget if task in limits]:
+        raise MergeflowError(f"'{both[0]}' is to be kept and to be forgotten; name it once.")
+    forgotten = [Criterion(task, False, form, _figure(task, measured), limit) for task, limit in forget.items()]
+    return [*forgotten, *addition_criteria(measured, limits, form)]
+
+
+def all_met(criteria: Iterable[Criterion]) -> bool:
+    """Whether every criterion holds."""
+    return all(one.holds for one in criteria)
+
+
+def _figure(task: str, measured: Mapping[str, float]) -> float:
+    if task not in measured:
+        raise unknown_name("task", task, measured)
+    if math.isnan(measured[task]):
+        raise MergeflowError(
+            f"the task '{task}' has no figure (NaN): it has no samples. Give it some, or leave it out."
+        )
+    return measured[task]

@@ -1,0 +1,142 @@
+"""Criteria of addition and unlearning, correlations of experts' answers, coefficients for a task nobody trained."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from mergeflow.analysis.provable.conditions import closed_form, out_of_domain
+from mergeflow.analysis.provable.correlation import correlations, output_correlation, responses
+from mergeflow.analysis.provable.criteria import addition_criteria, all_met, unlearning_criteria
+from mergeflow.analysis.provable.unseen import smallest_coefficients, unseen_coefficients
+from mergeflow.errors import MergeflowError
+
+
+def logits(seed: int, samples: int = 40, classes: int = 3) -> torch.Tensor:
+    return torch.randn(samples, classes, generator=torch.Generator().manual_seed(seed))
+
+
+# Criteria
+
+
+def test_losses_and_accuracies_are_held_to_opposite_sides() -> None:
+    losses, accuracy = {"a": 0.05, "b": 0.5}, {"a": 0.9, "b": 0.5}
+    assert all_met(unlearning_criteria(losses, {"a": 0.05}, {"b": 0.5}))
+    assert all_met(unlearning_criteria(accuracy, {"a": 0.9}, {"b": 0.5}, "accuracy"))
+    assert not all_met(unlearning_criteria({"a": 0.06, "b": 0.5}, {"a": 0.05}, {"b": 0.5}))
+    assert not all_met(unlearning_criteria({"a": 0.9, "b": 0.51}, {"a": 0.9}, {"b": 0.5}, "accuracy"))
+    assert [one.holds for one in addition_criteria(losses, {"a": 0.1, "b": 0.1})] == [True, False]
+    assert [one.holds for one in addition_criteria(accuracy, {"a": 0.95, "b": 0.4}, "accuracy")] == [False, True]
+
+
+def test_a_loss_can_be_forgotten_where_every_answer_is_right() -> None:
+    # Theorem 2 (C): y f = λ + α > 0 on every sample, hinge 1 − λ − α.
+    output = 0.1 + 0.3
+    assert all_met(unlearning_criteria({"b": 1 - output}, {}, {"b": 0.5}))
+    assert not all_met(unlearning_criteria({"b": float(output > 0)}, {}, {"b": 0.5}, "accuracy"))
+
+
+def test_criteria_refuse_what_they_cannot_judge() -> None:
+    with pytest.raises(MergeflowError, match="name it once"):
+        unlearning_criteria({"a": 0.1}, {"a": 0.1}, {"a": 0.1})
+    with pytest.raises(MergeflowError, match=r"'b' has no figure \(NaN\)"):
+        addition_criteria({"b": math.nan}, {"b": 0.1})
+    with pytest.raises(MergeflowError, match="digits"):
+        addition_criteria({"digits": 0.1}, {"digit": 0.1})
+
+
+# Correlation
+
+
+def by_definition(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Equation 11, sample by sample."""
+    total = 0.0
+    for one, other in zip(first, second, strict=True):
+        a, b = (one - first.mean(0)).tolist(), (other - second.mean(0)).tolist()
+        total += sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
+    return total / len(first)
+
+
+def test_correlation_is_equation_eleven() -> None:
+    first, second = logits(1).double(), logits(2).double()
+    assert output_correlation(first, second)[0] == pytest.approx(by_definition(first, second), abs=1e-12)
+    assert output_correlation(first, first)[0] == pytest.approx(1)
+    assert output_correlation(first, 3 - 2 * first)[0] == pytest.approx(-1)
+
+
+def test_samples_without_a_direction_are_left_out_and_counted() -> None:
+    first, second = logits(1), logits(2)
+    first[0] = first[1:].mean(0)  # then it is the mean of all
+    value, left_out = output_correlation(first, second)
+    assert left_out == 1
+    assert value == pytest.approx(
+        output_correlation(first[1:], second[1:] - second.mean(0) + second[1:].mean(0))[0], abs=0.02
+    )
+    with pytest.raises(MergeflowError, match="all samples alike"):
+        output_correlation(torch.ones(5, 2), second[:5, :2])
+    with pytest.raises(MergeflowError, match="at least one sample"):
+        output_correlation(torch.ones(0, 2), torch.ones(0, 2))
+
+
+def test_the_matrix_is_symmetric_and_takes_the_samples_of_both_tasks() -> None:
+    outputs = {
+        task: {one: logits(10 * i + j, classes=2 + i) for j, one in enumerate("abc")} for i, task in enumerate("abc")
+    }
+    found = correlations(outputs)
+    assert np.array(found.values) == pytest.approx(np.array(found.values).T)
+    halves = [output_correlation(outputs[task]["a"], outputs[task]["c"])[0] for task in "ac"]
+    assert found.of("c", "a") == pytest.approx(sum(halves) / 2)
+    assert found.of("b", "b") == 1
+
+
+@given(st.floats(-2, 2), st.floats(-5, 5))
+def test_a_response_is_the_share_of_the_own_change_whatever_is_added_to_all_classes(share: float, shift: float) -> None:
+    base, own = logits(1), logits(2)
+    other = base + share * (own - base) + shift
+    rows = responses({"a": {"a": own, "b": other}, "b": {"a": base, "b": own}}, {"a": base, "b": base})
+    assert rows[0] == pytest.approx([1, share], abs=1e-4)
+    assert rows[1] == pytest.approx([0, 1])
+
+
+def test_an_expert_that_changed_nothing_responds_to_nothing() -> None:
+    base = logits(1)
+    assert responses({"a": {"a": base, "b": logits(2)}, "b": {"a": base, "b": logits(2)}}, dict.fromkeys("ab", base))[
+        0
+    ] == [0, 0]
+
+
+# A task nobody trained
+
+
+@given(st.lists(st.floats(-1, 1).map(lambda x: round(x, 2)), min_size=1, max_size=4), st.floats(0.05, 0.5))
+def test_the_smallest_coefficients_meet_both_sums_and_are_no_larger_than_the_closed_form(
+    gammas: list[float], c: float
+) -> None:
+    nonzero = {one for one in gammas if one}
+    assume(len(nonzero) > 1 or any(one > 0 for one in nonzero))
+    # Between γ that nearly are one negative number the solutions are beyond 1e6, where the program's slack shows.
+    assume(any(one > 0 for one in nonzero) or max(nonzero) - min(nonzero) > 0.1)
+    scales, towards = smallest_coefficients(gammas, c), np.array(gammas)
+    slack = 1e-6 * (1 + np.abs(scales).max())
+    assert scales @ towards >= 1 + c - slack
+    assert scales @ towards**2 >= 1 + c - slack
+    assert np.abs(scales).max() <= np.abs(closed_form(gammas, c)).max() * (1 + 1e-6)
+
+
+def test_the_closed_form_is_taken_inside_the_box_the_smallest_at_its_edge_and_none_beyond() -> None:
+    gammas, c = [0.8, 0.2], 0.2
+    closed, smallest = closed_form(gammas, c), smallest_coefficients(gammas, c)
+    assert np.abs(smallest).max() < np.abs(closed).max()
+    roomy = c / (1.01 * np.abs(closed).max())
+    assert unseen_coefficients(gammas, roomy, c) == pytest.approx(closed)
+    tight = c / (0.5 * (np.abs(closed).max() + np.abs(smallest).max()))
+    found = unseen_coefficients(gammas, tight, c)
+    assert found == pytest.approx(smallest)
+    assert out_of_domain(found[None], gammas, tight, c, margin=1 - 1e-6)[0]
+    with pytest.raises(MergeflowError, match="allows"):
+        unseen_coefficients(gammas, c / (0.9 * np.abs(smallest).max()), c)
+    with pytest.raises(MergeflowError, match="one negative"):
+        unseen_coefficients([-0.4, 0.0, -0.4], 0.01, c)
