@@ -32,7 +32,7 @@ class Parts(Generic[T]):
     Example:
         >>> from mergeflow.modalities.catalog import MODALITIES
         >>> MODALITIES.names(), MODALITIES.get("vision").tower
-        (['text', 'toy', 'vision'], 'visual')
+        (['causal', 'text', 'toy', 'vision'], 'visual')
     """
 
     kind: str

@@ -81,7 +81,7 @@ def test_an_installed_package_brings_a_modality(tmp_path: Path, monkeypatch: pyt
     point = EntryPoint("waves", "acme_waves", "mergeflow.modalities")
     for module in (mergeflow.parts, sys.modules["tasks.project.code"]):
         monkeypatch.setattr(module, "entry_points", lambda group: [point] if group == point.group else [])
-    assert MODALITIES.names() == ["text", "toy", "vision", "waves"]
+    assert MODALITIES.names() == ["causal", "text", "toy", "vision", "waves"]
     assert MODALITIES.get("waves").name == "waves"
     assert "acme_waves.preparation" not in sys.modules
     assert {"acme_waves.modality", "acme_waves.sections"} <= Code(tmp_path).closure("tasks.finetune").keys()

@@ -26,19 +26,20 @@ def transformers(name: str) -> Any:
         return getattr(import_module("transformers"), name)
 
 
-def find_place(place: str, root: Path) -> str:
+def find_place(place: str, root: Path, assets: Path = ASSETS) -> str:
     """Return what transformers is given: the path of a folder, or an id of the hub.
 
     Args:
         place: a folder relative to `root` or absolute, the name of an embedded base, or an id `owner/name`.
         root: the project folder.
+        assets: where the embedded bases are.
 
     Raises:
         MergeflowError: it is none of these.
     """
     if (root / place).is_dir():
         return str(root / place)
-    embedded = {folder.name: folder for folder in ASSETS.iterdir() if folder.is_dir()} if ASSETS.is_dir() else {}
+    embedded = {folder.name: folder for folder in assets.iterdir() if folder.is_dir()} if assets.is_dir() else {}
     if place in embedded:
         return str(embedded[place])
     if place.startswith((".", "/", "inputs/")) or place.count("/") > 1:

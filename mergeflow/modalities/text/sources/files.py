@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import pyarrow as pa
 
@@ -14,12 +14,12 @@ from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.sources.columns import PAIRS, SINGLES, task_of
 
+Read: TypeAlias = Callable[[IO[bytes]], pa.Table]
+
 _TEXTS = {*SINGLES, *(name for pair in PAIRS for name in pair)}
 
 
-def open_rows(
-    read: Callable[[IO[bytes]], pa.Table], ending: str, task: str, place: str, seed: int, root: Path
-) -> RawTask:
+def open_rows(read: Read, ending: str, task: str, place: str, seed: int, root: Path) -> RawTask:
     """Open a file, or a folder with files for each split, as a task.
 
     Args:
@@ -34,15 +34,33 @@ def open_rows(
     Raises:
         MergeflowError: missing path, unknown split names, a file that cannot be read, or columns that are not of texts.
     """
+    return task_of(task, *read_tables(read, ending, task, place, root), seed)
+
+
+def read_tables(
+    read: Read, ending: str, task: str, place: str, root: Path
+) -> tuple[dict[str, pa.Table], dict[str, str]]:
+    """Return the table of each split, and what a message calls it.
+
+    Args:
+        read: one file to its table.
+        ending: of the files' names.
+        task: the task's name.
+        place: path or URI, as `open_rows` takes it.
+        root: what a relative path starts from.
+
+    Raises:
+        MergeflowError: missing path, unknown split names, or a file that cannot be read.
+    """
     location = Location.open(rooted(place, root))
     tables, where = {}, {}
     for split, paths in list_shards(location, task, ending).items():
         tables[split] = pa.concat_tables([_table(location, path, read) for path in paths], promote_options="permissive")
         where[split] = paths[0].rsplit("/", 1)[-1] if len(paths) == 1 else split
-    return task_of(task, tables, where, seed)
+    return tables, where
 
 
-def _table(location: Location, path: str, read: Callable[[IO[bytes]], pa.Table]) -> pa.Table:
+def _table(location: Location, path: str, read: Read) -> pa.Table:
     try:
         with location.open_file(path) as stream:
             return read(stream)
@@ -53,13 +71,15 @@ def _table(location: Location, path: str, read: Callable[[IO[bytes]], pa.Table])
         ) from error
 
 
-def _parquet(stream: IO[bytes]) -> pa.Table:
+def parquet_table(stream: IO[bytes]) -> pa.Table:
+    """Return the table of a Parquet file."""
     import pyarrow.parquet as pq
 
     return pq.read_table(stream)
 
 
-def _json_lines(stream: IO[bytes]) -> pa.Table:
+def lines_table(stream: IO[bytes]) -> pa.Table:
+    """Return the table of a file with one JSON object a line."""
     import pyarrow.json as pj
 
     return pj.read_json(stream)
@@ -77,8 +97,8 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
 
 
 FILES: Mapping[str, Opener] = {
-    "parquet": partial(open_rows, _parquet, "parquet"),
-    "jsonl": partial(open_rows, _json_lines, "jsonl"),
+    "parquet": partial(open_rows, parquet_table, "parquet"),
+    "jsonl": partial(open_rows, lines_table, "jsonl"),
     "csv": partial(open_rows, partial(_separated, delimiter=",", quotes=True), "csv"),
     "tsv": partial(open_rows, partial(_separated, delimiter="\t", quotes=False), "tsv"),
 }

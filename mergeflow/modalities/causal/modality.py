@@ -1,0 +1,112 @@
+"""Causal language models as a modality: the whole model is merged, and no task has a head."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.data import load_manifest, load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.blocks import Blocks, cut, stream
+from mergeflow.modalities.causal.model import LanguageModel, build_model, check_vocabulary, draw_model, load_model
+from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.questions import Questions
+from mergeflow.modalities.causal.sections import DataSection, ModelSection
+from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from mergeflow.modalities.heads import Head
+from mergeflow.modalities.recorded import SECTION
+from mergeflow.modality import Base, Modality, Model
+
+
+def build(section: ModelSection, record: Mapping[str, str]) -> LanguageModel:
+    """Return the model whose configuration is in the base's record, its weights of no meaning.
+
+    Raises:
+        MergeflowError: the base's weights have no record of a model.
+    """
+    if "config" not in record:
+        raise MergeflowError("the base's weights have no record of a causal model: run the stage `base` again.")
+    return build_model(record["config"])
+
+
+def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
+    """Write the base with its configuration and tokenizer in the record.
+
+    Args:
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        manifests: of every task by its name.
+        base: where the file goes.
+
+    Raises:
+        MergeflowError: the model cannot be loaded or drawn, does not know the tokenizer's tokens or a block's
+            positions, or texts were prepared with another tokenizer.
+    """
+    tokenizer = load_tokenizer(data.tokenizer if section.pretrained == "none" else section.pretrained, base.root)
+    other = [task for task, one in manifests.items() if one["decoding"].get("tokenizer") != tokenizer.digest]
+    if other:
+        raise MergeflowError(
+            f"the texts of {', '.join(other)} were prepared with the tokenizer of '{data.tokenizer}' (data.tokenizer), "
+            f"which is not that of '{section.pretrained}' (model.pretrained): give both the same name."
+        )
+    if section.pretrained == "none":
+        model, config = draw_model(section.config, section.seed, tokenizer.size)
+    else:
+        model, config = load_model(section.pretrained, base.root)
+    check_vocabulary(model, tokenizer.size, data.block)
+    record = {"role": "base", SECTION: section.model_dump_json(), "config": config, "tokenizer": tokenizer.content}
+    state = {name: value.contiguous() for name, value in model.state().items()}
+    write_checkpoint(base.model, state, {**record, "end": str(tokenizer.end)})
+
+
+def open_examples(
+    task: str, folder: Path, split: str, head: Head | None, device: torch.device
+) -> PackedText | Questions:
+    """Return one prepared split: texts as blocks, or questions.
+
+    Args:
+        task: the task's name.
+        folder: of the prepared split.
+        split: train, validation or test.
+        head: none.
+        device: to which batches go.
+
+    Raises:
+        MergeflowError: the training split is shorter than a block.
+    """
+    if head is not None:
+        raise MergeflowError(
+            f"task '{task}' has a head, which a causal model has no use for: run the stage `base` again."
+        )
+    data, stored = load_split(folder, split), load_manifest(folder)["decoding"]
+    if "ends" in data.arrays:
+        answers = torch.from_numpy(np.array(data.answers))
+        return Questions(task, data.ids, data.ends, answers, stored["end"], device)
+    tokens = stream(data.ids, np.asarray(data.lengths), np.asarray(data.documents), np.asarray(data.places))
+    least = stored["block"] if split == "train" else 2
+    if len(tokens) < least:
+        raise MergeflowError(
+            f"task '{task}': {len(tokens)} tokens in its split {split}, end tokens included; expected at least {least} "
+            f"(data.block is {stored['block']}). Give it more text, or lower data.block."
+        )
+    return PackedText(task, cut(tokens, stored["block"], stored["end"]), device)
+
+
+def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> PackedText:
+    """Return blocks without content.
+
+    Args:
+        model: as `build` makes it.
+        section: `model` of params.yaml.
+        data: `data` of params.yaml.
+        count: how many blocks.
+        classes: not used.
+    """
+    ids, lengths = torch.zeros(count, data.block, dtype=torch.int32), torch.full((count,), data.block)
+    return PackedText("blank", Blocks(ids, lengths), torch.device("cpu"))
+
+
+MODALITY = Modality("causal", build, make_base, open_examples, blank=blank)

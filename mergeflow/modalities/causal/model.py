@@ -1,0 +1,181 @@
+"""A causal language model of transformers: built from its configuration, loaded, drawn; tokens in, logits out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.places import causal_place
+from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.text.encoder import architecture_text
+from mergeflow.modalities.text.places import from_place, quiet, transformers
+from mergeflow.modality import State, check_fit
+
+
+class LanguageModule(nn.Module):
+    """The parts of a model of `AutoModelForCausalLM` by their own names, with tokens in and logits out.
+
+    Training, adapters and linearisation call a module with tensors and get a tensor; transformers' models take names
+    and give records.
+
+    Args:
+        whole: the model.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        for name, part in whole.named_children():
+            self.add_module(name, part)
+        assert self.state_dict().keys() == whole.state_dict().keys(), "weights outside of the model's parts"
+        self._whole = (whole,)  # not a part: its parts are ours
+
+    @property
+    def whole(self) -> Any:
+        """The model of transformers, which shares all weights."""
+        return self._whole[0]
+
+    def train(self, mode: bool = True) -> "LanguageModule":
+        """Set the mode of the parts, and of the model that they are parts of."""
+        super().train(mode)
+        self.whole.training = mode
+        return self
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits [n, L, V] of tokens [n, L]; what follows a token has no influence on its logits."""
+        logits: Tensor = self.whole(input_ids=ids, use_cache=False).logits
+        return logits
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model all of whose weights are shared; of tied weights there is one.
+
+    Attributes:
+        module: The module.
+    """
+
+    module: LanguageModule
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the weights by transformers' names, a tied weight by its first; they share memory with the module."""
+        first: dict[int, str] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            first.setdefault(id(parameter), name)
+        tied = {name for name, p in self.module.named_parameters(remove_duplicate=False) if first[id(p)] != name}
+        return {name: value.detach() for name, value in self.module.state_dict().items() if name not in tied}
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Copy weights into the existing parameters.
+
+        Raises:
+            MergeflowError: listing every missing, unexpected and misshapen tensor.
+        """
+        own = self.state()
+        check_fit("the state", state, own)
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+def build_model(config: str) -> LanguageModel:
+    """Return the model of a configuration, its weights of no meaning.
+
+    Args:
+        config: config.json as `architecture_text` wrote it.
+    """
+    return LanguageModel(_drawn(json.loads(config), 0))
+
+
+def draw_model(values: Mapping[str, Any], seed: int, tokens: int) -> tuple[LanguageModel, str]:
+    """Draw the weights of a configuration as transformers draws them.
+
+    Args:
+        values: of config.json; `vocab_size` may be missing.
+        seed: of the weights.
+        tokens: of the tokenizer's vocabulary.
+
+    Returns:
+        The model in float32, and its configuration as a text.
+
+    Raises:
+        MergeflowError: `model_type` is missing or is not one of a causal model, or the other values do not fit it.
+    """
+    if "model_type" not in values:
+        raise MergeflowError(
+            "model.config says no model_type; expected one such as gpt2, llama, qwen2 or phi. It is needed where "
+            "model.pretrained is none."
+        )
+    try:
+        module = _drawn({"vocab_size": tokens, **values}, seed)
+    # Configurations and models raise errors of many types, transformers' own validators others again.
+    except Exception as error:
+        first = (str(error.__cause__ or error).strip().splitlines() or [""])[0]
+        raise MergeflowError(
+            f"model.config does not describe a causal model of transformers ({type(error).__name__}: {first[:200]}): "
+            "correct its values."
+        ) from error
+    return LanguageModel(module), architecture_text(module.whole.config.to_dict())
+
+
+def _drawn(values: Mapping[str, Any], seed: int) -> LanguageModule:
+    rest = {name: value for name, value in values.items() if name != "model_type"}
+    with quiet(), own_generator(seed):
+        config = transformers("AutoConfig").for_model(values["model_type"], **rest)
+        model = transformers("AutoModelForCausalLM").from_config(config, dtype=torch.float32)
+    return LanguageModule(model).eval()
+
+
+def load_model(place: str, root: Path) -> tuple[LanguageModel, str]:
+    """Load a pre-trained causal model.
+
+    Args:
+        place: as params.yaml names it.
+        root: the project folder.
+
+    Returns:
+        The model in float32, and its configuration as a text.
+
+    Raises:
+        MergeflowError: it cannot be read, is not a causal model, or lacks weights.
+    """
+    found = causal_place(place, root)
+    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    with own_generator(0):  # for weights that the file lacks
+        model, told = from_place(
+            "the causal model", place, lambda: transformers("AutoModelForCausalLM").from_pretrained(found, **options)
+        )
+    lacking = sorted(told["missing_keys"])
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise MergeflowError(f"the model of '{place}' lacks the weights {', '.join(lacking[:3])}{more}: save it whole.")
+    return LanguageModel(LanguageModule(model).eval()), architecture_text(model.config.to_dict())
+
+
+def check_vocabulary(model: LanguageModel, tokens: int, block: int) -> None:
+    """Refuse a tokenizer with more tokens, or blocks with more positions, than the model knows.
+
+    Args:
+        model: the base.
+        tokens: of the tokenizer's vocabulary.
+        block: tokens of a block.
+
+    Raises:
+        MergeflowError: naming both numbers.
+    """
+    config = model.module.whole.config
+    if tokens > config.vocab_size:
+        raise MergeflowError(
+            f"the tokenizer has {tokens} tokens and the model {config.vocab_size}: it is the tokenizer of another "
+            "base. Give data.tokenizer and model.pretrained the same name."
+        )
+    known = getattr(config, "max_position_embeddings", None)
+    if known is not None and block > known:
+        raise MergeflowError(
+            f"data.block is {block}, which this model cannot take (its max_position_embeddings: {known}): lower it, or "
+            "choose another base."
+        )

@@ -1,0 +1,1 @@
+"""Where texts and questions with choices come from."""

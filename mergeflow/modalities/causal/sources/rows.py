@@ -1,0 +1,139 @@
+"""Rows of texts, or of questions with choices, in JSON lines, Parquet and data sets of the hub."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from mergeflow.data.address import Opener, rooted
+from mergeflow.data.arrays import quoted
+from mergeflow.data.task import Example, RawTask
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.sources.texts import ACCURACY, checked, text_task
+from mergeflow.modalities.hub import load_splits
+from mergeflow.modalities.text.sources.files import Read, lines_table, parquet_table, read_tables
+
+TEXTS = ("text", "content")
+QUESTIONS, CHOICES, ANSWERS = (
+    ("question", "context", "ctx", "prompt"),
+    ("choices", "endings", "options"),
+    ("answer", "label"),
+)
+
+
+def task_of(
+    task: str, tables: Mapping[str, pa.Table], where: Mapping[str, str], seed: int, ignored: Sequence[str] = ()
+) -> RawTask:
+    """Return the task that tables of rows amount to: of texts, or of questions where there is a column of choices.
+
+    Args:
+        task: the task's name.
+        tables: of each split.
+        where: of each split, what a message calls its table.
+        seed: decides the carved splits.
+        ignored: splits of the source that are not used.
+
+    Raises:
+        MergeflowError: columns of neither.
+    """
+    found = {split: _columns(table.column_names, where[split]) for split, table in tables.items()}
+    if len({len(columns) for columns in found.values()}) > 1:
+        raise MergeflowError(f"task '{task}': some splits have texts and some questions. Make them two tasks.")
+    if len(found["train"]) == 1:
+        documents = {split: partial(_texts, table, found[split][0], where[split]) for split, table in tables.items()}
+        return _with_ignored(text_task(task, documents, seed), ignored)
+    rows = {split: partial(_questions, table, found[split], where[split]) for split, table in tables.items()}
+    counts = {split: table.num_rows for split, table in tables.items()}
+    raw = RawTask(task, None, None, rows, seed=seed, counts=counts, transforms=(ACCURACY,))
+    return _with_ignored(raw, ignored)
+
+
+def _with_ignored(raw: RawTask, ignored: Sequence[str]) -> RawTask:
+    return replace(raw, ignored_splits=tuple(ignored))
+
+
+def _columns(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the column of texts; or those of the question, its choices and the answer."""
+    groups = [[name for name in group if name in names] for group in (QUESTIONS, CHOICES, ANSWERS)]
+    texts = [name for name in TEXTS if name in names]
+    if groups[1] and all(len(group) == 1 for group in groups):
+        return tuple(group[0] for group in groups)
+    if len(texts) == 1 and not groups[1]:
+        return (texts[0],)
+    raise MergeflowError(
+        f"{where}: found the columns {quoted(names, 10) or '(none)'}; expected one of texts (text or content), or "
+        "three: the question (question, context, ctx or prompt), its choices (choices, endings or options) and the "
+        "number of the right one from 0 (answer or label). Rename the columns."
+    )
+
+
+def _texts(table: pa.Table, column: str, where: str) -> Iterator[tuple[str, str]]:
+    for row, text in enumerate(table[column].to_pylist()):
+        if not isinstance(text, str):
+            raise MergeflowError(f"{where}, row {row}: {column} is {text!r}; expected a text.")
+        yield f"{where}:{row}", text
+
+
+def _questions(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[Example]:
+    cells = (table[column].to_pylist() for column in columns)
+    for row, (question, choices, answer) in enumerate(zip(*cells, strict=True)):
+        name = f"{where}:{row}"
+        if (
+            not isinstance(question, str)
+            or not isinstance(choices, list)
+            or not all(isinstance(c, str) for c in choices)
+        ):
+            raise MergeflowError(
+                f"{name}: {columns[0]} is {question!r} and {columns[1]} {choices!r}; expected a text and a list "
+                "of texts."
+            )
+        if not str(answer).isdecimal():
+            raise MergeflowError(f"{name}: {columns[2]} is {answer!r}; expected the number of a choice, from 0.")
+        texts = [checked(text, name) for text in (question, *choices)]
+        yield Example({"text": texts[0], "choices": texts[1:], "answer": int(answer)}, name)
+
+
+def open_rows(read: Read, ending: str, task: str, place: str, seed: int, root: Path) -> RawTask:
+    """Open a file, or a folder with files for each split, as a task.
+
+    Args:
+        read: one file to its table.
+        ending: of the files' names.
+        task: the task's name.
+        place: path or URI, as sources of encoders take it.
+        seed: decides the carved splits.
+        root: what a relative path starts from.
+
+    Raises:
+        MergeflowError: missing path, unknown split names, a file that cannot be read, or other columns.
+    """
+    return task_of(task, *read_tables(read, ending, task, place, root), seed)
+
+
+def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
+    """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
+
+    Args:
+        task: the task's name.
+        place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
+        seed: decides the carved splits.
+        root: what a relative path of a local folder starts from.
+
+    Raises:
+        MergeflowError: `datasets` is not installed, the hub cannot be reached, or other columns.
+    """
+    local = Path(rooted(place, root)).is_dir()
+    rest, _, revision = (rooted(place, root), "", "") if local else place.partition("@")
+    name, _, config = (rest, "", "") if local else rest.partition("#")
+    parts, ignored = load_splits(name, config or None, revision or None, {})
+    tables = {split: part.with_format("arrow")[:] for split, part in parts.items()}
+    return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored)
+
+
+ROWS: Mapping[str, Opener] = {
+    "jsonl": partial(open_rows, lines_table, "jsonl"),
+    "parquet": partial(open_rows, parquet_table, "parquet"),
+    "hf": open_hub,
+}

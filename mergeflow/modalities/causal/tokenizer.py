@@ -1,0 +1,76 @@
+"""A tokenizer as one text that goes wherever the model goes, and the token that ends a document."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.places import causal_place
+from mergeflow.modalities.text.places import from_place, transformers
+
+
+@dataclass(frozen=True)
+class CausalTokenizer:
+    """A tokenizer of the library `tokenizers`, which puts no token of its own around a text.
+
+    Attributes:
+        content: Its tokenizer.json, without padding and truncation.
+        end: The id of the token that ends a document; padding has it too, where no loss is computed.
+    """
+
+    content: str
+    end: int
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides which ids a text gets."""
+        return hashlib.sha256(f"{self.end} {self.content}".encode()).hexdigest()
+
+    @cached_property
+    def _backend(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.content)
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without the tokens that only mark something."""
+        text: str = self._backend.decode(list(ids))
+        return text
+
+
+def load_tokenizer(place: str, root: Path) -> CausalTokenizer:
+    """Load the tokenizer of a base.
+
+    Args:
+        place: as params.yaml names it.
+        root: the project folder.
+
+    Raises:
+        MergeflowError: there is none, it has no fast form, or no token that ends a text.
+    """
+    found = causal_place(place, root)
+    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(found))
+    if not getattr(tokenizer, "is_fast", False) or tokenizer.eos_token_id is None:
+        lacking = (
+            "no token that ends a text (eos_token)" if getattr(tokenizer, "is_fast", False) else "no tokenizer.json"
+        )
+        raise MergeflowError(f"the tokenizer of '{place}' has {lacking}, which documents are joined by: add it there.")
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    content = json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":"))
+    return CausalTokenizer(content, int(tokenizer.eos_token_id))

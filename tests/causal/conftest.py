@@ -1,0 +1,22 @@
+"""One small base and one small project for the tests of causal models."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.causal.small_project import make_base, make_causal_project
+from tests.toy_project import run_pipeline
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a Llama of 2 layers × 32 and a tokenizer of bytes."""
+    return make_base(tmp_path_factory.mktemp("causal") / "base")
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of three tasks that has run up to `evaluate`; nobody changes it."""
+    folder = make_causal_project(tmp_path_factory.mktemp("causal") / "project")
+    run_pipeline(folder)
+    return folder

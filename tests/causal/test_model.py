@@ -1,0 +1,180 @@
+"""Causal models of transformers by configuration: what they compute, what they are weights of, what they refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.blocks import cut
+from mergeflow.modalities.causal.generation import continued
+from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
+from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.sections import Generation
+from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from mergeflow.training.linearised import LinearisedModel
+from mergeflow.training.lora import LoraModel
+from mergeflow.training.settings import LoraSettings
+from tests.causal.small_project import FAMILIES, config_of, make_base, tale
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("family") / request.param, request.param)
+
+
+def texts_of(place: Path, words: int = 40) -> PackedText:
+    tokenizer = load_tokenizer(place.name, place.parent)
+    ids = torch.tensor(tokenizer.encode(tale("ship", words, 0))[: 5 * 32 + 9])
+    return PackedText("ships", cut(ids.numpy(), 32, tokenizer.end), CPU)
+
+
+def test_loss_and_perplexity_are_those_of_transformers(family: Path) -> None:
+    model, _ = load_model(family.name, family.parent)
+    texts, plain = texts_of(family), AutoModelForCausalLM.from_pretrained(family).eval()
+    whole = torch.arange(5)
+    ids = texts.blocks.ids[whole].long()
+    assert torch.equal(texts.loss(model, whole), plain(input_ids=ids, labels=ids).loss)
+    last = texts.blocks.ids[5:, :9].long()
+    torch.testing.assert_close(texts.loss(model, torch.tensor([5])), plain(input_ids=last, labels=last).loss)
+    with torch.no_grad():
+        total = 31 * 5 * plain(input_ids=ids, labels=ids).loss + 8 * plain(input_ids=last, labels=last).loss
+    assert perplexity(model, texts, 4) == pytest.approx(float((total / (31 * 5 + 8)).exp()), rel=1e-6)
+
+
+def test_generation_is_that_of_transformers(family: Path) -> None:
+    model, _ = load_model(family.name, family.parent)
+    plain, tokenizer = AutoModelForCausalLM.from_pretrained(family).eval(), load_tokenizer(family.name, family.parent)
+    prompts = [tokenizer.encode("the ship"), tokenizer.encode("a")]
+    options: dict[str, Any] = {"max_new_tokens": 12, "pad_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
+    for how, asked in [
+        (Generation(tokens=12), {"do_sample": False}),
+        (Generation(tokens=12, temperature=0.8, seed=3), {}),
+    ]:
+        found = continued(model.module, prompts, how, tokenizer.end)
+        assert found == continued(model.module, prompts, how, tokenizer.end)
+        for prompt, new in zip(prompts, found, strict=True):
+            asked = asked or {"do_sample": True, "temperature": 0.8, "top_k": 0}
+            torch.manual_seed(how.seed)
+            ids = torch.tensor([prompt])
+            expected = plain.generate(ids, attention_mask=torch.ones_like(ids), **options, **asked)[
+                0, len(prompt) :
+            ].tolist()
+            assert new == [token for token in expected if token != tokenizer.end]
+
+
+def test_a_tied_weight_is_one_weight_and_every_state_fits_again(family: Path) -> None:
+    model, config = load_model(family.name, family.parent)
+    state = model.state()
+    tied = model.module.whole.config.tie_word_embeddings
+    assert ("lm_head.weight" not in state) is tied
+    again = build_model(config)
+    again.load({name: value + 1 for name, value in state.items()})
+    assert all(torch.equal(value, state[name] + 1) for name, value in again.state().items())
+    if tied:
+        embeddings = again.module.whole.get_input_embeddings().weight
+        assert torch.equal(again.module.whole.get_output_embeddings().weight, embeddings)
+
+
+def test_scores_are_shares_of_right_tokens_and_log_p_has_a_line_for_each(base: Path) -> None:
+    model, _ = load_model("base", base.parent)
+    texts = texts_of(base)
+    rows = torch.tensor([5, 0])
+    scores, lines = texts.scores(model, rows), texts.log_p(model, rows)
+    assert lines.shape == (8 + 31, 257)
+    wanted = torch.cat([texts.blocks.ids[5, 1:9], texts.blocks.ids[0, 1:]]).long()
+    right = (lines.argmax(dim=1) == wanted).double()
+    torch.testing.assert_close(scores.double(), torch.stack([right[:8].mean(), right[8:].mean()]))
+    torch.testing.assert_close(-lines[torch.arange(39), wanted].mean(), texts.loss(model, rows))
+    assert texts.features(model, rows, ["model.layers.1"])["model.layers.1"].shape == (2, 32, 32)
+
+
+def test_what_follows_a_blocks_end_has_no_influence(base: Path) -> None:
+    model, _ = load_model("base", base.parent)
+    texts = texts_of(base)
+    ids = texts.blocks.ids.clone()
+    ids[5, 9:] = 7
+    other = PackedText("ships", texts.blocks._replace(ids=ids), CPU)
+    assert torch.equal(texts.loss(model, torch.arange(6)), other.loss(model, torch.arange(6)))
+
+
+def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
+    texts, rows = texts_of(base), torch.arange(4)
+    model, _ = load_model("base", base.parent)
+    before = texts.loss(model, rows).item()
+    adapted = LoraModel.of(model, LoraSettings(rank=4, alpha=8, targets=["q_proj", "down_proj"]))
+    tangent = LinearisedModel.of(load_model("base", base.parent)[0])
+    for one in (adapted, tangent):
+        assert texts.loss(one, rows).item() == pytest.approx(before, abs=1e-5)
+        optimiser = torch.optim.Adam([p for p in one.module.parameters() if p.requires_grad], lr=0.01)
+        for _ in range(12):
+            optimiser.zero_grad()
+            texts.loss(one, rows).backward()
+            optimiser.step()
+        after = texts.loss(one, rows).item()
+        assert after < before - 0.05
+    assert adapted.state().keys() == tangent.state().keys() == load_model("base", base.parent)[0].state().keys()
+    plain = load_model("base", base.parent)[0]
+    plain.load(adapted.state())
+    assert texts.loss(plain, rows).item() == pytest.approx(texts.loss(adapted, rows).item(), abs=1e-5)
+
+
+def test_weights_are_drawn_from_a_configuration_and_a_seed() -> None:
+    (first, config), (second, _), (other, _) = (draw_model(config_of("qwen2"), seed, 300) for seed in (1, 1, 2))
+    assert '"vocab_size": 300' in config
+    weight = "model.embed_tokens.weight"
+    assert torch.equal(first.state()[weight], second.state()[weight])
+    assert not torch.equal(first.state()[weight], other.state()[weight])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": 8}, "model.config says no model_type; expected one such as gpt2, llama"),
+        ({"model_type": "bertt"}, "model.config does not describe a causal model"),
+        ({"model_type": "t5"}, "model.config does not describe a causal model"),
+        ({**config_of("llama"), "num_attention_heads": 3}, "model.config does not describe a causal model"),
+    ],
+)
+def test_configurations_of_no_causal_model_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
+        draw_model(values, 0, 300)
+
+
+def test_another_vocabulary_or_too_long_a_block_is_refused(base: Path) -> None:
+    model, _ = load_model("base", base.parent)
+    check_vocabulary(model, 257, 64)
+    with pytest.raises(MergeflowError, match=r"has 300 tokens and the model 257: it is the tokenizer of another base"):
+        check_vocabulary(model, 300, 64)
+    with pytest.raises(MergeflowError, match=r"data.block is 128, .*max_position_embeddings: 64"):
+        check_vocabulary(model, 257, 128)
+    state = model.state()
+    state["model.embed_tokens.weight"] = torch.zeros(300, 32)
+    with pytest.raises(MergeflowError, match=r"embed_tokens.weight: shape \(300, 32\), expected \(257, 32\)"):
+        model.load(state)
+
+
+def test_an_encoder_is_not_a_causal_model(tmp_path: Path) -> None:
+    from tests.text.small_project import make_base as make_encoder
+
+    make_encoder(tmp_path / "encoder", "distilbert")
+    with pytest.raises(MergeflowError, match=r"the causal model of 'encoder' cannot be read"):
+        load_model("encoder", tmp_path)
+
+
+def test_weights_outside_of_the_parts_would_be_noticed() -> None:
+    from mergeflow.modalities.causal.model import LanguageModule
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
+
+    with pytest.raises(AssertionError):
+        LanguageModule(Odd())

@@ -1,0 +1,201 @@
+"""Causal models go through the same stages as images: texts, and questions with choices."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_manifest, load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.estimates.entropy import entropies
+from mergeflow.estimates.fisher import diagonal_fisher
+from mergeflow.estimates.gram import input_grams
+from mergeflow.evaluation import example_scores
+from mergeflow.modalities.causal.modality import MODALITY
+from mergeflow.modalities.causal.questions import Questions
+from mergeflow.modalities.recorded import open_recorded
+from mergeflow.modalities.served import SERVED
+from mergeflow.modalities.serving import Loaded
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples, Model
+from tasks.project.graph import load_graph
+from tasks.project.runner import run_stage
+from tests.causal.small_project import SWEPT, TASKS, make_causal_project, save_tokenizer
+
+CPU = torch.device("cpu")
+LINES = "".join(json.dumps({"question": f"{n}", "choices": ["b", "c"], "answer": 0}) + "\n" for n in range(20))
+
+
+def opened(project: Path, task: str, split: str = "validation") -> Any:
+    return MODALITY.open(task, project / f"outputs/data/{split}/{task}", split, None, CPU)
+
+
+@pytest.fixture(scope="module")
+def model(project: Path) -> Model:
+    _, model = open_recorded(project / "outputs/base/model.safetensors", CPU)
+    return model
+
+
+def run_only(folder: Path, *names: str) -> None:
+    for stage in load_graph(folder).values():
+        if stage.name in names:
+            run_stage(folder, stage)
+
+
+def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
+    rows = {row["name"]: row for row in json.loads((project / "outputs/results/test.json").read_text())["rows"]}
+    assert set(rows) == {"zero_shot", "individual", *SWEPT}
+    for task in ("ships", "trees"):
+        assert rows["individual"]["accuracy"][task] > rows["zero_shot"]["accuracy"][task] + 0.2
+        assert rows["cart"]["accuracy"][task] > rows["zero_shot"]["accuracy"][task] + 0.1
+
+
+def test_texts_are_stored_whole_and_held_out_in_sections(project: Path) -> None:
+    stored = {
+        split: load_split(project / f"outputs/data/{split}/ships", split) for split in ("train", "validation", "test")
+    }
+    places = {(int(d), int(p)) for one in stored.values() for d, p in zip(one.documents, one.places, strict=True)}
+    assert len(places) == sum(len(one) for one in stored.values())
+    assert {document for document, _ in places} == {0, 1, 2}
+    sections = {(int(d), int(p) // 16) for d, p in zip(stored["test"].documents, stored["test"].places, strict=True)}
+    assert len(sections) <= 2 < len(stored["test"])
+    whole = "".join((project / f"inputs/ships/{n}.txt").read_text() for n in range(3))
+    total = sum(int(one.lengths.sum()) for one in stored.values())
+    assert total == len(whole.encode())  # a token a byte
+    train = opened(project, "ships", "train")
+    assert int(train.blocks.lengths.sum()) > int(stored["train"].lengths.sum())  # end tokens
+
+
+def test_experts_and_merges_are_models_of_transformers(project: Path, tmp_path: Path) -> None:
+    shutil.copy(project / "inputs/base/config.json", tmp_path)
+    for path in ("experts/ships/model.safetensors", "merged/cart.safetensors"):
+        shutil.copyfile(project / "outputs" / path, tmp_path / "model.safetensors")
+        plain, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        assert not told["missing_keys"] | told["unexpected_keys"]
+        for name, tensor in load_file(tmp_path / "model.safetensors").items():
+            assert torch.equal(plain.state_dict()[name], tensor)
+
+
+def test_the_likeliest_choice_answers_a_question(project: Path, model: Model) -> None:
+    questions = opened(project, "colours")
+    assert isinstance(questions, Questions)
+    plain = AutoModelForCausalLM.from_pretrained(project / "inputs/base").eval()
+    rows = torch.tensor([4, 0, 7])
+    found = questions.likelihoods(model, rows)
+    for line, row in enumerate(rows.tolist()):
+        ends, ids = questions.ends[row], torch.from_numpy(np.asarray(questions.ids[row])).long()
+        for k in range(3):
+            tokens = torch.cat([ids[: ends[0]], ids[ends[k] : ends[k + 1]]])
+            log_p = plain(input_ids=tokens[None]).logits[0].log_softmax(dim=1)
+            expected = sum(log_p[at - 1, tokens[at]] for at in range(int(ends[0]), len(tokens)))
+            torch.testing.assert_close(found[line, k], expected)
+    assert found.shape == (3, 16)
+    assert questions.log_p(model, rows).exp().sum(dim=1).tolist() == pytest.approx([1, 1, 1])
+    right = questions.likelihoods(model, rows).argmax(dim=1) == questions.answers[rows]
+    assert questions.scores(model, rows).tolist() == right.float().tolist()
+
+
+def test_merge_statistics_take_blocks_and_questions(project: Path, model: Model) -> None:
+    for task in ("trees", "colours"):
+        few: Examples = Subset.first(opened(project, task), 3)
+        fisher = diagonal_fisher(model, few, labels="sampled", seed=0)
+        assert all(value.isfinite().all() and (value >= 0).all() for value in fisher.values())
+        assert max(float(value.max()) for value in fisher.values()) > 0
+        assert "model.layers.0.mlp.down_proj.weight" in input_grams(model, few)
+        assert np.isfinite(np.asarray(list(entropies(model, {task: few}, model.state()).values()))).all()
+
+
+def test_training_by_adapters_and_drawn_weights(project: Path, tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    model = {"pretrained": "none", "config": config, "seed": 3}
+    lora = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
+    folder = make_causal_project(tmp_path / "drawn", model, regime="lora", lora=lora, steps=3)
+    run_only(folder, "prepare", "base", "multitask", "finetune")
+    base, expert = (load_file(folder / f"outputs/{part}/model.safetensors") for part in ("base", "experts/trees"))
+    changed = {name for name in base if not torch.equal(base[name], expert[name])}
+    assert changed == {f"model.layers.0.self_attn.{part}_proj.weight" for part in "qv"}
+    assert base["model.embed_tokens.weight"].shape == (257, 32)
+    adapter = json.loads((folder / "outputs/experts/trees/adapter/adapter_config.json").read_text())
+    assert adapter["target_modules"] == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "message"),
+    [
+        ("folder:inputs/one.txt", "  \n ", "one.txt is empty"),
+        ("folder:inputs/none", None, "no such file or folder"),
+        ("jsonl:inputs/one.jsonl", '{"text": ""}\n', r"one.jsonl:0 is empty"),
+        ("jsonl:inputs/one.jsonl", '{"text": 7}\n', r"row 0: text is 7; expected a text"),
+        ("jsonl:inputs/one.jsonl", '{"body": "a"}\n', r"found the columns 'body'; expected one of texts"),
+        ("jsonl:inputs/one.jsonl", '{"question": "a", "choices": ["b"], "answer": 0}\n' * 20, "1 choices found"),
+        ("jsonl:inputs/one.jsonl", '{"question": "a", "choices": ["b", "c"], "answer": 2}\n' * 20, "its answer is 2"),
+        ("jsonl:inputs/one.jsonl", '{"question": "a", "choices": ["b", " "], "answer": 0}\n' * 20, "choices is empty"),
+        (
+            "jsonl:inputs/one.jsonl",
+            json.dumps({"question": "a " * 40, "choices": ["b", "c"], "answer": 0}) + "\n" + LINES,
+            r"81 tokens with its longest choice .* Nothing of a question is cut: raise data.block",
+        ),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_refused(
+    project: Path, tmp_path: Path, source: str, text: str | None, message: str
+) -> None:
+    folder = make_causal_project(tmp_path / "project")
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["tasks"] = {"one": source}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    if text is not None:
+        (folder / source.partition(":")[2]).write_text(text)
+    with pytest.raises(MergeflowError, match=message):
+        run_only(folder, "prepare")
+
+
+def test_a_book_shorter_than_a_block_is_refused(tmp_path: Path) -> None:
+    folder = make_causal_project(tmp_path / "project")
+    (folder / "inputs/trees.jsonl").write_text("".join(json.dumps({"text": f"a {n}"}) + "\n" for n in range(12)))
+    run_only(folder, "prepare")
+    assert len(opened(folder, "trees", "validation")) == 1
+    with pytest.raises(MergeflowError, match=r"task 'trees': \d+ tokens in its split train, .*expected at least 64"):
+        opened(folder, "trees", "train")
+
+
+def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    folder = make_causal_project(tmp_path / "project")
+    save_tokenizer(folder / "inputs/other", "ship", "tree")
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["data"]["tokenizer"] = "inputs/other"
+    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(
+        MergeflowError, match=r"prepared with the tokenizer of 'inputs/other' .* give both the same name"
+    ):
+        run_only(folder, "prepare", "base")
+
+
+def test_a_registered_model_goes_on_from_a_text(project: Path, model: Model) -> None:
+    modality, expert = open_recorded(project / "outputs/base/model.safetensors", CPU)
+    expert.load(load_file(project / "outputs/experts/ships/model.safetensors"))
+    with open_checkpoint(project / "outputs/base/model.safetensors") as state:
+        record = state.metadata
+    decoding = load_manifest(project / "outputs/data/manifests/ships")["decoding"]
+    tasks = dict.fromkeys(TASKS)
+    loaded = Loaded(modality, expert, tasks, {task: [] for task in tasks}, decoding, record, CPU)
+    answer = SERVED.get("causal").answer
+    found = answer(loaded, {"task": ["ships", "trees"], "text": ["the ship ", "the ship "]})["continuation"]
+    tokenizer = AutoTokenizer.from_pretrained(project / "inputs/base")
+    ids = tokenizer("the ship ", return_tensors="pt")["input_ids"]
+    plain = AutoModelForCausalLM.from_pretrained(project / "inputs/base").eval()
+    plain.load_state_dict(expert.state(), strict=False)
+    new = plain.generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
+    assert found == [tokenizer.decode(new, skip_special_tokens=True)] * 2
+    with pytest.raises(MergeflowError, match=r"2 of 2 rows cannot be answered. row 0: .*empty.* row 1: unknown task"):
+        answer(loaded, {"task": ["ships", "shps"], "text": [" ", "a"]})
+    assert len(example_scores(expert, opened(project, "ships"), 2)) == len(opened(project, "ships"))
