@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import finetune_command, linearity_command, registry_commands, study_commands
+from flows import advise_command, finetune_command, linearity_command, registry_commands, study_commands
 from mergeflow import layout
 from mergeflow.commands import merging, sweep
 from tasks.project.new import new_project
@@ -40,6 +40,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     study_commands.add_commands(app, root)
     finetune_command.add_commands(app, root)
     linearity_command.add_commands(app, root, project)
+    advise_command.add_commands(app, root, project)
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
 

@@ -1,11 +1,13 @@
 """Criteria of addition and unlearning, correlations of experts' answers, coefficients for a task nobody trained."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mergeflow.analysis.provable.conditions import closed_form, out_of_domain
@@ -111,6 +113,7 @@ def test_an_expert_that_changed_nothing_responds_to_nothing() -> None:
 # A task nobody trained
 
 
+@settings(deadline=None)  # the first call imports scipy's programs
 @given(st.lists(st.floats(-1, 1).map(lambda x: round(x, 2)), min_size=1, max_size=4), st.floats(0.05, 0.5))
 def test_the_smallest_coefficients_meet_both_sums_and_are_no_larger_than_the_closed_form(
     gammas: list[float], c: float
@@ -140,3 +143,9 @@ def test_the_closed_form_is_taken_inside_the_box_the_smallest_at_its_edge_and_no
         unseen_coefficients(gammas, c / (0.9 * np.abs(smallest).max()), c)
     with pytest.raises(MergeflowError, match="one negative"):
         unseen_coefficients([-0.4, 0.0, -0.4], 0.01, c)
+
+
+def test_the_pages_python_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs/advising.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    exec(compile(block, "docs/advising.md", "exec"), {})

@@ -10,9 +10,12 @@ import pytest
 import yaml
 from mlflow.exceptions import MlflowException
 
+from flows.advice import make_advice
+from flows.asked import Asked
 from flows.rebuild.add_task import add_task, read_address
 from flows.rebuild.reproduce import reproduce
 from flows.rebuild.unmerge import unmerge
+from mergeflow.analysis.provable.answers import ask
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from registry.lookup import current, load, show
@@ -61,6 +64,20 @@ def test_it_is_made_again_bit_for_bit(project: Path, store: Store, from_data: bo
     done = reproduce(project, store, MODEL, "champion", from_data=from_data)
     assert done.same
     assert done.experts == ({"left": True, "right": True} if from_data else {})
+
+
+def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(project: Path) -> None:
+    asked = Asked(project, [], None, [], None, None)
+    advice = make_advice(asked, 40, None)
+    assert advice.names == ("left", "right")
+    assert not advice.remarks
+    ready = asked.open(40)
+    # The classes of `left` and `right` are 3 and 4: logits of a task's own head, not the net's features.
+    outputs = ask(ready.model, ready.base, ready.experts, ready.sources)
+    assert outputs.what == "logits"
+    assert [outputs.base[task].shape[1] for task in ("left", "right")] == [3, 4]
+    assert advice.pairs is not None
+    assert advice.scales == sorted(advice.scales or [])
 
 
 def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> None:

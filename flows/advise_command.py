@@ -1,0 +1,122 @@
+"""`mergeflow advise`: before any sweep, which λ to try, which tasks get in each other's way, what unlearning costs."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from flows.advice import Advice, make_advice
+from flows.asked import Asked
+from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from mergeflow.analysis.provable.conditions import Interval
+
+LINEARITY = Path("outputs/linearity")
+_DEARER = 2  # tasks named of those that an unlearning costs most
+
+
+def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
+    """Add the command `advise`.
+
+    Args:
+        app: the command line.
+        root: the project folder, or the folder the command runs in.
+        project: whether `root` is a project folder, whose experts go by their tasks' names.
+    """
+
+    @app.command("advise")
+    def advise(
+        context: typer.Context,
+        recipe: Annotated[
+            Path | None, typer.Argument(help="A recipe: its base and experts. In a project all experts by default.")
+        ] = None,
+        data: Annotated[
+            list[str] | None,
+            typer.Option(help="Samples without labels, once for all experts or once for each: suite:, folder: …"),
+        ] = None,
+        architecture: Annotated[
+            str | None,
+            typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
+        ] = None,
+        samples: Annotated[int, typer.Option(min=2, help="How many of each source.")] = 200,
+        linearity: Annotated[
+            Path | None, typer.Option(help="The folder that `mergeflow linearity --out` wrote.")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ) -> None:
+        """Say which λ to try for a sum of task vectors, how tasks are related, and what unlearning one costs."""
+        import torch
+
+        torch.set_num_threads(1)
+        base, named = (None, None) if recipe is None else _read_recipe(recipe)
+        if recipe is None and not project:
+            raise MergeflowError("name a recipe with `base` and `experts`, or run the command in a project folder.")
+        asked = Asked(root if project else None, [], base, data or [], architecture, context.obj, named)
+        made = root / LINEARITY
+        advice = make_advice(asked, samples, linearity or (made if project and made.is_dir() else None))
+        if as_json:
+            typer.echo(json.dumps(advice.as_json(), indent=1, ensure_ascii=False))
+        else:
+            show(advice, "methods" if recipe is not None else "sweep", Console())
+
+
+def _read_recipe(path: Path) -> tuple[str | None, dict[str, str]]:
+    """Return a recipe's base and its experts by name."""
+    from mergeflow.merging import load_recipe
+
+    recipe = load_recipe(path)
+    if recipe.steps or recipe.task_vectors or not recipe.experts:
+        raise MergeflowError(f"{path}: advice is on a recipe with `base` and `experts`, without steps or task vectors.")
+    return recipe.base, dict(recipe.experts)
+
+
+def show(advice: Advice, key: str, console: Console) -> None:
+    """Print the tables, a block that can be pasted, and what was not computed.
+
+    Args:
+        advice: what was computed.
+        key: what the block's method stands under: `sweep` in params.yaml, `methods` in a sweep file.
+        console: where it is printed.
+    """
+    shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
+    if advice.pairs is not None:
+        table = Table(Column("pair", no_wrap=True), title="By pair", **shared)
+        for column in ("α̂", "change", "cosine", "verdict", "add, λ", "unlearn, λ"):
+            table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=True)
+        if advice.linear is not None:
+            table.add_column("linear")
+        for pair in advice.pairs:
+            name = f"{pair.first} – {pair.second}"
+            figures = [f"{value:+.2f}" for value in (pair.alpha, pair.changes, pair.cosine)]
+            cells = [name, *figures, pair.relation, _range(pair.addition), _range(pair.unlearning)]
+            table.add_row(*cells, *([] if advice.linear is None else [advice.linear.get(name, "")]))
+        console.print(table)
+    if advice.cosines is not None:
+        table = Table(Column("unlearning", no_wrap=True), "costs most (cosine of the task vectors)", **shared)
+        for name in advice.names:
+            dearest = advice.costs(name)[:_DEARER]
+            table.add_row(name, ", ".join(f"{other} ({value:+.2f})" for other, value in dearest))
+        console.print(table)
+    if advice.theory is not None:
+        said = "no λ solves all tasks" if advice.theory.empty else f"λ from {advice.theory.low:.2f}"
+        console.print(f"For the sum of all the theory expects: {said}.", highlight=False)
+    if advice.scales is not None:
+        console.print("To try, by the lengths of the task vectors:", highlight=False)
+        block = f"{key}:\n  task_arithmetic:\n    scale: {json.dumps(list(advice.scales))}"
+        console.print(block, highlight=False, markup=False)
+    for remark in advice.remarks:
+        console.print(f"[yellow]![/] {remark}", highlight=False)
+
+
+def _range(interval: "Interval") -> str:
+    if interval.empty:
+        return "none"
+    if math.isinf(interval.high):
+        return f"≥ {interval.low:.2f}"
+    return f"≤ {interval.high:.2f}" if math.isinf(interval.low) else f"{interval.low:.2f} … {interval.high:.2f}"

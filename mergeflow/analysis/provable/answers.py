@@ -1,0 +1,76 @@
+"""What a base and its experts answer to samples without labels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mergeflow.modality import Model, State
+
+
+class Asked(Protocol):
+    """Samples that a model can be asked about."""
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Outputs of the base and of every expert on every task's samples.
+
+    Attributes:
+        experts: Task → expert → outputs [n, C]; C may differ from task to task.
+        base: Task → the base's outputs [n, C].
+        what: What the outputs are, for people: `logits` or `features`.
+    """
+
+    experts: dict[str, dict[str, Tensor]]
+    base: dict[str, Tensor]
+    what: str
+
+    @property
+    def changes(self) -> dict[str, dict[str, Tensor]]:
+        """Task → expert → outputs less the base's: in the theory, whose base answers 0, the outputs themselves."""
+        return {
+            task: {expert: outputs - self.base[task] for expert, outputs in found.items()}
+            for task, found in self.experts.items()
+        }
+
+
+@torch.inference_mode()
+def ask(
+    model: Model, base: State, experts: Mapping[str, State], sources: Mapping[str, Asked], batch_size: int = 256
+) -> Answers:
+    """Return the answers of a base and its experts.
+
+    Args:
+        model: a module that weights are loaded into; its weights are overwritten.
+        base: the weights that the experts were tuned from.
+        experts: weights by name.
+        sources: samples by the names of the experts, in their order. They give `logits`, or `log_p`, or else the
+            `outputs` of the module.
+        batch_size: samples per forward pass.
+    """
+
+    def answers(state: State) -> dict[str, Tensor]:
+        model.load(state)
+        return {task: _outputs(model, source, batch_size) for task, source in sources.items()}
+
+    found = {expert: answers(state) for expert, state in experts.items()}
+    named = {task: {expert: found[expert][task] for expert in experts} for task in sources}
+    logits = all(_kind(source) != "outputs" for source in sources.values())
+    return Answers(named, answers(base), "logits" if logits else "features")
+
+
+def _kind(source: Any) -> str:
+    return next(kind for kind in ("logits", "log_p", "outputs") if hasattr(source, kind))
+
+
+def _outputs(model: Model, source: Any, batch_size: int) -> Tensor:
+    answer = getattr(source, _kind(source))
+    parts = [answer(model, rows).double().cpu() for rows in torch.arange(len(source)).split(batch_size)]
+    whole = torch.cat(parts)
+    # log p is the logits less a number for each sample, which says nothing of the classes.
+    return whole - whole.mean(1, keepdim=True) if _kind(source) == "log_p" else whole

@@ -1,0 +1,125 @@
+"""`mergeflow advise` on checkpoints of real classes: what it says, its JSON, and what it says it could not compute."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from flows import advise_command
+from mergeflow.errors import MergeflowError
+from mergeflow.linearity.networks import open_network
+from tests.linearity.test_command import noisy
+
+
+def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    advise_command.add_commands(app, root or Path("/"), root is not None)
+    return CliRunner().invoke(app, ["advise", *arguments], env={"COLUMNS": f"{columns}"})
+
+
+def save(path: Path, state: dict[str, Tensor]) -> str:
+    save_file({name: value.contiguous().clone() for name, value in state.items()}, path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recipes over a base and experts whose task vectors are known: b is a's negative, c is another, d is a twice."""
+    folder = tmp_path_factory.mktemp("advise")
+    base = open_network("pocket-clip", {}).model.state()
+    first, other = ({n: v - base[n] for n, v in noisy(base, seed).items()} for seed in (1, 2))
+    moved = {"a": (1, 0), "b": (-1, 0), "c": (0, 1), "d": (2, 0)}
+    paths = {
+        name: save(folder / f"{name}.safetensors", {n: v + p * first[n] + q * other[n] for n, v in base.items()})
+        for name, (p, q) in moved.items()
+    }
+    save(folder / "base.safetensors", base)
+    save(folder / "narrow.safetensors", {"x": torch.zeros(2)})
+    for names in ("ac", "ad", "ab", "acd"):
+        recipe = {"method": "task_arithmetic", "base": str(folder / "base.safetensors"), "out": "merged.safetensors"}
+        recipe["experts"] = {name: paths[name] for name in names}  # type: ignore[assignment]
+        (folder / f"{names}.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+ASKED = ["--architecture", "pocket-clip", "--data", "suite:pocket8/signs", "--samples", "24"]
+
+
+def test_the_suggestion_keeps_the_experts_length_and_can_be_pasted(folder: Path) -> None:
+    done = run(str(folder / "ad.yaml"), *ASKED, columns=80)
+    assert done.exit_code == 0, done.exception
+    block = done.output.split("task vectors:\n")[1]
+    scales = yaml.safe_load(block)["methods"]["task_arithmetic"]["scale"]
+    # ‖τ‖, 2‖τ‖ along one line: λ° = 1.5 / 3
+    assert (scales[0], scales[-1]) == (pytest.approx(0.4, rel=0.01), pytest.approx(0.8, rel=0.01))
+    assert "aligned" in done.output
+    assert "d (+1.00)" in done.output
+
+
+def test_json_has_every_part_and_one_source_for_each_expert(folder: Path) -> None:
+    data = ["--data", "suite:pocket8/signs", "--data", "suite:pocket8/land", "--data", "suite:pocket8/street"]
+    done = run(str(folder / "acd.yaml"), "--architecture", "pocket-clip", *data, "--samples", "16", "--json")
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.output)
+    assert found["remarks"] == []
+    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c"), ("a", "d"), ("c", "d")]
+    assert found["cosines"][0][2] == pytest.approx(1, abs=1e-4)
+    for matrix in ("alphas", "changes"):
+        assert all(found[matrix][i][i] == 1 for i in range(3))
+        assert found[matrix][0][1] == found[matrix][1][0]
+    assert list(found["unlearning"]["a"]) == ["d", "c"]  # what is nearest loses most
+
+
+def test_without_an_architecture_the_weights_alone_are_judged(folder: Path) -> None:
+    done = run(str(folder / "ac.yaml"), "--json")
+    found = json.loads(done.output)
+    assert found["pairs"] is None
+    assert "--architecture is missing" in found["remarks"][0]
+    assert len(found["scales"]) == 4
+    said = " ".join(run(str(folder / "ac.yaml")).output.split())
+    assert "! α̂, and with it the verdicts: not computed. --architecture is missing" in said
+
+
+def test_task_vectors_that_cancel_have_no_suggestion(folder: Path) -> None:
+    found = json.loads(run(str(folder / "ab.yaml"), "--json").output)
+    assert found["scales"] is None
+    assert "cancel each other" in found["remarks"][-1]
+
+
+def test_what_cannot_be_computed_is_said_and_nothing_crashes(folder: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((folder / "ac.yaml").read_text())
+    recipe["experts"]["c"] = str(folder / "narrow.safetensors")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "result.json").write_text("{}")
+    done = run(str(tmp_path / "r.yaml"), *ASKED, "--linearity", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.output)
+    assert [remark.split(":")[0] for remark in found["remarks"]] == [
+        "α̂, and with it the verdicts",
+        "the task vectors",
+        "linearity",
+    ]
+    assert found["cosines"] is found["scales"] is found["linearity"] is None
+    two = run(str(folder / "acd.yaml"), *ASKED, "--data", "suite:pocket8/land", "--json")
+    assert "--data is given 2 times for 3 experts" in json.loads(two.output)["remarks"][0]
+
+
+def test_bad_input_is_one_message(folder: Path, tmp_path: Path) -> None:
+    assert "name a recipe" in str(run().exception)
+    one = yaml.safe_load((folder / "ac.yaml").read_text())
+    del one["experts"]["c"]
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    assert "1 expert named" in str(run(str(tmp_path / "one.yaml")).exception)
+    one["experts"]["c"] = str(tmp_path / "missing.safetensors")
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    told = run(str(tmp_path / "one.yaml")).exception
+    assert isinstance(told, MergeflowError)
+    assert "missing.safetensors" in str(told)
