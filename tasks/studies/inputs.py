@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow import layout
-from mergeflow.checkpoints import read_state
+from mergeflow.checkpoints import fingerprint, read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -77,6 +77,11 @@ class TrainingRun:
         settings: dict[str, Any] = self.training(seed, self.tasks[0])["settings"]
         return settings
 
+    def joint_settings(self, seed: int) -> dict[str, Any]:
+        """Return the settings of `finetune` that a joint run was trained with."""
+        settings: dict[str, Any] = self._json(f"seed_{seed}/model/training.json")["settings"]
+        return settings
+
     def model(self, seed: int) -> State:
         """Return the model of a joint run."""
         return self._state(f"seed_{seed}/model/{MODEL_NAME}")
@@ -124,7 +129,7 @@ class Chosen:
 
 
 class StudyInputs:
-    """The inputs of one study; examples are opened once, weights are swapped in place."""
+    """The inputs of one study; examples are opened once, weights are swapped in place and judged once."""
 
     def __init__(self, io: StageIO) -> None:
         self.io = io
@@ -132,6 +137,7 @@ class StudyInputs:
         self.seeds: list[int] = list(io.section(f"{CHOICES}:seeds"))
         self.device = choose_device(io)
         self._examples: dict[tuple[str, str], Examples] = {}
+        self._judged: dict[tuple[str, str, str], float] = {}  # fingerprint, split, task → accuracy
 
     def first(self, count: int) -> "StudyInputs":
         """Return the same for the first `count` tasks alone; examples and model are shared.
@@ -190,15 +196,19 @@ class StudyInputs:
         return CandidateScorer(self.model, self.examples("validation"), self.base, experts, batch_size=batch_size)
 
     def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
-        """Return the accuracy of a model on each task, a fraction in [0, 1].
+        """Return the accuracy of a model on each task, a fraction in [0, 1]; the same weights are judged once.
 
         Args:
             state: the model's weights.
             split: train, validation or test.
             tasks: names of the tasks to look at; all of the study by default.
         """
-        examples = {task: self.examples(split)[task] for task in tasks or self.tasks}
-        return self.scorer({}).state(state, examples)
+        opened, digest = self.examples(split), fingerprint(state)
+        keys = {task: (digest, split, task) for task in tasks or self.tasks}
+        new = {task: opened[task] for task, key in keys.items() if key not in self._judged}
+        for task, found in (self.scorer({}).state(state, new) if new else {}).items():
+            self._judged[keys[task]] = found
+        return {task: self._judged[key] for task, key in keys.items()}
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
         """Return every expert's accuracy on its own task."""

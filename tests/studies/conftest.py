@@ -26,6 +26,7 @@ TOY: dict[str, dict[str, Any]] = {
     "converged": {"regime": "epochs", "epochs": 3, "keep_epochs": True, "batch_size": 8},
     "cold": {"regime": "epochs", "epochs": 3, "keep_epochs": True, "learning_rate": 1e-5},
     "joint": {"regime": "joint", "steps": 64},
+    "joint_half": {"seeds": 1, "regime": "joint", "steps": 64, "learning_rate": 1e-6},
     "mima_1": _rounds(1),
     "published": {
         "seeds": 1,

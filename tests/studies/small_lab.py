@@ -90,6 +90,6 @@ def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[st
     params = load_params(root / "params.yaml")
     studies = load_study_params(root, params)
     for name, changes in options.items():
-        studies.studies[name] |= changes
+        studies.studies[name] = {**studies.studies.get(name, {}), **changes}
     scratch.mkdir(parents=True, exist_ok=True)
     return StageIO(stage, root, scratch, params, studies)

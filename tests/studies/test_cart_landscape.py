@@ -13,7 +13,8 @@ from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
+from tests.studies.toy_lab import SEEDS, WrongTest
 
 SMALL = {
     "tasks": 3,
@@ -99,3 +100,47 @@ def test_a_path_that_does_not_return_is_told() -> None:
     Seed(row).path("cart", 1.0)[-1]["away"] = 0.2
     assert findings([row] * 3)[0].holds is False
     assert total(Seed(row).lowest()) == 2.0
+
+
+NETS = {
+    "tasks": 3,
+    "images": 100,
+    "ranks": [0.05, 0.16, 0.32],
+    "scales": [1.0],
+    "additions": [0.2, 1.0, 2.0],
+    "size": 3,
+    "near": 3,
+}
+
+
+def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
+    """C8: CART's path leaves the average, passes lower loss and returns; task arithmetic leaves the basin for good."""
+    rows = StudyResult.read(run_study(toy_experts, "cart_landscape", tmp_path, **NETS)).rows
+    for seed in SEEDS:
+        own = [row for row in rows if row["seed"] == seed]
+
+        def loss(kind: str, scale: float | None = None, rank: float | None = None, own: list[Row] = own) -> float:
+            return sum(r["loss"] for r in own if (r["kind"], r["scale"], r["rank"]) == (kind, scale, rank))
+
+        average = loss("average")
+        assert loss("cart", 1.0, 0.0) == pytest.approx(average, abs=1e-5)
+        assert loss("cart", 1.0, 1.0) == pytest.approx(average, abs=1e-5)
+        assert min(loss("cart", 1.0, rank) for rank in (0.05, 0.08, 0.16)) < average - 0.02
+        assert loss("task_arithmetic", 1 / 3) == pytest.approx(average, abs=1e-5)
+        assert loss("task_arithmetic", 2.0) > loss("task_arithmetic", 1.0) > average + 1
+        experts = sum(row["loss"] for row in own if row["kind"] == "expert" and row["expert"] == row["task"])
+        assert experts < average / 3
+        away = {r["rank"]: r["away"] for r in own if (r["kind"], r["scale"]) == ("cart", 1.0)}
+        assert max(away[0.0], away[1.0]) < 1e-4 < 0.1 < away[0.08]
+
+
+def test_no_loss_on_the_paths_and_no_scale_depends_on_test(toy_experts: Path, tmp_path: Path) -> None:
+    io = study_io(toy_experts, "cart_landscape", tmp_path, **NETS)
+    options = cart_landscape.Options.model_validate(StudyInputs(io).options("cart_landscape"))
+    right, wrong = (cart_landscape.measure(inputs.first(3), options, 0) for inputs in (StudyInputs(io), WrongTest(io)))
+    assert right["models"] == wrong["models"]
+    assert right["addition"] == wrong["addition"]
+    for name, found in right["test"].items():
+        assert {task: 1 - value for task, value in wrong["test"][name]["accuracy"].items()} == pytest.approx(
+            found["accuracy"]
+        )

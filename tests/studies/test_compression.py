@@ -56,7 +56,9 @@ def test_counted_bytes_are_those_of_the_formula_and_of_the_file(made: Path, many
 def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path) -> None:
     inputs = StudyInputs(study_io(many_lab, "compression", tmp_path))
     experts = inputs.run("experts").experts(0)
-    found = compression.measure(inputs, experts, "cart_indexing", {"rank_ratio": 1.0, "non_matrices": "own"})
+    args = {"rank_ratio": 1.0, "non_matrices": "own"}
+    found = compression.measure(inputs, experts, "cart_indexing", args, ("test",))
+    assert "validation" not in found
     assert found["test"] == inputs.individual(experts, "test")
     assert share(found, True) > 1
 

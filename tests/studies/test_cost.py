@@ -7,6 +7,7 @@ import pytest
 
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.cost import study as cost
+from tasks.studies.papers.cost.rates import best_rate, rate_note, try_rates
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import study_io
@@ -16,11 +17,18 @@ from tests.studies.toy_lab import SEEDS
 def test_small_nets_stand_beside_their_cost(toy_lab: Path, tmp_path: Path) -> None:
     """M7: with many rounds merging comes near to joint training, at the same budget; one merge does not."""
     choices = {"joint": ["joint"], "iterative": ["mima_4", "mima_16"], "one_shot": ["mima_1"], "rank_ratio": [0.1]}
+    choices["rates"] = ["joint_half"]
     io = study_io(toy_lab, "cost", tmp_path, **choices)
     cost.run(io)
     folder = tmp_path / "building/outputs/studies/cost"
     result = StudyResult.read(folder)
-    table, chosen = result.tables
+    table, chosen, rates = result.tables
+    assert [(row["model"], row["seeds"], row["chosen"]) for row in rates.rows] == [
+        ("joint training", 1, "×"),
+        ("joint training, half the rate", 1, ""),
+    ]
+    assert [row["learning rate"] for row in rates.rows] == ["0.005", "1e-06"]
+    assert "0.005, stands at the end of those tried, 1e-06, 0.005" in result.notes[-1]
     joint, four, many, once = table.rows
     names = ["joint training", "MIMA N = 4", "MIMA N = 16", "MIMA N = 1"]
     assert [row["model"] for row in table.rows] == names
@@ -43,6 +51,19 @@ def test_small_nets_stand_beside_their_cost(toy_lab: Path, tmp_path: Path) -> No
     assert mean("mima_1") < mean("joint") - 3
 
 
+def test_joint_training_takes_the_rate_that_is_best_on_validation(toy_lab: Path, tmp_path: Path) -> None:
+    """Whichever run is named first: with the rate that learns nothing in its place, the other one is taken."""
+    choices = {"joint": ["joint_half"], "rates": ["joint"], "iterative": ["mima_4"], "one_shot": ["mima_1"]}
+    io = study_io(toy_lab, "cost", tmp_path, **choices, rank_ratio=[0.1])
+    found = try_rates(StudyInputs(io), ["joint_half", "joint"])
+    assert [row["run"] for row in found] == ["joint_half", "joint"]
+    assert found[1]["validation"][0] > found[0]["validation"][0] + 20
+    cost.run(io)
+    result = StudyResult.read(tmp_path / "building/outputs/studies/cost")
+    assert result.tables[0].rows[0]["model"] == "joint training"
+    assert {row["run"] for row in result.rows} == {"joint", "mima_4", "mima_1"}, "no look at test with the others"
+
+
 def test_every_family_competes(toy_lab: Path, tmp_path: Path) -> None:
     io = study_io(toy_lab, "cost", tmp_path)
     methods = [family.method for family in cost.families(cost.Options.model_validate(StudyInputs(io).options("cost")))]
@@ -53,6 +74,17 @@ def made_up(run: str, accuracy: float) -> list[Row]:
     rounds = int(run.removeprefix("mima_")) if run.startswith("mima") else 0
     known = {"run": run, "test": {"a": accuracy}, "tried": int(run == "one_epoch"), "rounds": rounds, "budget": 240}
     return [{**known, "seed": seed} for seed in range(3)]
+
+
+def test_a_rate_inside_those_tried_is_told_from_one_at_their_end() -> None:
+    rows: list[Row] = [
+        {"run": str(rate), "rate": rate, "validation": [level, level + 1.0]}
+        for rate, level in ((1.0, 70.0), (2.0, 80.0), (4.0, 79.0))
+    ]
+    assert best_rate(rows)["rate"] == 2.0
+    assert "2, stands inside those tried, 1, 2, 4" in rate_note(rows)
+    assert "4, stands at the end of" in rate_note([rows[0], rows[2]])
+    assert "one learning rate" in rate_note(rows[:1])
 
 
 def test_findings_follow_the_numbers() -> None:

@@ -8,22 +8,22 @@ from mergeflow.analysis.equivalence.problems import feed_forward_problem
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
 from tasks.studies.papers.equivalence import study as equivalence
-from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure
+from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure, project_cases
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import ROOT, study_io
+from tests.studies.small_lab import make_lab, study_io
 
 SMALL = {
     "epochs": 2,
     "widths": [6, 8, 8, 3],
     "samples": 16,
-    "seeds": [0],
+    "seeds": [0, 1],
     "net_steps": [1e-5, 1e-4, 1e-3],
     "scales": [0.25, 1 / 3, 0.7],
     "gains": [0.1, 1.0],
-    "images": 2,
-    "encoder_tasks": ["signs", "land", "textures"],
-    "encoder_steps": [1e-7, 1e-6],
-    "encoder_scales": [1 / 3],
+    "examples": 2,
+    "model_tasks": ["red", "blue", "grey"],
+    "model_steps": [1e-7, 1e-6],
+    "model_scales": [1 / 3],
 }
 REFUTED = [
     "Less half of that (the ½ of the proof's Taylor step) it falls as η³.",
@@ -37,8 +37,9 @@ REFUTED = [
 
 @pytest.fixture(scope="module")
 def io(tmp_path_factory: pytest.TempPathFactory) -> StageIO:
-    """The study has run; it needs no outputs of other stages."""
-    small = study_io(ROOT, "equivalence", tmp_path_factory.mktemp("equivalence"), **SMALL)
+    """The study has run, with the base of a project whose tasks are drawn squares."""
+    root = make_lab(tmp_path_factory.mktemp("project"), {})
+    small = study_io(root, "equivalence", tmp_path_factory.mktemp("equivalence"), **SMALL)
     equivalence.run(small)
     return small
 
@@ -51,7 +52,8 @@ def tables(io: StageIO) -> Tables:
         found: Tables = json.loads((io.scratch / "pieces" / f"{name}.json").read_text())
         return found
 
-    return measure(Options.model_validate(SMALL), measured)
+    options = Options.model_validate(SMALL)
+    return measure(options, project_cases(io, options), measured)
 
 
 def refuted(result: StudyResult) -> list[str]:

@@ -7,6 +7,7 @@ import torch
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import CandidateScorer
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.published import take_experts
 from tests.studies.small_lab import study_io
@@ -28,6 +29,24 @@ def test_what_chooses_cannot_open_a_test_split(inputs: StudyInputs) -> None:
         inputs.blind().examples("test")  # though the images are in memory by now
     with pytest.raises(MergeflowError, match="where it must not"):
         inputs.blind().first(1).examples("test")
+
+
+def test_the_same_weights_are_judged_once(inputs: StudyInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their bits, not by the object; other weights, another split and another task are judged anew."""
+    passes: list[list[str]] = []
+    judge = CandidateScorer.state
+    monkeypatch.setattr(
+        CandidateScorer, "state", lambda scorer, state, tasks: passes.append(list(tasks)) or judge(scorer, state, tasks)
+    )
+    first = inputs.accuracy(inputs.base, "validation")
+    copied = {name: tensor.clone() for name, tensor in inputs.base.items()}
+    assert inputs.blind().accuracy(copied, "validation") == inputs.first(3).accuracy(copied, "validation") == first
+    assert len(passes) == 1
+    expert = inputs.run("mima_1").expert(SEEDS[0], inputs.tasks[0])
+    assert inputs.accuracy(expert, "validation")[inputs.tasks[0]] > first[inputs.tasks[0]]
+    inputs.accuracy(copied, "test", inputs.tasks[:1])
+    inputs.accuracy(copied, "test")
+    assert passes[1:] == [inputs.tasks, inputs.tasks[:1], inputs.tasks[1:]]
 
 
 def test_published_checkpoints_are_experts_of_as_many_seeds_as_there_are(inputs: StudyInputs) -> None:

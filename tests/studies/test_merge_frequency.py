@@ -42,6 +42,8 @@ def test_alpha_is_chosen_on_validation_and_judged_on_test() -> None:
     best = merge_frequency.tuned(rows)
     assert merge_frequency.values(best, "whole") == {1: [60.0] * 3, 16: [80.0] * 3}
     assert [finding.holds for finding in merge_frequency.findings(best)] == [True, False, False]
+    assert "the largest tried, 2/T, in 0 of 6 cases" in merge_frequency.edge_note(best, [1, 2])
+    assert "1/T, in 6 of 6 cases" in merge_frequency.edge_note(best, [1])
 
 
 def test_only_seeds_that_every_cell_has_are_compared() -> None:

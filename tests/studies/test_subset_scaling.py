@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 from math import comb
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from tasks.studies.papers.subset_scaling.results import notes, tables
 from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import run_study, study_io
+from tests.studies.toy_lab import SEEDS, WrongTest
 
 SMALL: dict[str, Any] = {
     "sizes": [2, 3],
@@ -153,3 +155,52 @@ def test_bad_choices_are_told(io) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="margin"):
         subset_scaling.Options.model_validate({**options, "margin": 0})
     assert replace(io).stage.systems == ("C7",)
+
+
+NETS: dict[str, Any] = {
+    **SMALL,
+    "validation": 100,
+    "test": 200,
+    "grids": {**SMALL["grids"], "task_arithmetic": {"scale": [0.1, 0.3]}, "cart": {"rank_ratio": [0.08, 0.3]}},
+    "wider": {"task_arithmetic": [0.5, 0.7]},
+}
+
+
+def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
+    """C7: a third task costs every merge accuracy, CART the least; at two tasks CART is the average."""
+    result = StudyResult.read(run_study(toy_experts, "subset_scaling", tmp_path, **NETS))
+
+    def reached(method: str, size: int, seed: int) -> float:
+        """Normalised accuracy in %, from the raw rows alone."""
+        own = [r for r in result.rows if (r["method"], r["size"], r["seed"]) == (method, size, seed)]
+        return 100 * fmean(row["accuracy"] / row["expert"] for row in own)
+
+    for seed in SEEDS:
+        lost = {method: reached(method, 2, seed) - reached(method, 3, seed) for method in METHODS}
+        assert lost["average"] > 3
+        assert lost["cart"] < lost["average"] - 1
+        assert abs(reached("cart", 2, seed) - reached("average", 2, seed)) < 0.5
+        assert reached("cart", 3, seed) > reached("average", 3, seed) + 1
+    told = {str(row["method"]): str(row["lost from N = 2 to 3"]) for row in result.tables[2].rows}
+    first = {"average": "average", "CART": "cart", "TIES": "ties"}
+    for name, method in first.items():
+        assert float(told[name].split()[0]) == pytest.approx(reached(method, 2, 0) - reached(method, 3, 0), abs=0.06)
+    leads = result.findings[0].measured
+    mean = fmean(reached("cart", 3, seed) - reached("average", 3, seed) for seed in SEEDS)
+    assert f"less average, N = 3: {mean:.1f} ±" in leads
+
+
+def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
+    """With every test label wrong the same candidates are taken, and their accuracy is the rest to 1."""
+    io = study_io(toy_experts, "subset_scaling", tmp_path, **NETS)
+    options = subset_scaling.Options.model_validate(StudyInputs(io).options("subset_scaling"))
+    found = []
+    for inputs in (StudyInputs(io), WrongTest(io)):
+        splits = [inputs.examples(split) for split in ("validation", "test")]
+        experts = inputs.run("experts").experts(0)
+        found.append(subset_scaling.measure(inputs, options, splits, experts, list(experts))["methods"])
+    right, wrong = found
+    assert {name: one["args"] for name, one in right.items()} == {name: one["args"] for name, one in wrong.items()}
+    for name, one in right.items():
+        assert one["validation"] == wrong[name]["validation"]
+        assert {task: 1 - value for task, value in wrong[name]["test"].items()} == pytest.approx(one["test"])

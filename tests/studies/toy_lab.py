@@ -1,10 +1,14 @@
 """A laboratory of small nets that really learn: three tasks of numbers, each run about a second."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from mergeflow.modalities.classification import Classification
+from mergeflow.modality import Examples
+from tasks.studies.inputs import StudyInputs
 from tests.studies.small_lab import train_run
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
@@ -37,3 +41,13 @@ def make_toy_lab(
     for name in training:
         train_run(root, name)
     return root
+
+
+class WrongTest(StudyInputs):
+    """A laboratory whose test labels are wrong: what is chosen with them was chosen on test."""
+
+    def examples(self, split: str) -> dict[str, Examples]:
+        found = super().examples(split)
+        if split != "test":
+            return found
+        return {t: replace(one, labels=1 - one.labels) for t, one in found.items() if isinstance(one, Classification)}

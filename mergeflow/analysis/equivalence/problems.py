@@ -1,8 +1,8 @@
-"""What the theorems are measured on: small feed-forward nets, and the embedded CLIP's image encoder, in float64."""
+"""What the theorems are measured on: small feed-forward nets, and a project's model, in float64."""
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 from mergeflow.analysis.equivalence.flat import flat_loss, flat_weights, trained
 from mergeflow.analysis.equivalence.gradient_descent import Loss, descend, summed
 from mergeflow.analysis.equivalence.nets import Net, random_tasks
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
-from mergeflow.suites.pocket import get_suite
+from mergeflow.modalities.vision.models import ImageEncoder
+from mergeflow.modality import Model
 
 
 @dataclass(frozen=True)
@@ -139,19 +139,31 @@ def image_problem(encoder: ImageEncoder, tasks: Sequence[Classification]) -> Pro
     return Problem("CLIP image encoder", _Tower(encoder), examples)
 
 
-def encoder_problem(tasks: Sequence[str], images: int) -> Problem:
-    """Return the embedded CLIP's image encoder on the first training images of some tasks of pocket8.
+def model_problem(model: Model, tasks: Sequence[Classification]) -> Problem:
+    """Return a project's model on examples of its tasks, all in float64: an image encoder, or any net of numbers.
 
     Args:
-        tasks: names of tasks of pocket8.
-        images: images per task.
+        model: the model; it stays as it is.
+        tasks: T tasks, judged by a frozen head or by the net's own logits.
+
+    Raises:
+        MergeflowError: a task's head is trained beside the model, or its inputs are not one tensor.
     """
-    clip = load_clip("pocket-clip", "pocket8")
-    suite, whole = get_suite("pocket8"), []
-    for name in tasks:
-        task = suite.tasks[name]
-        pairs = [task.sample("train", index) for index in range(images)]
-        pixels = torch.stack([torch.from_numpy(image) for image, _ in pairs])
-        labels = torch.tensor([label for _, label in pairs])
-        whole.append(Classification(name, pixels, labels, build_head(clip, task.class_names, task.templates)))
-    return image_problem(ImageEncoder(clip), whole)
+    moving = [task.task for task in tasks if task.head is not None and getattr(task.head, "trained", False)]
+    if moving:
+        raise MergeflowError(
+            f"the heads of {', '.join(moving)} are trained beside the model, and the theorems are of a loss of the "
+            "shared weights alone: name tasks whose heads are frozen."
+        )
+    if isinstance(model.module, ImageEncoder):
+        return image_problem(model.module, tasks)
+    module = deepcopy(model.module).double()
+    examples = []
+    for task in tasks:
+        if not isinstance(task.inputs, Tensor) or not task.inputs.is_floating_point():
+            raise MergeflowError(
+                f"task '{task.task}': its inputs are not one tensor of numbers, which the theorems are measured on. "
+                "Name no task there, and the study measures its random nets alone."
+            )
+        examples.append(replace(task, inputs=task.inputs.double()))
+    return Problem(type(module).__name__, module, tuple(examples))

@@ -21,6 +21,7 @@ validation. ± is over seeds: the order of the batches; sizes are the same for a
 """
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,27 +91,39 @@ def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
     experts = inputs.run(RUN).experts(seed)
     individual = {split: inputs.individual(experts, split) for split in ("validation", "test")}
 
-    def row(kind: str, name: str, **args: Any) -> Row:
-        measured = measure(inputs, experts, name, args)
-        relative = {split: normalised(measured[split], individual[split]) for split in individual}
+    def row(kind: str, name: str, splits: Sequence[str] = ("test",), **args: Any) -> Row:
+        measured = measure(inputs, experts, name, args, splits)
+        relative = {split: normalised(measured[split], individual[split]) for split in splits}
         told = {"kind": kind, "args": args, "tasks": len(experts), "seed": seed, "experts": individual["test"]}
         return {**told, **measured, "relative": relative}
 
     ratios = sorted({options.rank_ratio, *options.ratios})
-    tall = [row("tall", "tall_mask", of="ties", keep=options.keep, threshold=value) for value in options.thresholds]
+    tall: dict[str, Any] = {"of": "ties", "keep": options.keep, "threshold": _threshold(inputs, experts, options)}
     return {
         "rows": [
             row("own", "cart_indexing", rank_ratio=options.rank_ratio, non_matrices="own"),
             row("emr", "emr"),
-            max(tall, key=lambda found: mean(found["validation"])),
+            row("tall", "tall_mask", **tall),
             row("tsv", "tsv_compress"),
-            *(row("cart", "cart_indexing", rank_ratio=ratio) for ratio in ratios),
+            *(row("cart", "cart_indexing", ("validation", "test"), rank_ratio=ratio) for ratio in ratios),
             *(row("tsv_curve", "tsv_compress", rank_ratio=ratio) for ratio in options.ratios),
         ]
     }
 
 
-def measure(inputs: StudyInputs, experts: dict[str, State], name: str, args: dict[str, Any]) -> Row:
+def _threshold(inputs: StudyInputs, experts: dict[str, State], options: Options) -> float:
+    """Return the threshold of TALL masks that is best on validation; test cannot be read."""
+
+    def accuracy(threshold: float) -> float:
+        args = {"of": "ties", "keep": options.keep, "threshold": threshold}
+        return mean(measure(inputs.blind(), experts, "tall_mask", args, ("validation",))["validation"])
+
+    return max(options.thresholds, key=accuracy)
+
+
+def measure(
+    inputs: StudyInputs, experts: dict[str, State], name: str, args: dict[str, Any], splits: Sequence[str]
+) -> Row:
     """Write one file with all tasks, read each back out of it, and return accuracies and bytes.
 
     Args:
@@ -118,14 +131,15 @@ def measure(inputs: StudyInputs, experts: dict[str, State], name: str, args: dic
         experts: their weights by task.
         name: a compressor.
         args: its arguments.
+        splits: on which each task's model is judged; the row has one entry for each.
     """
     small = compress(configure_compressor(name, args), inputs.base, experts)
     path, base = inputs.io.scratch / "suite.safetensors", inputs.io.dep(layout.BASE_MODEL)
     small.write(path)
-    found: Row = {"validation": {}, "test": {}}
+    found: Row = {split: {} for split in splits}
     for task in experts:
         state = extract_task(path, task, base)
-        for split in ("validation", "test"):
+        for split in splits:
             found[split][task] = inputs.accuracy(state, split, [task])[task]
     found |= _bytes(path, small, next(iter(experts))) | {"base": sum(t.nbytes for t in inputs.base.values())}
     path.unlink()

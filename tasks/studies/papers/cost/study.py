@@ -4,8 +4,9 @@
 merge experts once. How good is each, for how many steps, images, seconds and how much sending of weights?
 
 **Method.** Every row spends its budget on the same tasks with the same batch size and optimiser. Joint training
-minimises Σ_t L_t, one batch of every task a step, with the learning rate of single tasks. Runs in rounds are taken as
-their last merge. The one-shot rows merge experts once, by the best on validation of average, task arithmetic, TIES,
+minimises Σ_t L_t, one batch of every task a step; its learning rate is chosen on validation, before any look at test,
+by the mean over the seeds that every rate was trained with. Runs in rounds are taken as their last merge, with the rate
+of single tasks. The one-shot rows merge experts once, by the best on validation of average, task arithmetic, TIES,
 CART and TSV-M and their arguments. A *step* is one batch of one task through the model and back (a joint step counts
 T). *Selection* is the validation accuracy of every candidate, counted in examples through the model, without gradients.
 *Sent* is what would cross a network if each task's data stayed where it is: T experts to the place that merges, and the
@@ -34,6 +35,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure
+from tasks.studies.papers.cost.rates import best_rate, rate_note, rate_table, try_rates
 from tasks.studies.pieces import Row, choose_scale, grid, kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
 from tasks.studies.rows import accuracy_rows, of
@@ -44,11 +46,13 @@ STUDY = "cost"
 class Options(Section):
     """The study's choices.
 
-    joint: runs of joint training. iterative: runs whose last merge is the model. one_shot: runs whose experts are
-    merged once. keep, rank_ratio: values tried for TIES and CART beside their scale.
+    joint: runs of joint training. rates: like the first of these but for the learning rate; the best one on validation
+    takes its place. iterative: runs whose last merge is the model. one_shot: runs whose experts are merged once.
+    keep, rank_ratio: values tried for TIES and CART beside their scale.
     """
 
     joint: list[str] = Field(min_length=1)
+    rates: list[str] = Field(default_factory=list)
     iterative: list[str]
     one_shot: list[str]
     keep: list[float]
@@ -66,13 +70,9 @@ class Family:
     values: Sequence[float] = (0.0,)
 
 
-def _names(options: Options) -> list[str]:
-    return [*options.joint, *options.iterative, *options.one_shot]
-
-
 DECLARED = Declaration(
     Options,
-    runs=_names,
+    runs=lambda options: [*options.joint, *options.rates, *options.iterative, *options.one_shot],
     splits=("validation", "test"),
     systems=("M7",),
 )
@@ -82,7 +82,10 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/cost`."""
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
-    names = _names(options)
+    rates = kept(io, "rates", lambda: {"tried": try_rates(inputs, [options.joint[0], *options.rates])})["tried"]
+    best = best_rate(rates)["run"]
+    options = options.model_copy(update={"joint": [best, *options.joint[1:]]})
+    names = [*options.joint, *options.iterative, *options.one_shot]
     pieces = [(name, seed) for name in names for seed in inputs.run(name).seeds]
     rows = []
     for done, (name, seed) in enumerate(pieces):
@@ -92,7 +95,10 @@ def run(io: StageIO) -> None:
     table = cost_table(rows, inputs.tasks, size)
     settings = ("seed", "run", "budget", "rounds", "task_steps", "examples", "tried")
     result = StudyResult(
-        [table, choice_table(rows)], findings(rows), notes(rows), accuracy_rows(rows, settings, ("test",))
+        [table, choice_table(rows), rate_table(rates, label)],
+        findings(rows),
+        [*notes(rows), rate_note(rates)],
+        accuracy_rows(rows, settings, ("test",)),
     )
     points = {
         label(name): (fmean(row["examples"] for row in of(rows, run=name)), _accuracies(rows, name)) for name in names
@@ -173,12 +179,15 @@ def label(name: str) -> str:
     Example:
         >>> [label(name) for name in ("mima_16", "mima_16_480", "joint", "per_round_2_16", "one_epoch")]
         ['MIMA N = 16', 'MIMA N = 16, S = 480', 'joint training', 'α = 2/T, schedule per round, N = 16', 'one epoch']
+        >>> label("joint_half"), label("joint_480")
+        ('joint training, half the rate', 'joint training, S = 480')
     """
     kind, *numbers = name.split("_")
     if kind == "mima" and numbers:
         return f"MIMA N = {numbers[0]}" + (f", S = {numbers[1]}" if len(numbers) > 1 else "")
     if kind == "joint":
-        return "joint training" + (f", S = {numbers[0]}" if numbers else "")
+        more = [f", S = {word}" if word.isdigit() else f", {word} the rate" for word in numbers]
+        return "joint training" + "".join(more)
     for schedule, words in (("per_round_", "schedule per round"), ("whole_", "one schedule")):
         if name.startswith(schedule):
             multiple, rounds = name.removeprefix(schedule).split("_")

@@ -4,8 +4,9 @@
 one model on Σ_t L_t with step αη for as long. Are the two the same model, and how far apart are they if not?
 
 **Method.** Everything is in float64: random three-layer nets (tanh and ReLU, no biases) on T = 3 random tasks with
-three seeds, and the image encoder of the embedded CLIP on three tasks of pocket8. Experts are trained by torch's SGD
-on accumulated micro-batches; gradients, Hessian-vector products and the nets' whole Hessians come from autograd.
+several seeds, and the project's own model, its base, on the first training examples of some of its tasks. Experts are
+trained by torch's SGD on accumulated micro-batches; gradients, Hessian-vector products and the nets' whole Hessians
+come from autograd.
 
 *G1, G2.* τ_t^(1) = −η ∇L_t(θ0), and θ_TA^(1) = θ_MT^(1): both are identities and hold to rounding.
 
@@ -34,7 +35,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.analysis.equivalence.problems import Problem, encoder_problem, feed_forward_problem
+from mergeflow.analysis.equivalence.problems import Problem, feed_forward_problem, model_problem
 from mergeflow.analysis.equivalence.theorem_one import (
     coefficient_rows,
     epoch_rows,
@@ -44,9 +45,13 @@ from mergeflow.analysis.equivalence.theorem_one import (
     slope_row,
 )
 from mergeflow.analysis.equivalence.theorem_two import factor_rows, network_row
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.classification import Classification
+from tasks.models import load_base_head, load_examples
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.equivalence.figures import bounds_figure, coefficient_figure, gap_figure
 from tasks.studies.papers.equivalence.results import first_seed, study_result
 from tasks.studies.pieces import kept
@@ -72,10 +77,10 @@ class Options(Section):
         net_steps: η of the nets in G3, ascending.
         scales: α where it varies.
         gains: factors on the nets' initial weights.
-        encoder_tasks: three tasks of pocket8.
-        images: training images per task for the encoder.
-        encoder_steps: η of the encoder in G3, ascending; the last also in G1 and G2.
-        encoder_scales: α of the encoder where it varies.
+        model_tasks: tasks of the project, for its own model; none: the nets alone.
+        examples: training examples of each of these tasks.
+        model_steps: η of that model in G3, ascending; the last also in G1 and G2.
+        model_scales: its α where it varies.
     """
 
     scale: float = Field(0.7, gt=0)
@@ -87,15 +92,15 @@ class Options(Section):
     net_steps: list[float] = Field([1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1], min_length=2)
     scales: list[float] = Field([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.7, 0.85, 1.0, 1.25, 1.5], min_length=1)
     gains: list[float] = Field([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0], min_length=1)
-    encoder_tasks: list[str] = Field(min_length=1)
-    images: int = Field(12, ge=1)
-    encoder_steps: list[float] = Field([1e-6, 1e-5, 1e-4, 3e-4], min_length=2)
-    encoder_scales: list[float] = Field([1 / 3, 0.7], min_length=1)
+    model_tasks: list[str]
+    examples: int = Field(12, ge=1)
+    model_steps: list[float] = Field([1e-6, 1e-5, 1e-4, 3e-4], min_length=2)
+    model_scales: list[float] = Field([1 / 3, 0.7], min_length=1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model in the study: a problem, its seed (nets), η of the exact tables, η of G3, and α where it varies."""
+    """One model in the study: a problem, its seed (of nets), η of the exact tables, η of G3, and α where it varies."""
 
     problem: Problem
     seed: int | None
@@ -104,7 +109,7 @@ class Case:
     scales: Sequence[float]
 
 
-DECLARED = Declaration(Options, systems=("G1", "G2", "G3", "G4"))
+DECLARED = Declaration(Options, splits=("train",), systems=("G1", "G2", "G3", "G4"))
 
 
 def run(io: StageIO) -> None:
@@ -115,38 +120,67 @@ def run(io: StageIO) -> None:
         io.report("models", done, total)
         return kept(io, name, work)
 
-    tables = measure(options, measured)
+    tables = measure(options, project_cases(io, options), measured)
     study_result(tables).write(io.out(layout.study(STUDY)), figures(tables))
 
 
-def measure(options: Options, measured: Callable[[str, int, int, Work], Tables]) -> Tables:
+def project_cases(io: StageIO, options: Options) -> list[Case]:
+    """Return the project's own model on its first training examples; nothing where no task is named.
+
+    Raises:
+        MergeflowError: a task that the project has not, or one that the theorems say nothing about.
+    """
+    if not options.model_tasks:
+        return []
+    inputs = StudyInputs(io)
+    for task in options.model_tasks:
+        if task not in inputs.tasks:
+            raise unknown_name("task", task, inputs.tasks)
+    problem = model_problem(inputs.model, [_few(inputs, task, options.examples) for task in options.model_tasks])
+    return [Case(problem, None, options.model_steps[-1], options.model_steps, options.model_scales)]
+
+
+def _few(inputs: StudyInputs, task: str, count: int) -> Classification:
+    """Return a task's first training examples, in memory."""
+    head = load_base_head(inputs.io, task, inputs.device)
+    whole = load_examples(inputs.io, "train", task, inputs.device, head)
+    if not isinstance(whole, Classification):
+        raise MergeflowError(f"task '{task}' is not one of classes, which the theorems are measured on: name another.")
+    return replace(whole, inputs=whole.inputs[:count], labels=whole.labels[:count])
+
+
+def measure(options: Options, own: Sequence[Case], measured: Callable[[str, int, int, Work], Tables]) -> Tables:
     """Return the study's tables, name → rows.
 
     Args:
         options: the choices.
+        own: the project's model, as of `project_cases`.
         measured: called as `measured(name, done, total, work)` for each model; returns what `work()` returns or, in a
             study that was killed, returned.
     """
-    cases = _cases(options)
+    cases = [*_nets(options), *own]
+    works = {f"{one.problem.name} {one.seed}": (one.seed, partial(rows_of, one, options)) for one in cases}
+    works |= {f"weights {seed}": (seed, partial(_networks, options, seed)) for seed in options.seeds}
     tables: Tables = {name: [] for name in TABLES}
-    for done, case in enumerate(cases):
-        work = partial(rows_of, case, options)
-        for name, rows in measured(f"{case.problem.name} {case.seed}", done, len(cases) + 1, work).items():
-            tables[name] += [{"seed": case.seed, **row} for row in rows]
-    networks = measured("weights", len(cases), len(cases) + 1, lambda: {"network": list(_network(options))})
-    return {**tables, **networks}
+    for done, (piece, (seed, work)) in enumerate(works.items()):
+        for name, rows in measured(piece, done, len(works), work).items():
+            tables[name] += [{"seed": seed, **row} for row in rows]
+    return tables
 
 
-def _cases(options: Options) -> list[Case]:
-    common = options.net_step, options.net_steps, options.scales
+def _nets(options: Options) -> list[Case]:
     size = {"widths": tuple(options.widths), "samples": options.samples}
-    nets = [
-        Case(feed_forward_problem(activation, seed=seed, **size), seed, *common)  # type: ignore[arg-type]
+    return [
+        Case(
+            feed_forward_problem(activation, seed=seed, **size),  # type: ignore[arg-type]
+            seed,
+            options.net_step,
+            options.net_steps,
+            options.scales,
+        )
         for activation in ACTIVATIONS
         for seed in options.seeds
     ]
-    encoder = encoder_problem(options.encoder_tasks, options.images)
-    return [*nets, Case(encoder, None, options.encoder_steps[-1], options.encoder_steps, options.encoder_scales)]
 
 
 def rows_of(case: Case, options: Options) -> Tables:
@@ -165,22 +199,25 @@ def rows_of(case: Case, options: Options) -> Tables:
     }
 
 
-def _network(options: Options) -> Iterator[Row]:
+def _networks(options: Options, seed: int) -> Tables:
+    return {"network": list(_network(options, seed))}
+
+
+def _network(options: Options, seed: int) -> Iterator[Row]:
     """Yield bounds over the size of the weights, and softmax regression from zero, which the printed ones call flat."""
+    size = {"samples": options.samples, "seed": seed}
     for activation in ACTIVATIONS:
         for gain in options.gains:
-            problem = feed_forward_problem(
-                activation, tuple(options.widths), samples=options.samples, seed=options.seeds[0], gain=gain
-            )
+            problem = feed_forward_problem(activation, tuple(options.widths), gain=gain, **size)
             yield network_row(problem, gain, options.scale, options.net_step, options.epochs)
     ends = (options.widths[0], options.widths[-1])
-    flat = replace(feed_forward_problem("relu", ends, samples=options.samples, gain=0.0), name="softmax regression")
+    flat = replace(feed_forward_problem("relu", ends, gain=0.0, **size), name="softmax regression")
     yield network_row(flat, 0.0, options.scale, options.net_step, 2)
 
 
 def figures(tables: Tables) -> dict[str, Figure]:
     """Return the study's figures, name → figure, of each model's first seed."""
-    networks = [row for row in tables["network"] if row["gain"] > 0]
+    networks = [row for row in first_seed(tables["network"]) if row["gain"] > 0]
     return {
         "gap": gap_figure(first_seed(tables["gap"]), first_seed(tables["slopes"])),
         "coefficient": coefficient_figure(first_seed(tables["coefficient"])),

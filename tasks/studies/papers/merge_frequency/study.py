@@ -103,7 +103,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(
         [cell_table(rows), tuned_table(best), course_table(courses)],
         findings(best),
-        notes(rows),
+        [*notes(rows), edge_note(best, options.multiples)],
         accuracy_rows(rows, ("seed", "schedule", "multiple", "rounds", "steps"), ("validation", "merged")),
     )
     curves = {label: values(best, schedule) for schedule, label in SCHEDULES.items()}
@@ -250,3 +250,18 @@ def notes(rows: Sequence[Row]) -> list[str]:
         listed = ", ".join(f"{value:.1f} (α = {m}/T)" for m, value in zip(multiples, means, strict=True))
         parts.append(f"{label}: {listed}")
     return [f"What α is worth at N = {most}, in %: {'; '.join(parts)}."]
+
+
+def edge_note(best: Sequence[Row], multiples: Sequence[int]) -> str:
+    """Return how often the best α is the largest of those tried.
+
+    Args:
+        best: as of `tuned`.
+        multiples: of α in 1/T.
+    """
+    merged = [row for row in best if row["rounds"] > 1]
+    edge = sum(row["multiple"] == max(multiples) for row in merged)
+    return (
+        f"With more than one round the best α on validation is the largest tried, {max(multiples)}/T, in {edge} of "
+        f"{len(merged)} cases (schedule, N and seed)."
+    )
