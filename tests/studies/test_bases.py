@@ -1,0 +1,140 @@
+"""Study `bases` with bases of a few steps, the other style, and its rule on made-up rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.vision.models import POCKET, load_clip
+from mergeflow.modalities.vision.pretraining import draw_captions
+from mergeflow.suites.pocket import fonts
+from tasks.project.graph import load_graph
+from tasks.project.study_graph import write_study_graph
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.bases import arms, study, style
+from tasks.studies.papers.bases.arms import Arm, draw_in_another_style, make_base
+from tasks.studies.papers.bases.ranks import rank_share
+from tasks.studies.papers.bases.results import NAMES, findings, rule_note
+from tasks.studies.pieces import Row
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import ROOT, make_lab, open_lab
+
+CHOSEN = yaml.safe_load((ROOT / "examples/studies/bases.yaml").read_text())["bases"]
+SMALL: dict[str, Any] = CHOSEN | {
+    "seeds": [0],
+    "arms": {"confused": CHOSEN["arms"]["confused"], "style": {**CHOSEN["arms"]["style"], "images": 150}},
+    "passes": 300,
+    "steps": 4,
+    "batch_size": 12,
+    "rounds": 2,
+    "ratios": [0.08, 1],
+}
+
+
+@pytest.fixture(scope="module")
+def io(tmp_path_factory: pytest.TempPathFactory, monkeymodule: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """A project of three tasks with this study alone; the grids of scales are short."""
+    root = make_lab(tmp_path_factory.mktemp("bases") / "project", {})
+    (root / "dvc.yaml").symlink_to(ROOT / "dvc.yaml")
+    (root / "studies/params.yaml").write_text(
+        yaml.safe_dump({"seeds": [0], "runs": {"plain": {}}, "studies": {"bases": SMALL}})
+    )
+    write_study_graph(root)
+    stage = next(stage for stage in load_graph(root, studies=True).values() if stage.name == "bases")
+    short = {method: ([0.5, 1.0], 1.0) for method in study.SCALES}
+    monkeymodule.setattr(study, "SCALES", short)
+    return open_lab(root, stage, tmp_path_factory.mktemp("scratch"), {})
+
+
+@pytest.fixture(scope="module")
+def monkeymodule():  # type: ignore[no-untyped-def]
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def test_the_study_measures_every_base_from_its_pretraining_on(io, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    with io.holds:
+        study.run(io)
+    result = StudyResult.read(io.scratch / "building/outputs/studies/bases")
+    accuracy, over_rank, ranks, chosen = result.tables
+    columns = ["confused names", "right names, another style"]
+    assert [list(table.rows[0])[1:] for table in result.tables] == [columns] * 4
+    assert [row["model"] for row in accuracy.rows] == [*NAMES.values(), "experts less average"]
+    assert [row["k / r"] for row in over_rank.rows] == ["0.08", "1"]
+    assert len(ranks.rows) == 3
+    assert "rank_ratio" in str(chosen.rows[2][columns[0]])
+    assert {(row["base"], row["model"]) for row in result.rows} >= {(arm, "mima") for arm in SMALL["arms"]}
+    rows = [row for row in result.rows if row["base"] == "confused"]
+    by_model = {name: [row["accuracy"] for row in rows if row["model"] == name] for name in ("cart 1", "average")}
+    assert by_model["cart 1"] == by_model["average"], "at full rank CART is the average"
+    assert [finding.holds for finding in result.findings] == [None] * 5, "one seed decides nothing"
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("trained twice")
+
+    for module, name in ((arms, "train_base"), (study, "merged_in_rounds")):
+        monkeypatch.setattr(module, name, never)
+    arm = Arm.model_validate(SMALL["arms"]["style"])
+    kept = make_base(arm, "pocket8", 300, io.scratch / "bases/style/base.safetensors", 1, lambda *told: None)
+    start = load_clip(POCKET, None)
+    moved = {
+        name: float((kept.model.state_dict()[name] - value).abs().max())
+        for name, value in start.model.state_dict().items()
+    }
+    assert moved["visual.proj"] > 1e-4, "the pre-training moved the random start, and was kept"
+
+
+def test_what_chooses_cannot_open_test(io) -> None:  # type: ignore[no-untyped-def]
+    blind, clip = StudyInputs(io).blind(), load_clip(POCKET, "pocket8")
+    assert study.opened(blind, clip, "validation").keys() == {"red", "blue", "grey"}
+    with pytest.raises(MergeflowError, match="where it must not"):
+        study.opened(blind, clip, "test")
+
+
+def test_the_other_style_is_another_and_has_as_many_of_each_class() -> None:
+    settings = Arm(label="x", images=124).settings("pocket8", 10)
+    assert settings.confusion == 0
+    pictures = draw_in_another_style(settings, 1)
+    assert len(pictures) == len(draw_captions(settings))
+    assert len(pictures.unique()) <= 5
+    assert not set(style.FACES) & set(fonts.FACES)
+    again = style.draw_chunk("pocket8", "signs", 3, 5, 0)
+    assert np.array_equal(again, style.draw_chunk("pocket8", "signs", 2, 5, 0)[1:])
+
+
+def test_hues_keep_their_order_so_that_right_names_stay_right() -> None:
+    flat = np.full((32, 32, 3), (200, 40, 40), dtype=np.uint8)
+    mean = style.restyled(np.random.default_rng(0), flat).mean(axis=(0, 1))
+    assert mean[0] > mean[1] + 20
+    assert mean[0] > mean[2] + 20
+
+
+def test_the_rank_of_a_permutation_of_class_means_is_told() -> None:
+    """Exchanging two of C means changes one direction; a cycle of k changes k − 1."""
+    means = torch.eye(8, dtype=torch.float64)
+    for order, rank in (([1, 0, 2, 3, 4, 5, 6, 7], 1), ([1, 2, 3, 0, 4, 5, 6, 7], 3)):
+        squares = torch.linalg.svdvals(means[order] - means).square()
+        assert rank_share(squares, 1 - 1e-9) == rank / 8
+
+
+def made_up(arm: str, levels: dict[str, float]) -> list[Row]:
+    known = dict.fromkeys(NAMES, 0.7) | levels
+    test = {model: {"a": value} for model, value in known.items()}
+    test |= {"cart 0.08": test["cart"], "cart 1": test["average"]}
+    return [{"arm": arm, "seed": seed, "test": test, "args": {}, "ranks": {}} for seed in range(3)]
+
+
+def test_the_rule_follows_the_numbers() -> None:
+    labels = {"confused": "confused names", "style": "another style"}
+    field = {"individual": 0.95, "average": 0.7, "task_arithmetic": 0.75, "cart": 0.85, "tsv": 0.86}
+    flat = field | {"average": 0.85, "task_arithmetic": 0.86, "cart": 0.855, "tsv": 0.87}
+    good = [*made_up("confused", field), *made_up("style", field)]
+    assert [finding.holds for finding in findings(good, labels, ["style"])] == [True] * 5
+    assert "should be: another style" in rule_note(good, labels, ["style"])
+    bad = [*made_up("confused", field), *made_up("style", flat)]
+    assert [finding.holds for finding in findings(bad, labels, ["style"])] == [False, False, True, False, False]
+    assert "keeps its base of confused names" in rule_note(bad, labels, ["style"])
+    assert "confused names +10.0; another style -0.5" in rule_note(bad, labels, ["style"])
