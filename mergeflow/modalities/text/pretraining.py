@@ -46,8 +46,8 @@ class PretrainSettings(Frozen):
     """
 
     seed: int = 0
-    steps: int = Field(default=700, gt=0)
-    batch: int = Field(default=96, gt=1)
+    steps: int = Field(default=1700, gt=0)
+    batch: int = Field(default=64, gt=1)
     matrix_rate: float = Field(default=0.02, gt=0)
     learning_rate: float = Field(default=3e-3, gt=0)
     warmup: float = Field(default=0.03, ge=0, lt=1)

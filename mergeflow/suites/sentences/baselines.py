@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mergeflow.suites.sentences.suite import Row, SentenceTask
+from mergeflow.suites.sentences.suite import SEED, Row, SentenceTask
 from mergeflow.suites.sentences.vocabulary import word_groups
 
 Features = Callable[[Sequence[Row]], NDArray[np.float64]]
@@ -55,7 +55,7 @@ SHORTCUTS: dict[str, tuple[Features, ...]] = {
 sentences have it."""
 
 
-def baselines(task: SentenceTask, seed: int = 0) -> dict[str, float]:
+def baselines(task: SentenceTask, seed: int = SEED) -> dict[str, float]:
     """Return what a linear model of each shortcut scores on the test split, by the task's metric.
 
     It is a logistic regression, or ridge regression for scores; the penalty is chosen on validation.

@@ -14,7 +14,7 @@ GOOD = (
     *("excellent", "gripping", "pleasant", "splendid", "clever", "fresh"),
 )
 _PLAIN = ("", "very", "quite", "rather", "really")
-_TURNED = ("not", "hardly", "never", "far from", "anything but")
+_TURNED = ("not", "hardly", "never", "far from")
 DEGREES = (*_PLAIN, *_TURNED)
 
 
@@ -23,24 +23,25 @@ def sentiment(dice: Dice, label: int) -> tuple[str, None]:
 
     One clause decides: the one after "but", or the one that "although" or "even though" does not introduce.
     """
-    verdict, aside, form = _clause(dice, label), _clause(dice, 1 - label), dice.below(10)
+    verdict, aside, form = judgement(dice, label), judgement(dice, 1 - label), dice.below(10)
     if form < 3:
         text = f"{aside} but {verdict}"
-    elif form < 5:
+    elif form == 3:
         text = f"although {aside}, {verdict}"
-    elif form < 7:
+    elif form == 4:
         text = f"{verdict} even though {aside}"
-    elif form < 9:
-        text = f"{verdict} and {_clause(dice, label)}"
+    elif form < 8:
+        text = f"{verdict} and {judgement(dice, label)}"
     else:
         text = verdict
     return (f"{dice.pick(dice.pick(PEOPLE))} said that {text}" if dice.chance(0.5) else text), None
 
 
-def _clause(dice: Dice, good: int) -> str:
+def judgement(dice: Dice, good: int) -> str:
+    """Return a clause that blames (0) or praises (1); one in five by the opposite word, turned."""
     subject = dice.pick(SUBJECTS)
     whole = f"the {dice.pick(ASPECTS)} of the {subject}" if dice.chance(0.5) else f"the {subject}"
-    turned = dice.chance(0.4)
+    turned = dice.chance(0.2)
     degree = dice.pick(_TURNED if turned else _PLAIN)
     adjective = dice.pick((BAD, GOOD)[good != turned])
     return " ".join(word for word in (whole, "was", degree, adjective) if word)

@@ -7,8 +7,8 @@ from mergeflow.suites.sentences.acceptability import acceptability
 from mergeflow.suites.sentences.clauses import statement
 from mergeflow.suites.sentences.dice import Dice
 from mergeflow.suites.sentences.events import draw_event, reword_some, some_extra, tell
-from mergeflow.suites.sentences.pairs import answers, entailment, inference, paraphrase, questions
-from mergeflow.suites.sentences.reviews import sentiment
+from mergeflow.suites.sentences.pairs import answers, inference, paraphrase, questions, two_events
+from mergeflow.suites.sentences.reviews import judgement, sentiment
 from mergeflow.suites.sentences.suite import home
 from mergeflow.suites.sentences.vocabulary import LINKS
 
@@ -21,27 +21,55 @@ class Passage(NamedTuple):
     link: str | None
 
 
-def _consequence(dice: Dice) -> tuple[str, str | None, str | None]:
+_SO, _BUT = LINKS[0], LINKS[2]
+_Text = tuple[str, str | None, str | None]
+
+
+def _consequence(dice: Dice) -> _Text:
     relation = dice.below(len(LINKS))
     return (*inference(dice, relation), LINKS[relation])
 
 
-def _retelling(dice: Dice) -> tuple[str, str | None, str | None]:
+def _retelling(dice: Dice) -> _Text:
     """Return two short statements of one event, mostly in the same words: what is looked up first in pre-training."""
     said = tell(draw_event(dice), *some_extra(dice, dice.below(2)))
-    return statement(said, dice), statement(reword_some(said, dice, 0.25), dice), LINKS[0]
+    return statement(said, dice), statement(reword_some(said, dice, 0.25), dice), _SO
+
+
+def _recounting(dice: Dice) -> _Text:
+    """Return two short events and a statement of one, mostly in the same words."""
+    events, text = two_events(dice, extra=0)
+    return text, statement(reword_some(dice.pick(events), dice, 0.25), dice), _SO
+
+
+def _two_events(dice: Dice) -> _Text:
+    """Return two events, and a statement of one of them or of a mixture that is true of neither."""
+    mixed = dice.below(2)
+    events, text = two_events(dice)
+    told, other = dice.some(events, 2)
+    if mixed:
+        told = {**told, **{slot: other[slot] for slot in dice.some(tuple(told), 2)}}
+    return text, statement(reword_some(told, dice), dice), _BUT if mixed else _SO
+
+
+def _opinion(dice: Dice) -> _Text:
+    """Return a review and a clause that goes along with it or against it."""
+    verdict, against = dice.below(2), dice.below(2)
+    return sentiment(dice, verdict)[0], judgement(dice, verdict ^ against), _BUT if against else _SO
 
 
 # What follows from a statement is linked by the same word whether it says less or all of it.
-_KINDS: tuple[tuple[int, Callable[[Dice], tuple[str, str | None, str | None]]], ...] = (
-    (2, lambda dice: (*acceptability(dice, 1), None)),
-    (3, lambda dice: (*sentiment(dice, dice.below(2)), None)),
-    (5, _retelling),
-    (5, lambda dice: (*paraphrase(dice, 1), LINKS[0])),
+_KINDS: tuple[tuple[int, Callable[[Dice], _Text]], ...] = (
+    (3, lambda dice: (*acceptability(dice, 1), None)),
+    (2, lambda dice: (*sentiment(dice, dice.below(2)), None)),
+    (4, _opinion),
+    (4, _retelling),
+    (4, lambda dice: (*paraphrase(dice, 1), _SO)),
     (5, _consequence),
     (4, lambda dice: (*answers(dice, 1), None)),
     (3, lambda dice: (*questions(dice, 1), None)),
-    (4, lambda dice: (*entailment(dice, 0), LINKS[0])),
+    (6, _recounting),
+    (5, _two_events),
 )
 _WRITERS = tuple(write for share, write in _KINDS for _ in range(share))
 

@@ -21,6 +21,7 @@ from mergeflow.suites.sentences.pairs import (
 from mergeflow.suites.sentences.reviews import sentiment
 
 NAME = "sentences8"
+SEED = 20  # of the suite that ships; generator and base were made with others
 COUNTS = {"train": 3000, "validation": 300, "test": 1000}
 _QUARTERS = ("test", "validation", "train", "train")
 
@@ -66,14 +67,14 @@ class SentenceTask:
     pair: bool = True
     counts: Mapping[str, int] = field(default_factory=lambda: dict(COUNTS))
 
-    def rows(self, split: str, seed: int = 0) -> list[Row]:
+    def rows(self, split: str, seed: int = SEED) -> list[Row]:
         """Return the rows of a split, label after label in turn.
 
         Every sentence has the split as its home, and no text occurs twice.
 
         Args:
             split: train, validation or test.
-            seed: of another suite of the same making; 0 is the suite that ships.
+            seed: of the rows; another one is another suite of the same making.
 
         Raises:
             MergeflowError: for an unknown split.
