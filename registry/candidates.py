@@ -46,6 +46,7 @@ def make_candidate(
             decoding=manifests[tasks[0]]["decoding"],
             class_names={task: manifest["class_names"] for task, manifest in manifests.items()},
             record=record,
+            transforms={task: manifest["transforms"] for task, manifest in manifests.items()},
             documents={"recipe": winner["recipe"], NAME: dict(origin)},
         ),
         evidence=_evidence(io, selection, _replays(io, winner)),

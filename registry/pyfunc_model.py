@@ -33,6 +33,7 @@ class ModelFiles:
         decoding: how examples are stored, as the tasks' manifests record it.
         class_names: task name to its classes in label order, for tasks without a head.
         record: the metadata of the base's weights, which together with `model` decides the module.
+        transforms: task name to the transforms that its manifest names.
         documents: further JSON documents kept with the weights by file stem, such as {"recipe": {...}}.
     """
 
@@ -42,6 +43,7 @@ class ModelFiles:
     decoding: Mapping[str, Any]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     record: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     documents: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,7 +131,9 @@ def check_pyfunc(folder: Path, served: Served) -> None:
 
 def input_example(files: ModelFiles) -> pd.DataFrame:
     """Return the row that MLflow keeps as the model's example."""
-    row = {**files.served.example(files.decoding), "task": sorted(files.heads)[0]}
+    task = sorted(files.heads)[0]
+    known = {**files.decoding, "transforms": files.transforms.get(task, ())}
+    row = {**files.served.example(known), "task": task}
     return pd.DataFrame({name: [value] for name, value in row.items()})
 
 
@@ -142,7 +146,8 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
         _place(path, inside / heads[task])
     config: dict[str, Any] = {"model": dict(files.model), "decoding": dict(files.decoding), "heads": heads}
     config["class_names"] = {task: list(names) for task, names in files.class_names.items()}
-    config["record"] = dict(files.record)
+    transforms = {"transforms": json.dumps({task: list(names) for task, names in sorted(files.transforms.items())})}
+    config["record"] = {**files.record, **(transforms if files.transforms else {})}
     (inside / "model.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     for stem, document in files.documents.items():
         # As given: the order of a recipe's experts is part of it.

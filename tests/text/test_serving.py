@@ -1,6 +1,7 @@
 """A registered version of texts answers with a label and probabilities or a number, and names rows it cannot read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def files(project: Path) -> ModelFiles:
         model={"modality": "text", "pretrained": "inputs/base"},
         decoding=load_manifest(project / "outputs/data/manifests/mood")["decoding"],
         record=record,
+        transforms={task: load_manifest(project / f"outputs/data/manifests/{task}")["transforms"] for task in TASKS},
     )
 
 
@@ -61,6 +63,24 @@ def test_a_row_is_answered_the_same_alone_and_without_the_column_of_pairs(loaded
     many = ask(loaded, task=["mood"] * 40, text=["the emu is " + "very " * (k % 9) + "fine" for k in range(40)])
     alone = ask(loaded, task=["mood"], text=["the emu is fine"])
     assert many["probabilities"][0] == pytest.approx(alone["probabilities"][0], abs=1e-5)
+
+
+def test_a_question_with_too_few_or_too_many_texts_is_refused(loaded: Loaded) -> None:
+    texts, nothing = ["the cat is red"] * 3, float("nan")  # as a table says that a cell is empty
+    with pytest.raises(MergeflowError) as caught:
+        ask(loaded, task=["same", "near", "mood"], text=texts, text_pair=[None, nothing, "dog"])
+    told = str(caught.value)
+    assert "3 of 3 rows" in told
+    assert "row 0: task 'same' is about two texts, but text_pair is missing; give both." in told
+    assert "row 1: task 'near' is about two texts" in told
+    assert "row 2: task 'mood' is about one text, but a text_pair is given; leave it out." in told
+    with pytest.raises(MergeflowError, match="task 'same' is about two texts"):
+        ask(loaded, task=["same"], text=["the cat is red"])
+
+
+def test_a_version_of_former_days_answers_whatever_it_is_asked(loaded: Loaded) -> None:
+    record = {name: value for name, value in loaded.record.items() if name != "transforms"}
+    assert ask(replace(loaded, record=record), task=["same"], text=["the cat is red"])["label"]
 
 
 def test_mlflow_loads_it_and_it_answers_its_own_example(folder: Path) -> None:

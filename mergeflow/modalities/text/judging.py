@@ -1,4 +1,4 @@
-"""The transform `metric=NAME` of a source: by which figure its task is judged."""
+"""What a manifest says of a task of texts among its transforms: its figure, and whether examples are pairs."""
 
 from collections.abc import Sequence
 
@@ -30,6 +30,18 @@ def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
             f"found '{value}', but this task's labels are {told}; expected one of {', '.join(fitting)}."
         )
     return Transform(f"metric={value}", class_names, _unchanged)
+
+
+PAIRS = "pairs"
+
+
+def of_pairs(class_names: Sequence[str] | None) -> Transform:
+    """Say in the manifest that every example is two texts; the examples stay as they are.
+
+    Args:
+        class_names: of the task.
+    """
+    return Transform(PAIRS, class_names, _unchanged)
 
 
 def _unchanged(example: Example, place: Place) -> Example:

@@ -1,5 +1,6 @@
 """What a registered model of texts takes and answers: a text or two in, a label and probabilities out."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +9,12 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import Columns, Served
 from mergeflow.modalities.serving import Loaded, classify
 from mergeflow.modalities.text.batches import TokenBatch, stack
+from mergeflow.modalities.text.judging import PAIRS
 from mergeflow.modalities.text.tokenizer import Encoded, TextTokenizer
 
 
 def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
-    settings = loaded.decoding
+    settings, transforms = loaded.decoding, json.loads(loaded.record.get("transforms", "{}"))
     tokenizer = TextTokenizer(loaded.record["tokenizer"], settings["pad"], settings["segments"], settings["max_length"])
 
     def read(row: Mapping[str, Any]) -> Encoded:
@@ -22,19 +24,28 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
         if not isinstance(text, str) or not isinstance(pair, str | None):
             wrong = text if not isinstance(text, str) else pair
             raise MergeflowError(f"{wrong!r} is of the type {type(wrong).__name__}; expected a text.")
+        if row["task"] in transforms:  # versions of former days do not say which tasks are of pairs
+            _check_number(row["task"], PAIRS in transforms[row["task"]], pair)
         return tokenizer.encode(text, pair)
 
     def batch(rows: list[Encoded]) -> TokenBatch:
         segments = [row.segments for row in rows] if tokenizer.segments else None
         return stack([row.ids for row in rows], segments, tokenizer.pad)[:]
 
-    return classify(loaded, columns, ["text"], read, batch, optional=["text_pair"])
+    return classify(loaded, columns, ["text"], read, batch, optional=["text_pair", "task"])
+
+
+def _check_number(task: str, paired: bool, pair: str | None) -> None:
+    if paired and pair is None:
+        raise MergeflowError(f"task '{task}' is about two texts, but text_pair is missing; give both.")
+    if pair is not None and not paired:
+        raise MergeflowError(f"task '{task}' is about one text, but a text_pair is given; leave it out.")
 
 
 SERVED = Served(
     inputs=lambda decoding: {"text": "text", "text_pair": "optional text"},
     outputs={"label": "text", "probabilities": "shares"},
-    example=lambda decoding: {"text": "a text", "text_pair": "another text"},
+    example=lambda decoding: {"text": "a text"} | ({"text_pair": "another"} if PAIRS in decoding["transforms"] else {}),
     answer=_answer,
     packages=("transformers", "tokenizers"),
 )

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from mergeflow.data.arrays import quoted
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.text.judging import of_pairs
 
 PAIRS = (
     ("text", "text_pair"),
@@ -108,6 +109,7 @@ def task_of(
         counts={split: table.num_rows for split, table in tables.items()},
         keys={split: partial(_keys, labels[split], where[split]) for split in tables} if names is not None else {},
         ignored_splits=ignored,
+        transforms=(of_pairs(names),) if found.pair else (),
         **more,
     )
 

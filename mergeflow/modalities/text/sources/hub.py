@@ -44,4 +44,4 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     metric = GLUE.get(config) if is_glue else None
     if metric is None:
         return raw
-    return replace(raw, transforms=(judged_by(metric, raw.class_names),))
+    return replace(raw, transforms=(*raw.transforms, judged_by(metric, raw.class_names)))

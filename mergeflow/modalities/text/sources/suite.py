@@ -6,7 +6,7 @@ from pathlib import Path
 from mergeflow.data.task import RawTask
 from mergeflow.errors import unknown_name
 from mergeflow.modalities.metrics import ACCURACY
-from mergeflow.modalities.text.judging import judged_by
+from mergeflow.modalities.text.judging import judged_by, of_pairs
 from mergeflow.suites.sentences.suite import get_text_suite
 
 
@@ -27,6 +27,8 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     if (named or task_name) not in tasks:
         raise unknown_name(f"task of suite {suite_name}", named or task_name, tasks)
     task = tasks[named or task_name]
+    marks = [of_pairs(task.class_names)] if task.pair else []
+    marks += [] if task.metric == ACCURACY else [judged_by(task.metric, task.class_names)]
     return RawTask(
         task_name,
         task.class_names,
@@ -34,5 +36,5 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
         {split: partial(task.draw, split) for split in task.counts},
         seed=seed,
         counts=dict(task.counts),
-        transforms=() if task.metric == ACCURACY else (judged_by(task.metric, task.class_names),),
+        transforms=tuple(marks),
     )
