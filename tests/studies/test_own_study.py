@@ -41,7 +41,9 @@ def run_study(root: Path) -> StudyResult:
     return StudyResult.read(root / "outputs/studies/how_far")
 
 
-@pytest.mark.parametrize("world", [ROOT, ROOT / "worlds/pocket20"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "world", [ROOT, ROOT / "worlds/pocket20", ROOT / "worlds/sentences8"], ids=lambda path: path.name
+)
 def test_the_graphs_are_what_the_studies_declare(world: Path) -> None:
     params = load_study_params(world, load_params(world / "params.yaml"))
     assert (world / "studies/dvc.yaml").read_text() == study_graph(world, params), "run `mergeflow study --all`"

