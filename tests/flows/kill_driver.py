@@ -21,6 +21,7 @@ MADE = ("outputs", "dvc.lock", ".mergeflow", ".dvc/cache", ".dvc/tmp", "mlflow.d
 GONE = (
     30.0  # seconds until what a killed driver leaves has ended: an orphaned stage of `dvc repro` ends when it is done
 )
+AGENTS, AGENTS_GONE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent"), 90.0
 
 
 def make_toy_repository(folder: Path, runner: str = "threads", **finetune: int) -> Path:
@@ -91,8 +92,9 @@ def wait_for(what: Callable[[], object], seconds: float) -> bool:
 
 
 def wait_for_end(leader: int) -> bool:
-    """Whether all processes of a session ended in time."""
-    return wait_for(lambda: not session(leader), GONE)
+    """Whether all processes of a session ended in time; two agents of Ray's first try for a minute to tell the driver."""
+    ours = wait_for(lambda: all(line.startswith(AGENTS) for line in session(leader).values()), GONE)
+    return ours and wait_for(lambda: not session(leader), AGENTS_GONE)
 
 
 def hashes(folder: Path) -> dict[str, str]:
