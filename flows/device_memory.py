@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from mergeflow.training.settings import FineTuneSettings
+from tasks.project.graph import load_graph
+from tasks.project.stage import STUDIES as STUDY_GRAPH
+
 if TYPE_CHECKING:
     from tasks.memory import Forecast
     from tasks.project.parameters import Params
+    from tasks.project.stage import Stage
 
 _PARTS = ("weights", "gradients", "optimiser", "course", "activations")
 
@@ -28,15 +33,28 @@ def tell_device_memory(root: Path, params: "Params", addresses: Iterable[str], c
     """
     if params.run.device == "cpu":
         return
-    from tasks.memory import forecast  # torch comes with it
+    from tasks.memory import STUDIES, forecast  # torch comes with it
     from tasks.project.devices import device_names
 
     if device_names(params.run.device) == ["cpu"]:
         return
-    found = forecast(root, params, stages={address.partition("@")[0] for address in addresses})
+    stages = load_graph(root, studies=True)
+    wanted = list(addresses)
+    chosen = [stages[address] for address in wanted if address in stages]
+    names = {address.partition("@")[0] for address in wanted} | {STUDIES for stage in chosen if stage.is_study}
+    found = forecast(root, params, stages=names, runs=_runs(root, params, chosen))
     if found.works:
         console.print(memory_table(found))
         found.refuse()
+
+
+def _runs(root: Path, params: "Params", stages: Iterable["Stage"]) -> dict[str, FineTuneSettings]:
+    """Return the settings of the studies' training runs among the stages, but for those that take checkpoints."""
+    from tasks.project.parameters import load_study_params
+
+    names = [stage.item for stage in stages if stage.name == "train" and stage.file == STUDY_GRAPH]
+    runs = load_study_params(root, params).runs if names else {}
+    return {str(name): runs[str(name)].finetune for name in names if not runs[str(name)].checkpoints}
 
 
 def check_project(root: Path, wanted: str | None, console: Console) -> None:

@@ -1,6 +1,6 @@
 """What a project's stages take of a device's memory, found before they start; a batch that cannot fit is refused."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,12 @@ from tasks.project.parameters import Params
 from tasks.training import tuned_model
 
 JUDGING = ("sweep", "select", "evaluate")
+STUDIES = "studies"
+# Settings of a run that decide nothing about its memory.
+_TAKE_NOTHING = {
+    *("steps", "epochs", "learning_rate", "weight_decay", "warmup", "schedule", "save_every", "keep_epochs"),
+    *("gradient_clip", "iterative"),
+}
 _CLASSES = 1000  # of a task that is not prepared yet: more than most have, and they take little
 # Beside the tensors: CUDA's context and cuBLAS's workspaces, and what the allocator loses between blocks.
 _BESIDE, _LOSS = 0.75e9, 1.1
@@ -72,21 +78,31 @@ class Forecast:
             raise MergeflowError("\n".join(faults))
 
 
-def forecast(root: Path, params: Params, wanted: str | None = None, stages: Collection[str] | None = None) -> Forecast:
+def forecast(
+    root: Path,
+    params: Params,
+    wanted: str | None = None,
+    stages: Collection[str] | None = None,
+    runs: Mapping[str, FineTuneSettings] | None = None,
+) -> Forecast:
     """Predict the device memory of the stages that use a device; none of a modality without blank examples.
+
+    Of the studies' training runs the one that takes most is told, and every other that does not fit.
 
     Args:
         root: the project folder.
         params: its parameters.
         wanted: device, instead of `run.device`.
-        stages: names of those to look at; all of them if None.
+        stages: names of those to look at; all of them if None. Whatever judges a model beside them is a study.
+        runs: the studies' training runs to look at, by name.
 
     Raises:
         MergeflowError: there is no such device.
     """
     names = device_names(wanted or params.run.device)
     free = None if "cpu" in names else min(torch.cuda.mem_get_info(name)[0] for name in names)
-    works = _works(_Needs(root, params, free is not None), params, stages)
+    needs = _Needs(root, params, free is not None)
+    works = [*_works(needs, params, stages), *(_run_works(needs, params, runs, free) if runs else ())]
     return Forecast(", ".join(names), free, tuple(works))
 
 
@@ -96,16 +112,36 @@ def _works(needs: "_Needs", params: Params, stages: Collection[str] | None) -> I
         return
     training = "multitask" if settings.regime in TOGETHER else "finetune"
     if stages is None or training in stages:
-        step, validation = needs.training(settings, judged)
-        yield Work(f"{training}: a step", step, partial(_split, settings, needs))
-        yield Work(
-            f"{training}: validation",
-            validation,
-            partial(_smaller, judged, lambda rows: needs.training(settings, rows)[1]),
-        )
+        yield from _training_works(needs, training, settings, judged, "finetune")
     judging = [stage for stage in JUDGING if stages is None or stage in stages]
+    judging += [STUDIES] if stages is not None and STUDIES in stages else []
     if judging:
         yield Work(", ".join(judging), needs.judging(judged), partial(_smaller, judged, needs.judging))
+
+
+def _run_works(
+    needs: "_Needs", params: Params, runs: Mapping[str, FineTuneSettings], free: int | None
+) -> Iterator[Work]:
+    if not needs.are_known:
+        return
+    distinct: dict[str, tuple[str, FineTuneSettings]] = {}
+    for name, settings in runs.items():  # rates and lengths take no memory
+        distinct.setdefault(settings.model_dump_json(exclude=_TAKE_NOTHING), (name, settings))
+    found = [
+        [*_training_works(needs, f"train@{name}", settings, params.evaluation.batch_size, f"runs.{name}")]
+        for name, settings in distinct.values()
+    ]
+    found.sort(key=lambda works: -max(work.need.total for work in works))
+    yield from found[0]
+    if free is not None:
+        yield from (work for works in found[1:] for work in works if not fits(work.need, free))
+
+
+def _training_works(needs: "_Needs", stage: str, settings: FineTuneSettings, judged: int, place: str) -> Iterator[Work]:
+    step, validation = needs.training(settings, judged)
+    smaller = partial(_smaller, judged, lambda rows: needs.training(settings, rows)[1])
+    yield Work(f"{stage}: a step", step, partial(_split, settings, needs, place))
+    yield Work(f"{stage}: validation", validation, smaller)
 
 
 def whole(need: Need) -> float:
@@ -156,7 +192,7 @@ def in_words(need: Need) -> str:
     return f"{told} ({in_bytes(need.activations / need.rows)} for each of {need.rows} examples)"
 
 
-def _split(settings: FineTuneSettings, needs: "_Needs", free: int) -> str:
+def _split(settings: FineTuneSettings, needs: "_Needs", place: str, free: int) -> str:
     """Say how a batch has to be split."""
     whole = settings.regime == "full_batch_gd"
 
@@ -170,7 +206,7 @@ def _split(settings: FineTuneSettings, needs: "_Needs", free: int) -> str:
         return "Not even one example at a time fits: take a smaller model, the regime lora or a larger device."
     found = changed(rows)
     name, value = ("batch_size", rows) if whole else ("accumulate", found.accumulate)
-    return f"Set finetune.{name} to {value}: the result is the same but for rounding."
+    return f"Set {place}.{name} to {value}: the result is the same but for rounding."
 
 
 def _smaller(judged: int, need: Callable[[int], Need], free: int) -> str:

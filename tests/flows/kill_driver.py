@@ -92,7 +92,7 @@ def wait_for(what: Callable[[], object], seconds: float) -> bool:
 
 
 def wait_for_end(leader: int) -> bool:
-    """Whether all processes of a session ended in time; two agents of Ray's first try for a minute to tell the driver."""
+    """Whether all processes of a session ended in time. Two agents of Ray's try for a minute to tell the driver."""
     ours = wait_for(lambda: all(line.startswith(AGENTS) for line in session(leader).values()), GONE)
     return ours and wait_for(lambda: not session(leader), AGENTS_GONE)
 

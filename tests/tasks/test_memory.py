@@ -1,6 +1,7 @@
 """A project's device memory: every stage that uses a device is foretold, and a batch that cannot fit is refused."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,34 @@ def test_the_processor_is_told_about_on_request_alone(project: Path, capsys: pyt
     assert all(word in text for word in ("Memory of cpu", "trajectory", "examples at once", "finetune: a step"))
     tell_device_memory(changed(project, run={"device": "cpu"}), read(project), ["finetune@left"], shown)
     assert capsys.readouterr().out == ""
+
+
+def test_the_neediest_run_of_the_studies_is_foretold_and_each_that_does_not_fit_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "studies").mkdir()
+    runs = {
+        "slow": {"batch_size": 2**10, "learning_rate": 0.01},
+        "fast": {"batch_size": 2**10, "learning_rate": 0.5},
+        "wide": {"batch_size": 2**16},
+        "taken": {"checkpoints": "inputs/{task}.safetensors", "batch_size": 2**20},
+    }
+    studies = {"one_epoch": {"epochs": [1], "further": {}}}
+    (project / "studies/params.yaml").write_text(yaml.safe_dump({"seeds": [0], "runs": runs, "studies": studies}))
+    shutil.copy(ROOT / "studies/dvc.yaml", project / "studies")
+    addresses = [*(f"studies/dvc.yaml:train@{name}" for name in runs), "studies/dvc.yaml:mima"]
+    with driver(memory=12 * 10**9):
+        tell_device_memory(project, read(project), addresses, Console(width=120))
+    told = capsys.readouterr().out
+    assert "train@wide: a step" in told
+    assert "studies" in told
+    assert not {"slow", "fast", "taken"} & {*told.replace("@", " ").replace(":", " ").split()}
+    with driver(memory=8 * 10**8), pytest.raises(MergeflowError) as refused:
+        tell_device_memory(project, read(project), addresses, Console(quiet=True))
+    named = [line.partition(" needs")[0] for line in str(refused.value).splitlines()]
+    assert {"train@wide: a step", "train@slow: a step"} <= {*named}
+    assert not [name for name in named if "fast" in name]  # it needs what `slow` needs
+    assert "Set runs.wide.accumulate to" in str(refused.value)
 
 
 def test_largest() -> None:
