@@ -38,6 +38,7 @@ SECTIONS: dict[str, tuple[int, Any]] = {
     "causal": (90, training.causal),
     "pipeline": (400, pipeline.embedded),
     "mima": (120, training.mima),
+    "statistics": (50, merging.statistics),
     "evaluation": (110, pipeline.evaluation),
     "adamerging": (80, merging.adamerging),
     "merging_vit_b_32": (130, merging.vit_b_32),

@@ -29,6 +29,8 @@ def test_a_rehearsal_fills_every_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert "a rehearsal" in text
     assert found["pipeline"]["rows"][-1]["same order"] is True
     assert found["adamerging"]["rows"][-1]["of that of T = 2"] == 1.0
+    assert [row["largest difference"] for row in found["statistics"]["rows"]] == [0.0, 0.0]
+    assert all(row["foretold GiB"] > 0 for row in found["finetune"]["rows"])
     assert {row["precision"] for row in found["finetune"]["rows"]} == {"float32", "bfloat16"}
 
 

@@ -3,20 +3,24 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.merging.devices import merge_there, table
 from benchmarks.merging.shapes import make_checkpoints
 from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
 from mergeflow.estimates.entropy import entropy_gradient
+from mergeflow.estimates.fisher import diagonal_fisher
+from mergeflow.estimates.gram import input_grams
 from mergeflow.merging import configure
 from mergeflow.merging.learned.adamerging import learn
+from mergeflow.modality import Model, Predictions
 
 
 def vit_b_32(rehearse: bool) -> Iterator[Row]:
@@ -58,6 +62,34 @@ def _rehearsed(model: str) -> Iterator[Row]:
         job = {"base": base, "experts": experts, "out": str(Path(folder) / "out.safetensors")}
         for row in table(merge_there, job, "cpu", ["cart"]):
             yield {"method": row["method"], "processor": row["cpu"]["seconds"], "share of transfers": row["share"]}
+
+
+def statistics(rehearse: bool) -> Iterator[Row]:
+    """Fisher and Gram of one task: images a second on the device and on the processor, and where they differ most."""
+    shape = Shape("pocket-clip", 4, 2, 4) if rehearse else Shape("ViT-B-32", 32, 2, 64)
+    work: dict[str, Callable[[Model, Predictions], Mapping[str, Tensor]]] = {
+        "fisher": diagonal_fisher,
+        "gram": partial(input_grams, batch_size=shape.batch_size),
+    }
+    for name, measured in work.items():
+        found: list[Mapping[str, Tensor]] = []
+        rates, peak = [], 0.0
+        for device in (torch.device("cpu"), place(rehearse)):
+            torch.manual_seed(0)  # of the weights
+            with fresh(device), task(shape, device) as (model, data):
+                began = time.perf_counter()
+                found.append(measured(model, data))  # its result lies on the processor: nothing is left to wait for
+                rates.append(shape.count / (time.perf_counter() - began))
+                peak = peak_gib(device)
+        here, there = found
+        largest = max(
+            float((there[key] - value).abs().max() / value.abs().max().clamp(min=1e-30)) for key, value in here.items()
+        )
+        yield {
+            "statistic": name, "model": shape.architecture, "images": shape.count, "images/s": rates[1],
+            "on the processor": rates[0], "ratio": rates[1] / rates[0], "peak GiB": peak,
+            "largest difference": largest,
+        }  # fmt: skip
 
 
 def adamerging(rehearse: bool) -> Iterator[Row]:
