@@ -47,6 +47,7 @@ class Code:
         self._next: dict[str, list[str]] = {}
         self._paths: dict[str, Path | None] = {}
         self._sources: dict[str, Source] = {}
+        self._others: dict[Path, dict[Path, set[str]]] = {}
         self._memory = _Memory(root / STATE / "code.json")
 
     def digest(self, module: str, made: Iterable[str] = (), unused: Collection[str] = ()) -> str:
@@ -90,9 +91,10 @@ class Code:
     def data_files(self, name: str, path: Path) -> Iterator[Path]:
         """Yield the files beside a module, down to the next package, whose name or folder is one of its strings."""
         strings = set(self._source(name).strings)
-        for file in _other_files(path.parent) if path.parent != self._root else ():
-            if strings & set(file.relative_to(path.parent).parts):
-                yield file
+        folder = path.parent
+        if folder not in self._others and folder != self._root:
+            self._others[folder] = {file: {*file.relative_to(folder).parts} for file in _other_files(folder)}
+        yield from (file for file, names in self._others.get(folder, {}).items() if strings & names)
 
     def _reached(self, name: str) -> list[str]:
         """Return the modules that one module's imports, and what it finds by name, lead to."""
