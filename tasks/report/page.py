@@ -19,6 +19,7 @@ from tasks.report.drawings import drawings
 from tasks.report.files import RunFiles, read_run
 from tasks.report.lineage import base_facts, lineage_picture, origin
 from tasks.report.tables import (
+    Table,
     arguments_text,
     candidates_table,
     cost_table,
@@ -26,6 +27,7 @@ from tasks.report.tables import (
     lineage_table,
     results_table,
 )
+from tasks.report.texts import texts_table
 
 _PARTS = Path(__file__).parent
 
@@ -55,7 +57,8 @@ def write_report(root: Path, target: Path) -> Path:
     Raises:
         MergeflowError: the pipeline has no results yet, or a file of it cannot be read.
     """
-    page = render(read_run(root))
+    run = read_run(root)
+    page = render(run, texts_table(root, run))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -69,8 +72,13 @@ def write_report(root: Path, target: Path) -> Path:
     return target
 
 
-def render(run: RunFiles) -> str:
-    """Return the page of a run."""
+def render(run: RunFiles, texts: Table | None = None) -> str:
+    """Return the page of a run.
+
+    Args:
+        run: its files.
+        texts: of a project of texts, those whose answer changed.
+    """
     environment = Environment(
         loader=FileSystemLoader(_PARTS),
         autoescape=True,
@@ -86,10 +94,12 @@ def render(run: RunFiles) -> str:
         facts=_facts(run),
         source=_about(run),
         embedded=_embedded(run),
+        of_texts=run.params.get("model", {}).get("modality") == "text",
         error=_standard_error(run),
         edges=[(name, choice) for name, choice in run.selection["methods"].items() if choice.get("at_grid_edge")],
         results=results_table(run),
         candidates={method: candidates_table(run, method) for method in run.sweeps},
+        texts=texts,
         lineage=lineage_table(run),
         costs=cost_table(run) if run.costs else None,
         started=_started(run),

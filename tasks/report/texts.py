@@ -1,0 +1,115 @@
+"""Texts that the experts and the merge answer differently: what stands behind the figures of a project of texts."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergeflow import layout
+from tasks.project.stage import STATE
+from tasks.report.files import RunFiles
+from tasks.report.tables import Cell, Column, Row, Table
+
+LOOKED_AT = 200  # validation examples of a task: a second for an encoder of a million parameters
+SHOWN = 4  # of a task
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An example of validation with three answers: the right one, the expert's and the merge's."""
+
+    task: str
+    text: str
+    text_pair: str | None
+    right: str
+    expert: str
+    merge: str
+
+
+def texts_table(root: Path, run: RunFiles) -> Table | None:
+    """Return the texts on which expert and merge differ; None where the project has other examples, or lacks files.
+
+    The first 200 validation examples of each task are answered once for each merge and kept in `.mergeflow`.
+
+    Args:
+        root: the project folder.
+        run: its files.
+    """
+    winner, tasks = run.selection["winner"], list(run.selection["tasks"])
+    if run.params.get("model", {}).get("modality") != "text" or not all(map(Path.exists, _needed(root, winner, tasks))):
+        return None
+    fingerprint = run.selection["methods"][winner]["fingerprint"]
+    kept = root / STATE / "report_texts.json"
+    known: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    if known.get("merge") != fingerprint:
+        known = {"merge": fingerprint, "texts": [vars(one) for task in tasks for one in _changed(root, winner, task)]}
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(known, ensure_ascii=False), "utf-8")
+    return _table([Changed(**one) for one in known["texts"]])
+
+
+def _needed(root: Path, winner: str, tasks: list[str]) -> Iterator[Path]:
+    yield root / layout.BASE_MODEL
+    yield root / layout.merge(winner)
+    for task in tasks:
+        yield root / layout.expert_model(task)
+        yield root / layout.expert_head(task)
+        yield root / layout.split("validation", task) / "validation.parquet"
+
+
+def _changed(root: Path, winner: str, task: str) -> list[Changed]:
+    """Return the examples of a task whose answer changed most: from right to wrong first, or by the largest number."""
+    import pyarrow.parquet as pq
+    import torch
+
+    from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.modalities.heads import read_head
+    from mergeflow.modalities.regression import Regression
+    from mergeflow.modalities.text.modality import MODALITY
+    from tasks.project.parameters import load_params
+
+    with open_checkpoint(root / layout.BASE_MODEL) as base:
+        model = MODALITY.build(load_params(root / "params.yaml").model, base.metadata)
+    folder, cpu = root / layout.split("validation", task), torch.device("cpu")
+    examples: Any = MODALITY.open(task, folder, "validation", read_head(root / layout.expert_head(task)), cpu)
+    rows = torch.arange(min(LOOKED_AT, len(examples)))
+    numbers = isinstance(examples, Regression)
+    found = []
+    with torch.inference_mode():
+        for checkpoint in (layout.expert_model(task), layout.merge(winner)):
+            with open_checkpoint(root / checkpoint) as state:
+                model.load(state)
+            found.append(examples.answers(model, rows) if numbers else examples.logits(model, rows).argmax(dim=1))
+    expert, merge = found
+    table = pq.read_table(folder / "validation.parquet", columns=["text", "text_pair", "label"]).slice(0, len(rows))
+    cells, names = table.to_pylist(), () if numbers else examples.head.class_names
+    right = torch.tensor([cell["label"] for cell in cells])
+    if numbers:
+        weight = (merge - expert).abs()
+    else:  # 2 where the right answer was lost, 1 where one wrong answer took another's place, .5 where it was found
+        weight = (merge != expert) * (1.0 + (expert == right).float() - 0.5 * (merge == right).float())
+    order = [int(row) for row in weight.argsort(descending=True, stable=True)[:SHOWN] if weight[row] > 0]
+
+    def told(value: Any) -> str:
+        return f"{float(value):.2f}" if numbers else str(names[int(value)])
+
+    return [
+        Changed(task, cells[row]["text"], cells[row]["text_pair"], *map(told, (right[row], expert[row], merge[row])))
+        for row in order
+    ]
+
+
+def _table(texts: list[Changed]) -> Table:
+    titles = ("task", "text", "second text", "right", "expert", "merge")
+    rows = [
+        Row(
+            [
+                Cell(value, value)
+                for value in (one.task, one.text, one.text_pair or "", one.right, one.expert, one.merge)
+            ]
+        )
+        for one in texts
+    ]
+    caption = f"Answers that changed between expert and merge, of the first {LOOKED_AT} validation texts of each task"
+    return Table(caption, [Column(title, numeric=False) for title in titles], rows)
