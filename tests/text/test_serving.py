@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 import torch
 from safetensors import safe_open
@@ -87,6 +88,31 @@ def test_mlflow_loads_it_and_it_answers_its_own_example(folder: Path) -> None:
     check_pyfunc(folder, SERVED.get("text"))
     config = json.loads((folder / "artifacts/model/model.json").read_text())
     assert json.loads(config["record"]["config"])["model_type"] == "roberta"
+
+
+def test_texts_are_asked_over_http(folder: Path) -> None:
+    from mlflow.pyfunc import load_model, scoring_server
+    from starlette.testclient import TestClient
+
+    model = load_model(str(folder))
+    client = TestClient(scoring_server.init(model), raise_server_exceptions=False)
+
+    def post(*rows: dict[str, Any]) -> Any:
+        return client.post("/invocations", json={"dataframe_records": list(rows)})
+
+    one = {"task": "mood", "text": "the red cat is nice"}
+    two = {"task": "same", "text": "the cat is red", "text_pair": "the cat is blue"}
+    for rows in ([one], [two], [one, two], [{**one, "text_pair": None}, two]):
+        answer = post(*rows)
+        assert answer.status_code == 200, answer.text
+        expected: Any = model.predict(pd.DataFrame(rows))
+        assert [row["label"] for row in answer.json()["predictions"]] == list(expected["label"])
+    refused = post({"task": "same", "text": "the cat is red"}, {**two, "text": ""})
+    assert refused.status_code == 400
+    told = refused.json()["message"]
+    assert "2 of 2 rows" in told
+    assert "task 'same' is about two texts, but text_pair is missing" in told
+    assert "row 1: its text is empty" in told
 
 
 def test_all_rows_that_cannot_be_read_are_named(loaded: Loaded) -> None:

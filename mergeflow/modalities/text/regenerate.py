@@ -17,7 +17,7 @@ def regenerate(
     out: Annotated[Path, typer.Argument(help="The folder to make, in the layout of Hugging Face.")],
     steps: Annotated[int | None, typer.Option(min=1, help="Batches, if not those of the shipped base.")] = None,
 ) -> None:
-    """Write the sentences and train the base, about ten minutes of two cores."""
+    """Write the sentences and train the base, about four minutes of processor time."""
     from mergeflow.modalities.text.pretraining import PretrainSettings, pretrain
 
     settings = PretrainSettings() if steps is None else PretrainSettings(steps=steps)
