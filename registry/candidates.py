@@ -74,6 +74,7 @@ def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) 
         scores={task: scores[task].astype(np.float32) for task in selection["tasks"]},
         digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
         reproducible=reproducible,
+        forgotten=selection["methods"][selection["winner"]].get("forgotten", {}),
     )
 
 

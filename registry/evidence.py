@@ -29,6 +29,8 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
         "digests": dict(evidence.digests),
         "reproducible": evidence.reproducible,
     }
+    if evidence.forgotten:
+        document["forgotten"] = {task: dict(found) for task, found in evidence.forgotten.items()}
     (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
     save_file(
         {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.gate_settings import GateSettings
 
 _COUNTS_AT_ONCE = 1 << 20  # of int64: 8 MiB, where every example has a score of its own
@@ -23,6 +24,7 @@ class Evidence:
             empty where not recorded.
         digests: task to the SHA-256 of its validation split; two models are paired example by example only where equal.
         reproducible: whether replaying the recipe gave the same bytes; None when nobody tried.
+        forgotten: of a model made to forget a task: task to its `accuracy` and the `at_most` that was asked for.
     """
 
     accuracy: Mapping[str, float]
@@ -30,6 +32,7 @@ class Evidence:
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     reproducible: bool | None = None
+    forgotten: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def decide(
     gates = [_complete("candidate", candidate)]
     gates.append(_reproducible(candidate, settings))
     gates.append(Gate("in service", not withdrawn, _withdrawn_text(withdrawn)))
+    gates += [_forgotten(task, **found) for task, found in candidate.forgotten.items()]
     if not gates[0].passed:
         return Decision(False, tuple(gates), numbers)
     numbers["normalised"] = _mean_normalised(candidate, sorted(candidate.accuracy))
@@ -135,6 +139,11 @@ def _reproducible(candidate: Evidence, settings: GateSettings) -> Gate:
     passed = candidate.reproducible is True or not settings.require_reproducible
     asked = "" if settings.require_reproducible else " (not asked for)"
     return Gate("reproducible", passed, f"replaying the recipe {found}{asked}")
+
+
+def _forgotten(task: str, accuracy: float, at_most: float) -> Gate:
+    criterion = Criterion(task, False, "accuracy", accuracy, at_most)
+    return Gate("forgotten", criterion.holds, criterion.reason)
 
 
 def _withdrawn_text(withdrawn: bool) -> str:

@@ -35,10 +35,10 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
         which: its number or an alias.
 
     Returns:
-        `model`, `version`, `aliases`, `fingerprint`, `created`; `kind` (pipeline, unmerge or add-task) and `parent`;
-        `recipe`; `base`; `experts`, each with task, run, regime, seed, settings, fingerprint, DVC hash, manifest and
-        data splits with their digests; `run` (id, parameters); `git_commit`; `environment`; `requirements`;
-        `missing`: what could not be found, in words.
+        `model`, `version`, `aliases`, `fingerprint`, `created`; `kind` (pipeline, unmerge, unlearn or add-task) and
+        `parent`; `recipe`; `base`; `experts`, each with task, run, regime, seed, settings, fingerprint, DVC hash,
+        manifest and data splits with their digests; `run` (id, parameters); `git_commit`; `environment`;
+        `requirements`; `missing`: what could not be found, in words.
 
     Raises:
         MergeflowError: no such model, version or alias.
@@ -46,7 +46,8 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
     found = find_version(store, name, which)
     missing: list[str] = []
     recipe, origin = _documents(store, name, found.version, missing)
-    experts = [_expert(store, task, one, missing) for task, one in sorted(origin.get("experts", {}).items())]
+    known = {**origin.get("experts", {}), **origin.get("unlearned", {})}
+    experts = [_expert(store, task, one, missing) for task, one in sorted(known.items())]
     run = _find_run(store, found.run_id, missing)
     return {
         "model": name,
@@ -75,7 +76,9 @@ def lineage_nodes(tree: dict[str, Any]) -> Node:
     if parent:
         top.children.append(Node(f"{tree['kind']} of {parent['task']}, from version {parent['version']}"))
     if tree["recipe"]:
-        arguments = ", ".join(f"{key} {value}" for key, value in tree["recipe"].get("args", {}).items())
+        weights = {f"weight of {task}": weight for task, weight in tree["recipe"].get("weights", {}).items()}
+        given = {**tree["recipe"].get("args", {}), **weights}
+        arguments = ", ".join(f"{key} {value}" for key, value in given.items())
         recipe = Node(f"recipe {tree['recipe'].get('method', '')}: {arguments}".rstrip(": "))
         if tree["base"]:
             recipe.children.append(Node(_tracked(f"base, weights {_short(tree['base']['fingerprint'])}", tree["base"])))

@@ -108,7 +108,8 @@ def read_documents(store: Store, name: str, which: str | int) -> tuple[dict[str,
         if document is None:
             raise MergeflowError(
                 f"version {version.version} of '{name}' holds no {stem}.json at {version.source}: only versions that "
-                "this project's pipeline, `unmerge` or `add-task` registered can be made again from their ancestors."
+                "this project's pipeline, `unmerge`, `unlearn` or `add-task` registered can be made again from their "
+                "ancestors."
             )
         documents.append(document)
     return documents[0], documents[1]

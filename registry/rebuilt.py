@@ -1,4 +1,4 @@
-"""Register a merge that was made again from a version's ancestors, one task fewer or more."""
+"""Register a merge made again from a version's ancestors: one task fewer or more, or one task unlearned."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ def register_rebuilt(
     logged = log_pipeline(store, _record(origin, selection), list(_children(io, selection, trained)))
     if trained is not None:
         origin["experts"][trained]["run"] = logged.children["expert", trained]
-    removed = [origin["parent"]["task"]] if origin["kind"] == "unmerge" else []
+    removed = [origin["parent"]["task"]] if origin["kind"] in ("unmerge", "unlearn") else []
     tags = {REMOVED: json.dumps(removed)} if removed else {}
     candidate = make_candidate(io, selection, origin, logged.run_id, tags)
     version = register(store, name, candidate)

@@ -33,8 +33,9 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
     a computation was repeated.
 
     Args:
-        recipe: `method`, `args`, `code` of methods from outside the package, `base` and `experts` (paths below `root`),
-            `fingerprints` of the experts and `base_fingerprint`, as the stage `select` records them.
+        recipe: `method`, `args`, `weights` where they are not all 1, `code` of methods from outside the package, `base`
+            and `experts` (paths below `root`), `fingerprints` of the experts and `base_fingerprint`, as the stage
+            `select` records them.
         root: folder that the paths start from.
         out: the `.safetensors` file to write.
 
@@ -42,7 +43,7 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
         MergeflowError: an input is missing or damaged, or a method is made of other code now.
     """
     experts = {task: str(root / path) for task, path in recipe["experts"].items()}
-    same = {key: recipe[key] for key in ("method", "args", "code") if key in recipe}
+    same = {key: recipe[key] for key in ("method", "args", "weights", "code") if key in recipe}
     again = make_recipe({**same, "base": str(root / recipe["base"]), "experts": experts}, "the version's recipe")
     known = {**recipe["fingerprints"], "base": recipe["base_fingerprint"]}
     made = merge(again, out, scheme=scheme_of(recipe["base_fingerprint"]))

@@ -1,1 +1,1 @@
-"""New versions out of registered ones: reproduce, unmerge, add a task. All three work in a scratch project."""
+"""New versions out of registered ones: reproduce, unmerge, unlearn, add a task. All work in a scratch project."""

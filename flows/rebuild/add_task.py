@@ -115,6 +115,7 @@ def add_task(
             raise MergeflowError(f"'{model}' has no champion to add a task to: run the pipeline with `mergeflow run`.")
         recipe, origin = read_documents(store, model, champion.version)
         _check(params, origin, name, source)
+        origin.pop("unlearned", None)
         origin |= {"kind": "add-task", "parent": {"model": model, "version": champion.version, "task": name}}
         origin |= {"git_commit": git_commit(root), "environment": environment()}
         with project_beside(root, "remerge") as scratch:

@@ -1,4 +1,4 @@
-"""Commands that make models from a version's lineage: reproduce, unmerge, add-task."""
+"""Commands that make models from a version's lineage: reproduce, unmerge, unlearn, add-task."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Column
+from rich.table import Table as RichTable
 
 from mergeflow.checkpoints.fingerprint import short
 
 if TYPE_CHECKING:
     from flows.rebuild.reproduce import Reproduction
+    from flows.rebuild.unlearn import Unlearnt
     from registry.rebuilt import Rebuilt
 
 Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
@@ -23,10 +27,10 @@ Opened = Callable[..., tuple[Any, str, str]]
 
 
 def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:
-    """Add `registry reproduce`, `registry unmerge` and `add-task`.
+    """Add `registry reproduce`, `registry unmerge`, `unlearn` and `add-task`.
 
     Args:
-        app: the command line, which gets `add-task`.
+        app: the command line, which gets `unlearn` and `add-task`.
         group: the group `registry`, which gets the others.
         opened: opens the registry: (model or None, version) → registry, model, version.
         root: the project folder.
@@ -34,6 +38,7 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Pat
     console = Console(soft_wrap=True, highlight=False)
     _add_reproduce(group, opened, root, console)
     _add_unmerge(group, opened, root, console)
+    _add_unlearn(app, opened, root, console)
     _add_add_task(app, opened, root, console)
 
 
@@ -76,6 +81,29 @@ def _add_unmerge(group: typer.Typer, opened: Opened, root: Path, console: Consol
         if done.champion == done.version and task in _tasks(root):
             console.print(f"params.yaml still has the task '{task}': remove its line, or the next run merges it again.")
         raise typer.Exit(0 if done.decision is None or done.decision.promote else 1)
+
+
+def _add_unlearn(app: typer.Typer, opened: Opened, root: Path, console: Console) -> None:
+    @app.command("unlearn")
+    def unlearn_(
+        task: Annotated[str, typer.Option(help="The task to forget.")],
+        which: Which = "champion",
+        name: Name = None,
+        lose: Annotated[float, typer.Option(help="What each other task may lose in accuracy, a fraction.")] = 0.02,
+        at_most: Annotated[
+            float | None, typer.Option(help="Accuracy down to which it counts as forgotten; the base's by default.")
+        ] = None,
+        promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
+    ) -> None:
+        """Take a task's vector away as far as the other tasks allow; register a candidate; exit status 1 if refused."""
+        from flows.rebuild.unlearn import unlearn
+
+        store, model, version = opened(name, which)
+        report = _reporter(console)
+        done = unlearn(root, store, model, version, task, lose=lose, at_most=at_most, promote=promote, report=report)
+        _print_unlearnt(console, done, task, promote)
+        decision = done.rebuilt.decision
+        raise typer.Exit(0 if decision is None or decision.promote else 1)
 
 
 def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console) -> None:
@@ -137,6 +165,20 @@ def _reproduction_lines(done: "Reproduction") -> list[str]:
         f"  {'other shape' if value is None else f'{value:.3e}'}  {name}" for name, value in done.differences.items()
     ]
     return lines + shown
+
+
+def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool) -> None:
+    table = RichTable("λ", Column(task, justify="right"), "largest loss of another task", box=box.SIMPLE_HEAD)
+    for one in done.tried:
+        losses = {name: done.before[name] - one.accuracy[name] for name in done.before if name != task}
+        worst = max(losses, key=lambda name: losses[name])
+        mark = " ←" if one is done.chosen else "" if one.keeps else " too much"
+        table.add_row(
+            f"{one.scale:g}", f"{100 * one.accuracy[task]:.2f} %", f"{100 * losses[worst]:+.2f} {worst}{mark}"
+        )
+    console.print(table)
+    console.print(f"{task} scored {100 * done.before[task]:.2f} % before; λ = 0 leaves it out")
+    _print_rebuilt(console, done.rebuilt, promote)
 
 
 def _print_rebuilt(console: Console, done: "Rebuilt", promote: bool) -> None:

@@ -81,6 +81,8 @@ def reproduce(
             (all of them named).
     """
     recipe, origin = read_documents(store, name, which)
+    # What was unlearned is an ancestor too: the merge takes its vector away.
+    origin["experts"] |= origin.get("unlearned", {})
     version = find_version(store, name, which)
     with project_beside(root, "reproduce") as scratch:
         registered = download(store, name, version.version, scratch / "registered")

@@ -50,6 +50,7 @@ def unmerge(
             "Roll back, or serve another version."
         )
     del origin["experts"][task]
+    origin.pop("unlearned", None)
     origin |= {"kind": "unmerge", "parent": {"model": name, "version": version, "task": task}}
     origin |= {"git_commit": git_commit(root), "environment": environment()}
     with project_beside(root, "unmerge") as scratch:

@@ -14,6 +14,7 @@ from flows.advice import make_advice
 from flows.asked import Asked
 from flows.rebuild.add_task import add_task, read_address
 from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
 from mergeflow.analysis.provable.answers import ask
 from mergeflow.data import load_split
@@ -78,6 +79,41 @@ def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(projec
     assert [outputs.base[task].shape[1] for task in ("left", "right")] == [3, 4]
     assert advice.pairs is not None
     assert advice.scales == sorted(advice.scales or [])
+
+
+def test_a_task_is_unlearned_as_far_as_the_other_allows(project: Path, store: Store) -> None:
+    before = show(store, MODEL)["accuracy"]
+    done = unlearn(project, store, MODEL, "champion", "right", lose=0.05, at_most=0.4, scales=[-0.5, -1.0, -2.0])
+    kept = {one.scale: one.accuracy for one in done.tried if one.scale < 0 and one.keeps}
+    assert done.chosen.scale < 0
+    assert done.chosen.accuracy["right"] == min(found["right"] for found in kept.values())
+    assert all(found["left"] >= before["left"] - 0.05 - 1e-9 for found in kept.values())
+    assert done.tried[0].scale == 0  # what leaving it out does alone
+    shown = show(store, MODEL, done.rebuilt.version)
+    assert (shown["kind"], shown["tasks"], shown["removed_tasks"]) == ("unlearn", ["left"], ["right"])
+    assert shown["recipe"]["weights"] == {"right": done.chosen.scale}
+    assert done.rebuilt.decision is not None
+    gates = {gate.name: gate for gate in done.rebuilt.decision.gates}
+    assert gates["forgotten"].passed == (done.chosen.accuracy["right"] <= 0.4)
+    assert gates["forgotten"].reason.startswith("right must be forgotten")
+    assert gates["tolerance"].passed
+    assert gates["reproducible"].passed  # the recipe with its weight, replayed
+    assert reproduce(project, store, MODEL, done.rebuilt.version).same
+    with pytest.raises(MergeflowError, match="has unlearned a task already"):
+        unlearn(project, store, MODEL, done.rebuilt.version, "left")
+    again = unlearn(project, store, MODEL, "champion", "right", lose=0.05, at_most=0.4, scales=[-2.0, -1.0, -0.5])
+    assert (again.rebuilt.version, again.rebuilt.new) == (done.rebuilt.version, False)
+
+
+def test_unlearning_that_cannot_be_is_refused_in_one_sentence(project: Path, store: Store) -> None:
+    candidate = current(store, MODEL).candidate
+    with pytest.raises(MergeflowError, match="did you mean 'right'"):
+        unlearn(project, store, MODEL, "champion", "rigth")
+    with pytest.raises(MergeflowError, match=r"other task within 0 points.*registry unmerge --task right"):
+        unlearn(project, store, MODEL, "champion", "right", lose=0.0, scales=[-50.0])
+    with pytest.raises(MergeflowError, match="fractions"):
+        unlearn(project, store, MODEL, "champion", "right", lose=5)
+    assert current(store, MODEL).candidate == candidate
 
 
 def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> None:

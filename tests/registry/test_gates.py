@@ -170,3 +170,13 @@ def test_never_worse_beyond_the_tolerance(shares):
         assert sum(shares[2:]) > sum(shares[:2])
         assert all(shares[k + 2] >= shares[k] - 0.02 - 1e-9 for k in range(2))
         assert not decide(old, new, NO_INTERVAL).promote
+
+
+def test_what_was_to_be_forgotten_must_be_forgotten() -> None:
+    facts = {"accuracy": {"a": 0.8}, "expert_accuracy": {"a": 0.9}, "reproducible": True}
+    for found, promoted in ((0.1, True), (0.2, False)):
+        candidate = Evidence(**facts, forgotten={"b": {"accuracy": found, "at_most": 0.1}})  # type: ignore[arg-type]
+        decision = decide(candidate, None, GateSettings())
+        assert decision.promote is promoted
+        assert any(gate.name == "forgotten" and gate.passed is promoted for gate in decision.gates)
+    assert decision.reasons == ["b must be forgotten: its accuracy is 20.00 %, at most 10.00 % was asked for"]

@@ -1,0 +1,281 @@
+"""Unlearn: a registered version whose merge takes one task's vector away, as far as the other tasks allow."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flows.rebuild.remerge import lay_out, register_view
+from mergeflow import layout
+from mergeflow.analysis.provable.criteria import Criterion, all_met, unlearning_criteria
+from mergeflow.checkpoints import read_state, write_checkpoint
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.evaluation import accuracies, example_scores, mean, normalised
+from mergeflow.merging import configure, prepare
+from mergeflow.merging.code import code_of
+from mergeflow.modality import Examples, Model
+from registry.environment import environment
+from registry.lookup import find_version
+from registry.pipeline_records import git_commit
+from registry.provenance import read_documents
+from registry.rebuilt import Rebuilt, register_rebuilt
+from registry.store import Store
+from tasks.models import choose_device, load_for_experts, load_model
+from tasks.project.beside import project_beside, write_params
+from tasks.project.files import read_yaml
+from tasks.project.graph import find_stage, load_graph
+from tasks.project.runner import open_stage
+
+SCALES = (0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.8, -1.0, -1.25, -1.5, -2.0)
+"""Weights of the task to forget that are tried; 0 leaves it out, and shows what unlearning adds to that."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One weight of the task to forget, on validation.
+
+    Attributes:
+        scale: The weight λ.
+        accuracy: Task → accuracy, the task to forget among them.
+        criteria: Of Equation 3, in accuracies.
+    """
+
+    scale: float
+    accuracy: dict[str, float]
+    criteria: list[Criterion]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether no other task loses more than was allowed."""
+        return all_met(one for one in self.criteria if one.kept)
+
+
+@dataclass(frozen=True)
+class Unlearnt:
+    """What came of it.
+
+    Attributes:
+        rebuilt: The registered candidate and the gates' answer.
+        chosen: The weight that was chosen, among `tried`.
+        tried: All weights, from 0 down.
+        before: Task → validation accuracy of the version it began from.
+    """
+
+    rebuilt: Rebuilt
+    chosen: Tried
+    tried: list[Tried]
+    before: dict[str, float]
+
+
+def unlearn(
+    root: Path,
+    store: Store,
+    name: str,
+    which: str | int,
+    task: str,
+    *,
+    lose: float = 0.02,
+    at_most: float | None = None,
+    scales: Sequence[float] = SCALES,
+    promote: bool = False,
+    report: Callable[[str], None] = lambda text: None,
+) -> Unlearnt:
+    """Merge a version's experts again with a weight λ ≤ 0 for one of them, chosen on validation, and register it.
+
+    λ = argmin_λ A(forget)  subject to  A(j) ≥ A_version(j) − lose for all others;  of equal ones the nearest to 0
+
+    Args:
+        root: the project folder.
+        store: the open registry.
+        name: of the registered model.
+        which: version number or alias.
+        task: the task to forget.
+        lose: what each other task may lose against the version, a fraction.
+        at_most: the accuracy down to which the task counts as forgotten; that of the base by default.
+        scales: the weights to try; 0 is tried too.
+        promote: make the result champion if the gates let it.
+        report: told what is being done.
+
+    Raises:
+        MergeflowError: no such model, version or task; the only task; a method without weights; no λ < 0 keeps the
+            others; ancestors that are nowhere.
+
+    Source:
+        Li et al. 2025, Equation 3; Ilharco et al. 2023, Section 3 (the bound on what the others lose).
+    """
+    recipe, origin = read_documents(store, name, which)
+    version = find_version(store, name, which).version
+    _check(recipe, origin, f"'{name}' version {version}", task, lose, at_most)
+    recipe = weighable(recipe)
+    with project_beside(root, "unlearn") as scratch:
+        report("looking for its ancestors")
+        lay_out(root, store, name, version, origin, scratch)
+        values = read_yaml(root / "params.yaml")
+        sources = {one: known["source"] for one, known in origin["experts"].items()}
+        own = {"model": origin["params"]["model"], "sweep": {recipe["method"]: {}}}
+        write_params(scratch, {**values, **own, "tasks": sources})
+        work = _Work(scratch, recipe, list(sources), task)
+        try:
+            before = work.accuracy(1.0)
+            limits = {one: before[one] - lose - 1e-12 for one in sources if one != task}
+            bound = work.base_accuracy() if at_most is None else at_most
+            tried = []
+            for scale in sorted({0.0, *scales}, reverse=True):
+                report(f"λ = {scale:g}")
+                accuracy = work.accuracy(scale)
+                tried.append(Tried(scale, accuracy, unlearning_criteria(accuracy, limits, {task: bound}, "accuracy")))
+            chosen = choose(tried, task, lose)
+            work.write(chosen, tried)
+        finally:
+            work.close()
+        origin["unlearned"] = {task: origin["experts"].pop(task) | {"weight": chosen.scale}}
+        origin |= {"kind": "unlearn", "parent": {"model": name, "version": version, "task": task}}
+        origin |= {"git_commit": git_commit(root), "environment": environment()}
+        write_params(scratch, {**values, **own, "tasks": {one: sources[one] for one in limits}})
+        rebuilt = register_rebuilt(store, name, register_view(scratch), origin, promote_it=promote)
+    if not rebuilt.new:
+        report(
+            f"these weights are version {rebuilt.version} already, whose gates keep the limit it was registered with"
+        )
+    return Unlearnt(rebuilt, chosen, tried, before)
+
+
+def choose(tried: Sequence[Tried], task: str, lose: float) -> Tried:
+    """Return the weight below 0 that forgets most among those that keep the other tasks.
+
+    Args:
+        tried: weights, 0 among them.
+        task: the task to forget.
+        lose: what the others may lose, for the message.
+
+    Raises:
+        MergeflowError: none below 0 keeps them.
+    """
+    able = [one for one in tried if one.scale < 0 and one.keeps]
+    if not able:
+        nearest = max((one for one in tried if one.scale < 0), key=lambda one: one.scale)
+        hurt = next(one for one in nearest.criteria if one.kept and not one.holds)
+        raise MergeflowError(
+            f"no weight below 0 for '{task}' leaves every other task within {100 * lose:g} points of the version: at "
+            f"λ = {nearest.scale:g} {hurt.reason}. Allow more with --lose, or take it out with `mergeflow registry "
+            f"unmerge --task {task}`."
+        )
+    return min(able, key=lambda one: (one.accuracy[task], -one.scale))
+
+
+def weighable(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with a weight for each expert: the plain average as task arithmetic, which has one.
+
+    θ0 + scale · Σ τ_t / T
+
+    Args:
+        recipe: of a version.
+
+    Example:
+        >>> weighable({"method": "average", "args": {"scale": 1.0}, "experts": {"a": "a", "b": "b"}})["args"]
+        {'scale': 0.5}
+    """
+    if recipe["method"] != "average" or not recipe["args"].get("normalize", True):
+        return dict(recipe)
+    scale = recipe["args"].get("scale", 1.0) / len(recipe["experts"])
+    return {**recipe, "method": "task_arithmetic", "args": {"scale": scale}}
+
+
+def _check(
+    recipe: Mapping[str, Any], origin: Mapping[str, Any], version: str, task: str, lose: float, at_most: float | None
+) -> None:
+    if task not in origin["experts"]:
+        raise unknown_name(f"task of {version}", task, origin["experts"])
+    if recipe.get("weights"):
+        raise MergeflowError(f"{version} has unlearned a task already; begin from the version that it was made of.")
+    if len(origin["experts"]) == 1:
+        raise MergeflowError(f"'{task}' is the only task of {version}: without it nothing is left to keep.")
+    able = weighable(recipe)
+    if configure(able["method"], able["args"]).method.weights != "factors":
+        raise MergeflowError(
+            f"{version} is merged by {recipe['method']}, which gives no expert a weight below 0. Promote a version of "
+            "another method, such as task_arithmetic, and unlearn from that."
+        )
+    if not 0 <= lose < 1 or (at_most is not None and not 0 <= at_most <= 1):
+        raise MergeflowError(f"--lose {lose:g} and --at-most {at_most} are fractions: expected 0 to 1, such as 0.02.")
+
+
+class _Work:
+    """The version's experts in a scratch project: merged with any weight of the task to forget, scored, written."""
+
+    def __init__(self, scratch: Path, recipe: Mapping[str, Any], tasks: list[str], task: str) -> None:
+        self.scratch, self.recipe, self.tasks, self.task = scratch, recipe, tasks, task
+        self._io, _ = open_stage(scratch, find_stage(load_graph(scratch), "sweep", recipe["method"]))
+        device = choose_device(self._io)
+        self._model: Model = load_model(self._io, layout.BASE_MODEL, device)
+        self._data: dict[str, Examples] = load_for_experts(self._io, "validation", tasks, device)
+        self._batch = self._io.section("evaluation").batch_size
+        self._base = read_state(scratch / recipe["base"])
+        self._experts = {one: read_state(scratch / recipe["experts"][one]) for one in tasks}
+        self._call = configure(recipe["method"], recipe["args"])
+
+    def close(self) -> None:
+        """Give the device back."""
+        self._io.holds.close()
+
+    def merged(self, scale: float) -> dict[str, torch.Tensor]:
+        """Return the merge in which the task to forget has the weight `scale`."""
+        weights = {self.task: scale}
+        return prepare(self._call, self._base, self._experts, weights=weights).at(self._call.scale)
+
+    def accuracy(self, scale: float) -> dict[str, float]:
+        """Return the validation accuracy of that merge on every task."""
+        return self._scored(self.merged(scale), self._data)
+
+    def base_accuracy(self) -> float:
+        """Return the base's validation accuracy on the task to forget: what a model scores that never saw it."""
+        return self._scored(self._base, {self.task: self._data[self.task]})[self.task]
+
+    @torch.inference_mode()
+    def _scored(self, state: Mapping[str, torch.Tensor], data: Mapping[str, Examples]) -> dict[str, float]:
+        self._model.load(state)
+        return accuracies(self._model, data, self._batch)
+
+    def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
+        """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""
+        method, state = self.recipe["method"], self.merged(chosen.scale)
+        kept = [one for one in self.tasks if one != self.task]
+        code = {name: found.model_dump() for name, found in code_of(self._call).items()}
+        recipe = {**self.recipe, "weights": {self.task: chosen.scale}, **({"code": code} if code else {})}
+        target = self.scratch / layout.merge(method)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest = write_checkpoint(target, state, {"recipe": json.dumps(recipe)})
+        known = {one: self._individual(one) for one in kept}
+
+        def figures(one: Tried) -> dict[str, Any]:
+            accuracy = {name: one.accuracy[name] for name in kept}
+            return {"accuracy": accuracy, "mean": mean(accuracy), "normalised": normalised(accuracy, known)}
+
+        rows = [{"args": {**self._call.args, f"weight of {self.task}": one.scale}, **figures(one)} for one in tried]
+        sweep = {"method": method, "split": "validation", "individual": known, "candidates": rows}
+        (limit,) = (one.limit for one in chosen.criteria if not one.kept)
+        winner = {
+            "args": self._call.args,
+            "recipe": recipe,
+            "fingerprint": digest,
+            "candidates": len(tried),
+            "at_grid_edge": [],
+            "validation": figures(chosen),
+            "forgotten": {self.task: {"accuracy": chosen.accuracy[self.task], "at_most": limit}},
+        }
+        selection = {"tasks": kept, "winner": method, "individual": known, "methods": {method: winner}}
+        for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):
+            (self.scratch / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.scratch / path).write_text(json.dumps(document, indent=1))
+        self._model.load(state)
+        scores = {one: example_scores(self._model, self._data[one], self._batch) for one in kept}
+        with (self.scratch / layout.WINNER_SCORES).open("wb") as file:
+            np.savez(file, allow_pickle=False, **scores)
+
+    def _individual(self, task: str) -> float:
+        found: float = json.loads((self.scratch / layout.expert_training(task)).read_text())["validation_accuracy"]
+        return found
