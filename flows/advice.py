@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mergeflow.analysis.provable.correlation import Correlations
 
 Matrix = Sequence[Sequence[float]]
+_BATCH = 16  # samples per forward pass: of a language model each gives a vocabulary for every token
 Part = TypeVar("Part")
 
 
@@ -143,7 +144,7 @@ def _answered(ready: Ready, cosines: Matrix | None) -> dict[str, Any]:
     from mergeflow.analysis.provable.correlation import correlations
     from mergeflow.analysis.provable.ranges import scales_of_theory
 
-    answers = ask(ready.model, ready.base, ready.experts, _assigned(ready))
+    answers = ask(ready.model, ready.base, ready.experts, _assigned(ready), _BATCH)
     alphas, changes = correlations(answers.experts), correlations(answers.changes)
     found: dict[str, Any] = {"alphas": alphas, "changes": changes, "theory": scales_of_theory(changes.values)}
     if cosines is not None:
@@ -155,7 +156,7 @@ def _assigned(ready: Ready) -> dict[str, Any]:
     """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
     sources, names = ready.sources, list(ready.experts)
     if set(sources) == set(names):
-        return {name: sources[name] for name in names}
+        return {name: _OneEach(sources[name]) for name in names}
     given = [_Outputs(source) for source in sources.values()]
     if len(given) == 1:
         return dict.fromkeys(names, given[0])
@@ -165,6 +166,23 @@ def _assigned(ready: Ready) -> dict[str, Any]:
             "each in the order of the experts."
         )
     return dict(zip(names, given, strict=True))
+
+
+@dataclass(frozen=True)
+class _OneEach:
+    """Examples of a project, one prediction of each: a language model makes one for every token."""
+
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def log_p(self, model: Any, rows: Any) -> Any:
+        """Return log-probabilities [n, C], spread evenly over the predictions of `rows`."""
+        import torch
+
+        lines = self.source.log_p(model, rows)
+        return lines[torch.linspace(0, len(lines) - 1, len(rows)).long()] if len(lines) > len(rows) else lines
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flows.advice import make_advice
+from flows.asked import Asked
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
@@ -199,3 +201,11 @@ def test_a_registered_model_goes_on_from_a_text(project: Path, model: Model) -> 
     with pytest.raises(MergeflowError, match=r"2 of 2 rows cannot be answered. row 0: .*empty.* row 1: unknown task"):
         answer(loaded, {"task": ["ships", "shps"], "text": [" ", "a"]})
     assert len(example_scores(expert, opened(project, "ships"), 2)) == len(opened(project, "ships"))
+
+
+def test_advice_takes_one_prediction_of_each_example(project: Path) -> None:
+    advice = make_advice(Asked(project, [], None, [], None, None), 12, None)
+    assert not advice.remarks
+    assert advice.alphas is not None
+    assert all(-1 <= value <= 1 for row in advice.alphas.values for value in row)
+    assert len(advice.scales or []) == 4
