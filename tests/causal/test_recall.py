@@ -1,0 +1,55 @@
+"""What a model recites: Rouge-L of the package, tokens that are exact, and a model that knows a passage by heart."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergeflow.modalities.causal.blocks import cut
+from mergeflow.modalities.causal.model import load_model
+from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.recall import recited, rouge_l
+from mergeflow.modalities.causal.tokenizer import load_tokenizer
+
+WORDS = st.lists(st.sampled_from(["red", "boat", "old", "the", "a"]), min_size=1, max_size=9)
+
+
+def common(first: list[str], second: list[str]) -> int:
+    """The length of the longest common subsequence, by the recursion of its definition."""
+    rows = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for i, one in enumerate(first):
+        for j, other in enumerate(second):
+            rows[i + 1][j + 1] = rows[i][j] + 1 if one == other else max(rows[i][j + 1], rows[i + 1][j])
+    return rows[-1][-1]
+
+
+@settings(deadline=None)  # the first example imports the package
+@given(WORDS, WORDS)
+def test_rouge_l_is_the_longest_common_subsequence(reference: list[str], written: list[str]) -> None:
+    length = common(reference, written)
+    recall, f1 = rouge_l(" ".join(reference), " ".join(written))
+    assert recall == pytest.approx(length / len(reference), abs=1e-12)
+    assert f1 == pytest.approx(2 * length / (len(reference) + len(written)), abs=1e-12)
+
+
+def test_a_passage_that_was_learnt_is_recited(base: Path) -> None:
+    model, _ = load_model("base", base.parent)
+    tokenizer = load_tokenizer("base", base.parent)
+    passages = ["the old boat lay by the red wall all night", "nobody had seen the boat since early spring"]
+    before = recited(model.module, tokenizer, passages, 8, 24)
+    ids = [token for passage in passages for token in tokenizer.encode(passage)[:36]]
+    texts = PackedText("boats", cut(torch.tensor(ids).numpy(), 36, tokenizer.end), torch.device("cpu"))
+    optimiser = torch.optim.Adam(model.module.parameters(), lr=0.01)
+    for _ in range(160):
+        optimiser.zero_grad()
+        texts.loss(model, torch.arange(2)).backward()
+        optimiser.step()
+    for passage, then, now in zip(passages, before, recited(model.module, tokenizer, passages, 8, 24), strict=True):
+        assert now.written == passage[8:32]
+        assert (now.recall, now.f1, now.exact) == (1.0, 1.0, 24)
+        assert then.recall < 0.5
+        assert then.exact < 6
+    with pytest.raises(ValueError, match="is not longer than the prompt"):
+        recited(model.module, tokenizer, ["short"], 8)
