@@ -233,4 +233,7 @@ def _join(root: Path, scratch: Path, name: str) -> None:
     """Put the new task's expert, head and validation split beside the champion's."""
     for folder in (layout.expert(name), layout.split("validation", name)):
         link_files(root / folder, scratch / folder, {path.name: path.name for path in (root / folder).iterdir()})
+    if not (root / layout.expert_head(name)).exists():  # what says that the task has none lies with the base
+        head = root / layout.head(name)
+        link_files(head.parent, scratch / layout.expert(name), {head.name: layout.HEAD_FILE})
     link_manifest(root / layout.split("validation", name), scratch, name)
