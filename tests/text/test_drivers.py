@@ -1,0 +1,33 @@
+"""Both drivers make the same bits of a project of texts."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.flows.small_project import registry_template, run_in
+from tests.text.small_project import make_text_project
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """Everything that a run makes and whose bits must not depend on how it ran."""
+    made = {path.relative_to(folder / "outputs"): path for path in sorted((folder / "outputs").rglob("*"))}
+    local = ("report.html", "registration.json")
+    return {str(name): path.read_bytes() for name, path in made.items() if path.is_file() and path.name not in local}
+
+
+@pytest.mark.nightly
+def test_dvc_repro_gives_the_bits_of_mergeflow_run(tmp_path: Path) -> None:
+    made: dict[str, dict[str, bytes]] = {}
+    for driver in (("mergeflow", "run"), ("dvc", "repro")):
+        folder = make_text_project(tmp_path / driver[0])
+        shutil.copyfile(registry_template(), folder / "mlflow.db")
+        assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
+        done = run_in(folder, *driver, timeout=900)
+        assert done.returncode == 0, done.stderr
+        assert (folder / "outputs/registration.json").exists()
+        made[driver[0]] = outputs(folder)
+    assert made["mergeflow"].keys() == made["dvc"].keys()
+    assert [name for name, content in made["dvc"].items() if made["mergeflow"][name] != content] == []
+    again = run_in(tmp_path / "dvc", "mergeflow", "run", timeout=900)
+    assert "Nothing changed" in again.stdout, again.stdout
