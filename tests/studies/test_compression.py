@@ -13,6 +13,7 @@ from tasks.studies.papers.compression import study as compression
 from tasks.studies.papers.compression.results import findings, low_rank_bits, share, smallest
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import run_study, study_io
+from tests.studies.toy_lab import WrongTest
 
 SMALL: dict[str, Any] = {"counts": [2, 3], "ratios": [0.05, 1.0], "thresholds": [0.4]}
 
@@ -61,6 +62,14 @@ def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path
     assert "validation" not in found
     assert found["test"] == inputs.individual(experts, "test")
     assert share(found, True) > 1
+
+
+def test_the_threshold_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
+    """With every test label wrong the same one is taken: of two the better one."""
+    io = study_io(toy_experts, "compression", tmp_path, thresholds=[0.2, 1.0])
+    options = compression.Options.model_validate(StudyInputs(io).options("compression"))
+    for inputs in (StudyInputs(io), WrongTest(io)):
+        assert compression._threshold(inputs, inputs.run("experts").experts(0), options) == 1.0
 
 
 def test_a_rank_out_of_range_is_refused(many_lab: Path, tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ def test_the_numbers_behind_the_findings(tables: Tables) -> None:
         assert row["after_printed"] == pytest.approx(2, abs=0.1)
     assert all(row["measured"] == pytest.approx(-row["scale"], rel=1e-2) for row in tables["coefficient"])
     assert all(row["norm"] < row["derived"] for row in tables["network"])
+    for gain in SMALL["gains"]:
+        own = [row for row in tables["network"] if (row["model"], row["gain"]) == ("tanh net", gain)]
+        assert [row["seed"] for row in own] == SMALL["seeds"]
+        assert own[0]["norm"] != own[1]["norm"], "each seed draws its own net"
 
 
 def test_the_study_leaves_every_table_and_figure(io: StageIO, tables: Tables) -> None:

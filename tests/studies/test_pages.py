@@ -1,5 +1,6 @@
 """The studies' pages say what the recorded results say, and nothing else."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ def test_the_index_is_what_the_recorded_results_render() -> None:
 def test_there_is_a_figure_for_each_that_a_result_names_and_no_other() -> None:
     named = {figure_file(name, figure) for name in RECORDED for figure in read_documented(name).figures}
     assert {path.name for path in (PAGES / "figures").iterdir()} == named
+
+
+def test_the_page_of_costs_names_figures_that_are_there() -> None:
+    named = re.findall(r"`([a-z0-9_]+)\.svg`", (ROOT / "docs/study-costs.md").read_text())
+    assert len(named) > 20
+    assert set(named) <= {path.stem for path in (PAGES / "figures").iterdir()}
 
 
 def test_an_interval_that_straddles_the_margin_is_undecided() -> None:
