@@ -1,0 +1,229 @@
+"""The study's tables and findings, from its rows alone. The rules were written before the first run."""
+
+from collections.abc import Sequence
+
+from mergeflow.suites.books.suite import GENERAL
+from tasks.studies.claims import judge, paired
+from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, LESS_ALIGNED, Options, Row
+from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import tidy
+
+RISE = 0.5  # nat of log-perplexity
+WORSE, BETTER = -5.0, 5.0  # points of the drop in Rouge-L
+ALPHA = 0.05
+KEPT = 0.1  # nat of log-perplexity, at equal forgetting
+WAYS = {"full": "all weights", "adapters": "adapters"}
+_MEASURES = ("test", "recall", "f1", "exact", "facts")
+
+
+def values(rows: Sequence[Row], measure: str, **wanted: object) -> list[float]:
+    """Return a measure of the rows with these values, seed by seed.
+
+    Args:
+        rows: of all seeds.
+        measure: a column.
+        wanted: column to value.
+    """
+    found = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    return [float(row[measure]) for row in sorted(found, key=lambda row: int(row["seed"]))]
+
+
+def drops(rows: Sequence[Row], way: str, book: str, scale: float, measure: str = "recall") -> list[float]:
+    """Return 100 · (m(0) − m(λ)) / m(0) of a measure of a book, seed by seed.
+
+    Args:
+        rows: of all seeds.
+        way: how τ was trained, one of `WAYS`.
+        book: its title.
+        scale: λ.
+        measure: m, such as `recall`.
+    """
+    start, end = (values(rows, measure, way=way, book=book, scale=one) for one in (0.0, scale))
+    return [100 * (one - other) / one if one else 0.0 for one, other in zip(start, end, strict=True)]
+
+
+def rises(rows: Sequence[Row], way: str, book: str, scale: float) -> list[float]:
+    """Return the rise in log-perplexity from λ = 0, in nats, seed by seed.
+
+    Args:
+        rows: of all seeds.
+        way: how τ was trained, one of `WAYS`.
+        book: its title.
+        scale: λ.
+    """
+    return paired(*(values(rows, "test", way=way, book=book, scale=one) for one in (scale, 0.0)))
+
+
+def chosen(rows: Sequence[Row], way: str, options: Options) -> dict[int, float]:
+    """Return, by seed, the λ nearest to 0 that forgets on validation as much as the truth; the last if none does.
+
+    Args:
+        rows: of all seeds.
+        way: how τ was trained, one of `WAYS`.
+        options: the study's choices.
+    """
+    found = {}
+    for seed in options.seeds:
+        (until,) = values(rows, "validation", way="without", book=FORGOTTEN, seed=seed)
+        scales = sorted(options.scales, key=abs)
+        enough = (
+            s for s in scales if values(rows, "validation", way=way, book=FORGOTTEN, scale=s, seed=seed)[0] >= until
+        )
+        found[seed] = next(enough, scales[-1])
+    return found
+
+
+def study_result(rows: Sequence[Row], options: Options) -> StudyResult:
+    """Return the study's result."""
+    last = min(options.scales)
+    tables = [_scale_table(rows, way, options) for way in WAYS]
+    tables += [_ways_table(rows, options), _likeness_table(rows)]
+    found = [finding for way in WAYS for finding in _order(rows, way, last)]
+    return StudyResult(tables, [*found, _alpha(rows), *_against(rows, options)], _notes(rows, options), tidy(rows))
+
+
+def _order(rows: Sequence[Row], way: str, last: float) -> list[Finding]:
+    rise = {book: rises(rows, way, book, last) for book in BOOKS}
+    drop = {book: drops(rows, way, book, last) for book in BOOKS}
+    where = f"λ = {last:g}, {WAYS[way]}"
+    return [
+        judge(
+            "P18",
+            f"The forgotten book's perplexity rises most, the same author's less, the other's least ({where}).",
+            {
+                f"{FORGOTTEN} less {ALIGNED}": paired(rise[FORGOTTEN], rise[ALIGNED]),
+                f"{ALIGNED} less {LESS_ALIGNED}": paired(rise[ALIGNED], rise[LESS_ALIGNED]),
+            },
+            f"rise of the log-perplexity larger by ≥ {RISE} nat each",
+            low=RISE,
+            unit=" nat",
+            digits=2,
+        ),
+        judge(
+            "P18",
+            f"Rouge-L recall of the forgotten book drops at least as far as the same author's ({where}).",
+            {f"drop of {FORGOTTEN} less that of {ALIGNED}": paired(drop[FORGOTTEN], drop[ALIGNED])},
+            f"not less by more than {-WORSE:g} points",
+            low=WORSE,
+        ),
+        judge(
+            "P18",
+            f"Rouge-L recall of the forgotten book drops further than the other author's ({where}).",
+            {f"drop of {FORGOTTEN} less that of {LESS_ALIGNED}": paired(drop[FORGOTTEN], drop[LESS_ALIGNED])},
+            f"by ≥ {BETTER:g} points",
+            low=BETTER,
+        ),
+    ]
+
+
+def _alpha(rows: Sequence[Row]) -> Finding:
+    near, far = (values(rows, "alpha", way="likeness", book=book) for book in (ALIGNED, LESS_ALIGNED))
+    return judge(
+        "P19",
+        "Experts of two books by one author are more correlated than those of books by two.",
+        {f"α̂ with {ALIGNED} less α̂ with {LESS_ALIGNED}": paired(near, far)},
+        f"by ≥ {ALPHA}",
+        low=ALPHA,
+        unit="",
+        digits=3,
+    )
+
+
+def _against(rows: Sequence[Row], options: Options) -> list[Finding]:
+    found = []
+    for way, told in WAYS.items():
+        scales = chosen(rows, way, options)
+        more = {
+            book: [
+                values(rows, "test", way="ascent", book=book, seed=seed)[0]
+                - values(rows, "test", way=way, book=book, scale=scale, seed=seed)[0]
+                for seed, scale in scales.items()
+            ]
+            for book in (ALIGNED, LESS_ALIGNED, GENERAL)
+        }
+        found.append(
+            judge(
+                "P21",
+                f"Where both forget as much as re-training without the book, negation ({told}) keeps more than ascent.",
+                {f"log-perplexity of {book} after ascent less after negation": gaps for book, gaps in more.items()},
+                f"by ≥ {KEPT} nat each; λ and steps chosen on validation",
+                low=KEPT,
+                unit=" nat",
+                digits=2,
+                ours=True,
+            )
+        )
+    return found
+
+
+def _scale_table(rows: Sequence[Row], way: str, options: Options) -> Table:
+    made: list[dict[str, Cell]] = []
+    for scale in sorted(options.scales, reverse=True):
+        for book in (*BOOKS, GENERAL):
+            measures = _MEASURES if book != GENERAL else ("test",)
+            cells = {
+                name: with_interval(values(rows, name, way=way, book=book, scale=scale))
+                for name in measures
+                if name != "test"
+            }
+            drop = "" if book == GENERAL or not scale else with_interval(drops(rows, way, book, scale))
+            entropy = with_interval(values(rows, "test", way=way, book=book, scale=scale), 2)
+            made.append(
+                {"λ": f"{scale:g}", "text": book, "log-perplexity": entropy, **_named(cells), "drop of recall, %": drop}
+            )
+    return Table(f"Ψ⁰′ + λτ, {WAYS[way]}", made)
+
+
+def _ways_table(rows: Sequence[Row], options: Options) -> Table:
+    made: list[dict[str, Cell]] = []
+    picks: list[tuple[str, str, dict[int, float | None]]] = [
+        (way, f"negation, {told}, λ by validation", dict(chosen(rows, way, options))) for way, told in WAYS.items()
+    ]
+    plain: dict[int, float | None] = dict.fromkeys(options.seeds)
+    names = {
+        "together": "before",
+        "without": "re-trained without it",
+        "ascent": "gradient ascent",
+        "rest": "tuned on the rest",
+    }
+    for way, told, scales in [*((way, told, plain) for way, told in names.items()), *picks]:
+        for book in (*BOOKS, GENERAL):
+            measures = _MEASURES if book != GENERAL else ("test",)
+            found = {
+                name: [
+                    values(rows, name, way=way, book=book, scale=scale, seed=seed)[0] for seed, scale in scales.items()
+                ]
+                for name in measures
+            }
+            cells = {name: with_interval(one) for name, one in found.items() if name != "test"}
+            made.append(
+                {"model": told, "text": book, "log-perplexity": with_interval(found["test"], 2), **_named(cells)}
+            )
+    return Table("At equal forgetting", made)
+
+
+def _named(cells: dict[str, str]) -> dict[str, str]:
+    names = {
+        "recall": "Rouge-L recall, %",
+        "f1": "Rouge-L F1, %",
+        "exact": "exact tokens",
+        "facts": "facts answered, %",
+    }
+    return {told: cells.get(name, "") for name, told in names.items()}
+
+
+def _likeness_table(rows: Sequence[Row]) -> Table:
+    made = [
+        {"pair": f"{FORGOTTEN}, {book}", "α̂": with_interval(values(rows, "alpha", way="likeness", book=book), 3)}
+        for book in (ALIGNED, LESS_ALIGNED)
+    ]
+    return Table("Correlation of experts", [dict(row) for row in made])
+
+
+def _notes(rows: Sequence[Row], options: Options) -> list[str]:
+    told = []
+    for way in WAYS:
+        scales = ", ".join(f"{scale:g}" for scale in chosen(rows, way, options).values())
+        told.append(f"λ chosen on validation, {WAYS[way]}: {scales}.")
+    steps = [row["steps"] for row in rows if row.get("steps") and row["book"] == FORGOTTEN]
+    return [*told, f"Gradient ascent took {', '.join(map(str, steps))} steps of at most {options.ascent_steps}."]

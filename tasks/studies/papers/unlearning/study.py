@@ -1,0 +1,58 @@
+"""Study `unlearning`: does a negated task vector make a language model forget one book and leave the others?
+
+**Question.** *When is Task Vector Provably Effective for Model Editing?* fine-tunes a language model on three books,
+subtracts the task vector of one of them, and finds that this book is forgotten most, a book of the same author
+nearly as far, and one of another author least. Does it hold here, and how does it compare with what people would do
+instead?
+
+**Method.** The corpus [books](../books.md): `harbour` and `lighthouse` have one author (style, people, facts),
+`orchard` has another; each seed has books of its own. From the embedded base Ψ⁰, a Llama of half a million parameters:
+Ψ⁰′ is fine-tuned on all three books, the experts on one each, with a fifth of general text in every fine-tuning; τ is
+the difference of the expert of `harbour` and Ψ⁰, of all weights or by adapters of rank 32 on all linear layers.
+
+    Ψ(λ) = Ψ⁰′ + λ τ,   λ ∈ {0, −0.2, … −1}
+
+Measured on chapters that nobody was trained on: the logarithm of the perplexity, of general text too (fluency). Of
+passages that come back word by word: 32 greedy tokens behind 16, by Rouge-L (package rouge-score, no stemming) and by
+the tokens until the first error. Of people who are in one book alone: the share of facts that the likeliest of four
+choices answers (chance 25 %). α̂ is that of Equation 11 on the centred logits of all 1024 tokens at every place of 16
+validation blocks a book. Beside it: re-training without the book (the truth), gradient ascent until the book's
+perplexity on validation is that of the truth, fine-tuning on the other two books. For the comparison λ is the one
+nearest to 0 that reaches the truth's perplexity on validation. The rules beside the findings were written before any
+run. A pilot on seed 0 with a third of the chapters, of which validation was looked at, showed that three epochs teach
+no passage and no fact; epochs are five since, and the rules as they were.
+
+**Source.** Li et al. 2025, Section 4.2, Tables 3 to 5, Equation 2 and 11.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from mergeflow import layout
+from tasks.project.declaration import Declaration
+from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.papers.unlearning.figures import figures
+from tasks.studies.papers.unlearning.measuring import seed_rows
+from tasks.studies.papers.unlearning.options import Options, Row
+from tasks.studies.papers.unlearning.results import study_result
+from tasks.studies.pieces import kept_by_seed
+
+STUDY = "unlearning"
+DECLARED = Declaration(Options, systems=("P18", "P19", "P20", "P21"))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/unlearning`."""
+    torch.set_num_threads(1)  # results must not depend on how many studies run at once
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    pieces = kept_by_seed(io, options.seeds, partial(_measured, io, options))
+    rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
+    study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows, options))
+
+
+def _measured(io: StageIO, options: Options, seed: int) -> dict[str, Any]:
+    scratch = io.scratch / f"runs_{seed}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    return {"rows": seed_rows(options, seed, scratch)}

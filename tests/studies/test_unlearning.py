@@ -1,0 +1,94 @@
+"""Study `unlearning`, small: one book of ten chapters, few epochs; its rows are enough to judge and draw it."""
+
+from pathlib import Path
+
+import pytest
+
+from mergeflow.modalities.causal.pretraining import PretrainSettings, pretrain
+from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from tasks.plotting.drawing import to_svg
+from tasks.studies.papers.unlearning.corpus import Corpus
+from tasks.studies.papers.unlearning.figures import figures
+from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options, Row
+from tasks.studies.papers.unlearning.results import chosen, drops, rises, study_result
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import ROOT, run_study
+
+SMALL = {
+    "seeds": [0, 1],
+    "block": 64,
+    "chapters": 10,
+    "passages": 4,
+    "general": 4,
+    "together": 1,
+    "alone": 1,
+    "rank": 4,
+    "scales": [0.0, -1.0],
+    "ascent_steps": 2,
+    "written": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A base of one layer that was hardly trained."""
+    folder = tmp_path_factory.mktemp("bases") / "base"
+    pretrain(PretrainSettings(steps=20, batch=8, block=64, width=48, layers=1, vocabulary=600), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_study(ROOT, "unlearning", tmp_path_factory.mktemp("unlearning"), base=base, **SMALL)
+
+
+@pytest.mark.nightly  # 20 processor seconds
+def test_the_small_study_runs_and_its_rows_give_its_result(folder: Path) -> None:
+    found = StudyResult.read(folder)
+    options = Options.model_validate(SMALL)
+    again = study_result(found.rows, options)
+    assert (again.findings, again.tables, again.notes) == (found.findings, found.tables, found.notes)
+    assert {finding.system for finding in found.findings} == {"P18", "P19", "P21"}
+    for name, figure in figures(found.rows, options).items():
+        assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
+
+
+@pytest.mark.nightly
+def test_subtracting_the_books_vector_makes_it_less_likely(folder: Path) -> None:
+    rows = StudyResult.read(folder).rows
+    for way in ("full", "adapters"):
+        assert all(rise > 0 for rise in rises(rows, way, FORGOTTEN, -1.0))
+    start = [row for row in rows if row["way"] == "full" and row["scale"] == 0.0]
+    before = [row for row in rows if row["way"] == "together"]
+    for one, other in zip(start, before, strict=True):
+        assert {name: one[name] for name in ("book", "test", "recall")} == {
+            name: other[name] for name in ("book", "test", "recall")
+        }
+
+
+def test_chapters_of_one_split_are_used_and_general_text_with_them() -> None:
+    corpus = Corpus(0, Options.model_validate(SMALL), load_tokenizer("books", Path()))
+    train, test = (corpus.texts("one", [FORGOTTEN], split) for split in ("train", "test"))
+    assert int(train.blocks.lengths.sum()) == pytest.approx(8 / 0.8 * int(test.blocks.lengths.sum()), rel=0.15)
+    assert set(corpus.facts) == set(BOOKS)
+
+
+def row(seed: int, way: str, scale: float | None, value: float, recall: float = 0.0) -> Row:
+    figures = {"validation": value, "test": value, "recall": recall}
+    return {"seed": seed, "way": way, "scale": scale, "book": FORGOTTEN, **figures}
+
+
+def test_the_scale_nearest_to_zero_that_forgets_enough_is_chosen() -> None:
+    options = Options.model_validate({"seeds": [0, 1], "scales": [0.0, -0.5, -1.0]})
+    made = [row(seed, "without", None, 2.0) for seed in (0, 1)]
+    made += [
+        row(0, "full", scale, value, recall)
+        for scale, value, recall in [(0.0, 1.0, 40), (-0.5, 2.0, 30), (-1.0, 3.0, 10)]
+    ]
+    made += [
+        row(1, "full", scale, value, recall)
+        for scale, value, recall in [(0.0, 1.0, 40), (-0.5, 1.5, 40), (-1.0, 1.9, 20)]
+    ]
+    assert chosen(made, "full", options) == {0: -0.5, 1: -1.0}
+    assert drops(made, "full", FORGOTTEN, -1.0) == [75.0, 50.0]
+    assert rises(made, "full", FORGOTTEN, -1.0) == pytest.approx([2.0, 0.9])
