@@ -1,0 +1,161 @@
+"""What the study `adviser` measures: λ by each way of choosing it, and what taking one task away costs another."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, permutations
+from typing import Any
+
+from torch import Tensor
+
+from mergeflow.analysis.geometry import cosine_matrix, norm
+from mergeflow.analysis.provable.answers import ask
+from mergeflow.analysis.provable.conditions import Interval
+from mergeflow.analysis.provable.correlation import correlations, responses
+from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.subset import Subset
+from mergeflow.search.candidates import score_all
+from mergeflow.search.optuna import optuna_search
+from mergeflow.search.sweep_file import SearchPart
+from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
+from tasks.studies.pieces import grid
+
+Row = dict[str, Any]
+State = Mapping[str, Tensor]
+GRID = grid(0.1, 2.0, 0.1)
+FIXED = 0.4
+TRIALS = 4
+WAYS = ("grid", "theory", "lengths", "optuna", "fixed")
+
+
+def measured_rows(
+    base: Pretrained,
+    experts: Mapping[str, State],
+    splits: Mapping[str, Digits],
+    colours: Sequence[float],
+    samples: int,
+    sizes: Sequence[int],
+    seed: int,
+) -> dict[str, list[Row]]:
+    """Return the rows of one seed and length: `sets` of added tasks, and `edits`.
+
+    Args:
+        base: the net and Ψ^(0).
+        experts: weights by task.
+        splits: the digits.
+        colours: r_o of the tasks.
+        samples: of each task's validation digits, for the predictions.
+        sizes: of the sets.
+        seed: of Optuna.
+    """
+    validation, test = (
+        {name_of(one): coloured(splits[split], one, name_of(one)) for one in colours}
+        for split in ("validation", "test")
+    )
+    asked = ask(base.model, base.start, experts, {task: Subset.first(one, samples) for task, one in validation.items()})
+    alphas, changes = correlations(asked.experts), correlations(asked.changes)
+    moved = responses(asked.experts, asked.base)
+    vectors = {task: {name: state[name] - base.start[name] for name in state} for task, state in experts.items()}
+    cosines = cosine_matrix(list(vectors.values()))
+    names, norms = list(experts), [norm(vector) for vector in vectors.values()]
+
+    def sets() -> list[Row]:
+        rows = []
+        for size in sizes:
+            for chosen in combinations(range(len(names)), size):
+                part = [names[i] for i in chosen]
+                ranges = {
+                    "theory": scales_of_theory(_part(changes.values, chosen)),
+                    "lengths": scales_of_lengths([norms[i] for i in chosen], _part(cosines, chosen)),
+                }
+                rows.append(_set_row(base, vectors, part, ranges, validation, test, seed))
+        return rows
+
+    def edits() -> list[Row]:
+        own = {task: accuracy(base.model, experts[task], {task: test[task]})[task] for task in names}
+        rows = []
+        for keep, forget in permutations(names, 2):
+            i, j = names.index(keep), names.index(forget)
+            told = {"eq11": alphas.values[i][j], "changes": changes.values[i][j], "response": moved[i][j]}
+            row = {"keep": keep, "forget": forget, **told, "cosine": cosines[i][j]}
+            edited = combined(base.start, vectors, {keep: 1.0, forget: -1.0})
+            found = accuracy(base.model, edited, {name: test[name] for name in (keep, forget)})
+            rows.append({**row, "loss": own[keep] - found[keep], "left": found[forget]})
+        return rows
+
+    return {"sets": sets(), "edits": edits()}
+
+
+def combined(start: State, vectors: Mapping[str, State], scales: Mapping[str, float]) -> dict[str, Tensor]:
+    """Return Ψ^(0) + Σ λ_i ΔΨ_i.
+
+    Args:
+        start: Ψ^(0).
+        vectors: ΔΨ by task.
+        scales: λ by task; tasks that are not named have 0.
+    """
+    return {
+        name: value + sum(scale * vectors[task][name] for task, scale in scales.items() if scale)
+        for name, value in start.items()
+    }
+
+
+def _part(matrix: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[list[float]]:
+    return [[matrix[i][j] for j in chosen] for i in chosen]
+
+
+def _set_row(
+    base: Pretrained,
+    vectors: Mapping[str, State],
+    part: Sequence[str],
+    ranges: Mapping[str, Interval],
+    validation: Mapping[str, Classification],
+    test: Mapping[str, Classification],
+    seed: int,
+) -> Row:
+    def scorer(data: Mapping[str, Classification]) -> Callable[[float], float]:
+        known: dict[float, float] = {}
+
+        def score(scale: float) -> float:
+            if scale not in known:
+                state = combined(base.start, vectors, dict.fromkeys(part, scale))
+                known[scale] = sum(accuracy(base.model, state, {t: data[t] for t in part}).values()) / len(part)
+            return known[scale]
+
+        return score
+
+    on_validation, on_test = scorer(validation), scorer(test)
+    tried = {"grid": GRID, "fixed": [FIXED], "optuna": _optuna(on_validation, seed)}
+    for way, found in ranges.items():
+        tried[way] = [FIXED] if found.empty else suggested(found)
+    row: Row = {"tasks": " ".join(part), "size": len(part)}
+    for way in WAYS:
+        best = best_scale(tried[way], on_validation)
+        row |= {f"scale_{way}": best, f"tried_{way}": len(tried[way]), f"test_{way}": on_test(best)}
+    for way, found in ranges.items():
+        row |= {f"low_{way}": None if found.empty else found.low, f"high_{way}": None if found.empty else found.high}
+        row[f"hit_{way}"] = not found.empty and found.low <= row["scale_grid"] <= found.high
+    return row
+
+
+def best_scale(scales: Sequence[float], score: Callable[[float], float]) -> float:
+    """Return the λ with the largest score; of several that are alike the middle one, the lower of two.
+
+    Args:
+        scales: those to try.
+        score: of one.
+
+    Example:
+        >>> best_scale([0.1, 0.2, 0.3, 0.4], lambda scale: min(scale, 0.2))
+        0.3
+    """
+    scores = [score(scale) for scale in scales]
+    best = [scale for scale, value in zip(scales, scores, strict=True) if value == max(scores)]
+    return best[(len(best) - 1) // 2]
+
+
+def _optuna(score: Callable[[float], float], seed: int) -> list[float]:
+    """Return the λ that Optuna tries."""
+    space = {"scale": {"low": GRID[0], "high": GRID[-1]}}
+    strategy = optuna_search("task_arithmetic", space, SearchPart(trials=TRIALS), seed)
+    found = score_all("task_arithmetic", strategy, lambda call: {"all": score(call.scale)}, lambda one: one["all"])
+    return [one.call.scale for one in found]

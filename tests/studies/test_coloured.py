@@ -1,0 +1,135 @@
+"""Coloured digits, small: the tasks are those of the transform, and the study on them runs whole."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from mergeflow.data.task import Place
+from mergeflow.errors import MergeflowError
+from mergeflow.linearity.samples import transformed
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.vision.sources.kinds import open_images
+from tasks.project.studies import find_study_modules, load_declaration
+from tasks.studies.coloured import Adapting, ColouredWorld, Digits, accuracy, coloured, open_digits, pretrained, trained
+from tasks.studies.papers.adviser.measuring import WAYS, best_scale
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import ROOT, run_study
+from tests.vision.test_data_real_tasks import make_mnist
+
+WORLD: dict[str, Any] = {
+    "source": "suite:pocket-digits",
+    "train": 300,
+    "validation": 60,
+    "test": 60,
+    "width": 16,
+    "depth": 1,
+    "pretrain": {"steps": 20, "batch_size": 32, "learning_rate": 0.004},
+    "tune": {"steps": 10, "learning_rate": 0.004},
+}
+
+
+@pytest.fixture(scope="module")
+def world() -> ColouredWorld:
+    return ColouredWorld.model_validate(WORLD)
+
+
+@pytest.fixture(scope="module")
+def splits(world: ColouredWorld) -> dict[str, Digits]:
+    return open_digits(world, ROOT)
+
+
+def images(task: Classification) -> np.ndarray:
+    assert isinstance(task.inputs, torch.Tensor)
+    return task.inputs.numpy()
+
+
+def test_a_colouring_is_that_of_the_transform(splits: dict[str, Digits]) -> None:
+    ours = coloured(splits["validation"], 0.8, "r0.8")
+    raw = open_images("pocket-digits", "suite:pocket-digits?colour=0.8", root=ROOT)
+    for row, example in zip(range(20), raw.splits["validation"](), strict=False):
+        seen = transformed(raw, example, Place("validation", row, raw.seed))
+        assert seen is not None
+        assert int(ours.labels[row]) == seen.label
+        np.testing.assert_array_equal(images(ours)[row], np.asarray(seen.edited(seen.read())))
+
+
+def test_colour_goes_with_parity_as_often_as_it_should_and_noise_moves_labels(
+    world: ColouredWorld, splits: dict[str, Digits]
+) -> None:
+    plain = splits["train"]
+    noisy = open_digits(world.model_copy(update={"noise": 0.25, "validation": 16, "test": 16}), ROOT)["train"]
+    for digits in (plain, noisy):
+        task = coloured(digits, 0.9, "r0.9")
+        red = images(task)[..., 0].reshape(len(task), -1).any(axis=1)
+        odd = task.labels.numpy() == 1
+        for share, own in ((0.9, np.asarray(red)[odd]), (0.1, np.asarray(red)[~odd])):
+            assert abs(own.mean() - share) < 3 * (share * (1 - share) / len(own)) ** 0.5
+    assert (plain.odd == plain.digit % 2).all()
+    flipped = (noisy.odd != plain.odd).mean()
+    assert abs(flipped - 0.25) < 3 * (0.25 * 0.75 / 300) ** 0.5
+    assert (noisy.grey == plain.grey).all()
+
+
+def test_tuning_learns_a_colour_from_a_base_that_all_experts_share(
+    world: ColouredWorld, splits: dict[str, Digits]
+) -> None:
+    base, again = (pretrained(world, splits, 0) for _ in range(2))
+    assert all((base.start[name] == again.start[name]).all() for name in base.start)
+    longer = Adapting(steps=40, learning_rate=0.004)
+    expert = trained(base.model, base.start, coloured(splits["train"], 0.95, "a"), longer, 0)
+    found = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
+    assert found["0.95"] > 80
+    assert found["0.05"] < 20
+
+
+def test_a_source_without_digits_is_refused(world: ColouredWorld) -> None:
+    with pytest.raises(MergeflowError, match="classes that name a number"):
+        open_digits(world.model_copy(update={"source": "suite:pocket8/textures"}), ROOT)
+
+
+def test_of_equal_scores_the_middle_scale_is_taken() -> None:
+    assert best_scale([0.1, 0.2, 0.3], lambda _: 1.0) == 0.2
+    assert best_scale([0.1, 0.2, 0.3], lambda scale: scale) == 0.3
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with the project's choices alone: the study reads no outputs."""
+    (tmp_path / "root").mkdir()
+    for name in ("params.yaml", "studies"):
+        (tmp_path / "root" / name).symlink_to(ROOT / name)
+    return tmp_path / "root"
+
+
+def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
+    options = {"seeds": [0], "world": WORLD, "colours": [0.95, 0.5, 0.05], "lengths": [10], "sizes": [2]}
+    found = StudyResult.read(run_study(root, "adviser", tmp_path / "scratch", **options))
+    sets, edits = ([row for row in found.rows if row["part"] == part] for part in ("sets", "edits"))
+    assert (len(sets), len(edits)) == (3, 6)
+    for row in sets:
+        assert row["tried_grid"] == 20
+        assert row["tried_lengths"] == 4
+        assert all(0 <= row[f"test_{way}"] <= 100 for way in WAYS)
+        assert row["low_lengths"] * 2 == pytest.approx(row["high_lengths"])
+    near, far = (
+        [row for row in edits if {row["keep"], row["forget"]} == set(pair)]
+        for pair in (("r0.95", "r0.5"), ("r0.95", "r0.05"))
+    )
+    assert max(row["cosine"] for row in far) < min(row["cosine"] for row in near)
+    assert len(found.findings) == 10
+
+
+def test_mnist_is_coloured_by_configuration(tmp_path: Path) -> None:
+    (tmp_path / "inputs/torchvision").mkdir(parents=True)
+    make_mnist(tmp_path / "inputs/torchvision")
+    studies = yaml.safe_load((ROOT / "examples/theory/studies.yaml").read_text())["studies"]
+    for name, options in studies.items():
+        load_declaration(ROOT, find_study_modules(ROOT)[name]).options.model_validate(options)
+    real = ColouredWorld.model_validate({**studies["adviser"]["world"], "train": 32, "validation": 16, "test": 16})
+    digits = open_digits(real, tmp_path)
+    assert digits["train"].grey.shape[1:] == (224, 224)
+    assert (digits["test"].odd == digits["test"].digit % 2).all()
