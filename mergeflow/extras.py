@@ -14,6 +14,7 @@ EXTRAS = {
     "matplotlib": "suite",
     "transformers": "text",
     "tokenizers": "text",
+    "rouge_score": "rouge",
     "peft": "lora",
     "datasets": "hub",
     "jinja2": "project",
