@@ -1,5 +1,5 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
-# make test    install what is needed, check and test (about eleven minutes on two cores)
+# make test    install what is needed, check and test (about ten minutes on two cores)
 # make test-all  the same with the tests for the night
 # make clean   remove everything that git does not track
 
@@ -18,10 +18,10 @@ demo: $(INSTALLED)
 	@mergeflow run
 
 test: lint
-	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not nightly"
+	@pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not nightly"
 
 test-all: lint
-	@pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	@ruff check

@@ -88,7 +88,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
     on_card = any(isinstance(value, OnCard) for value in tensors)
     number = next((value.number for value in tensors if isinstance(value, OnCard)), 0)
-    if on_card and func.overloadpacket is aten.to:  # in inference mode moves come whole, the device among their args
+    if func.overloadpacket is aten.to:  # in inference mode moves come whole, the device among their args
         with _Factories():
             return func.decompose(*args, **kwargs)
     if on_card and func not in MOVES:

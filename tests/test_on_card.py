@@ -22,7 +22,13 @@ from mergeflow.merging import configure, make_recipe, merge, prepare
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.modalities.catalog import MODALITIES
+from mergeflow.modalities.causal.generation import continued
+from mergeflow.modalities.causal.model import LanguageModule
+from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.recorded import open_recorded
 from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import read_model
 from mergeflow.modalities.vision.models import image_model
@@ -37,6 +43,8 @@ from registry.reevaluation import evaluate_version
 from registry.store import connect
 from tasks.project.graph import load_graph
 from tests.card import card
+from tests.causal.small_project import TASKS as TALES
+from tests.causal.small_project import make_causal_project
 from tests.evaluation.small import TASKS, make_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
 from tests.evaluation.test_statistics_command import call
@@ -95,6 +103,14 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of texts with its base and experts of four steps."""
     folder = make_text_project(tmp_path_factory.mktemp("texts") / "project", steps=4)
     run_pipeline(folder, ("prepare", "base", "multitask", "finetune"))
+    return folder / "outputs"
+
+
+@pytest.fixture(scope="module")
+def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of causal models with its base."""
+    folder = make_causal_project(tmp_path_factory.mktemp("tales") / "project")
+    run_pipeline(folder, ("prepare", "base"))
     return folder / "outputs"
 
 
@@ -210,18 +226,38 @@ def answer_texts(outputs: Path, out: Path, device: str) -> Any:
     return [list(row.values()) for row in SERVED.get("text").answer(loaded, rows)["probabilities"]]
 
 
+def tell_tales(outputs: Path, out: Path, device: str) -> Any:
+    """Judge a causal model on texts and on questions, tune it for two steps, and let it go on from a text."""
+    modality, model = open_recorded(outputs / "base/model.safetensors", device)
+    assert isinstance(model.module, LanguageModule)
+    model.module.whole.tie_weights()  # `to` makes two of one weight: tensors here are a class of their own
+    places = {task: outputs / f"data/validation/{task}" for task in TALES}
+    tasks = {task: modality.open(task, places[task], "validation", None, torch.device(device)) for task in TALES}
+    found = accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, model.state(), 4)
+    text = tasks["trees"]
+    assert isinstance(text, PackedText)
+    surprise = perplexity(model, text)
+    settings = FineTuneSettings(steps=2, batch_size=4, warmup=0.0)
+    fine_tune(model, [tasks["trees"]], settings, 0, out / "saved.pt", lambda: 0.5)
+    written = continued(model.module, [[100, 101]], Generation(tokens=5), 256)
+    return *found, surprise, {name: value.cpu() for name, value in model.state().items()}, written
+
+
 USES: list[Callable[[Path, Path, str], Any]] = [judge, train, sweep, take_statistics, adapt, combine]
 TEXT_USES: list[Callable[[Path, Path, str], Any]] = [adapt_texts, answer_texts]
+CAUSAL_USES: list[Callable[[Path, Path, str], Any]] = [tell_tales]
 
 
 @pytest.fixture(scope="module")
-def on_card(project: Path, world: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def on_card(
+    project: Path, world: Path, texts: Path, tales: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What everything that takes a device gives on the card, by name."""
     with card(), watched():
         serve(project)
         judge_again(project)
-        found = {use.__name__: use(world, tmp_path_factory.mktemp(use.__name__), "cuda") for use in USES}
-        return found | {use.__name__: use(texts, tmp_path_factory.mktemp(use.__name__), "cuda") for use in TEXT_USES}
+        used = [(use, home) for uses, home in ((USES, world), (TEXT_USES, texts), (CAUSAL_USES, tales)) for use in uses]
+        return {use.__name__: use(home, tmp_path_factory.mktemp(use.__name__), "cuda") for use, home in used}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -236,6 +272,13 @@ def test_what_takes_texts(
     use: Callable[[Path, Path, str], Any], texts: Path, tmp_path: Path, on_card: dict[str, Any]
 ) -> None:
     torch.testing.assert_close(on_card[use.__name__], use(texts, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("use", CAUSAL_USES)
+def test_what_takes_long_texts(
+    use: Callable[[Path, Path, str], Any], tales: Path, tmp_path: Path, on_card: dict[str, Any]
+) -> None:
+    torch.testing.assert_close(on_card[use.__name__], use(tales, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.usefixtures("on_card")

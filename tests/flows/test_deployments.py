@@ -153,6 +153,7 @@ def test_the_run_shows_table_decision_report_and_log(server: Server, story: Stor
     assert any("was killed; this one continues its work" in message for message in messages)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runner", ["dask", "ray"])
 def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path: Path, runner: str) -> None:
     folder = tmp_path / "project"
