@@ -105,6 +105,21 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
+    world = {**WORLD, "validation": 24, "test": 24}
+    options = {"seeds": [0], "world": world, "lengths": [8], "samples": 16, "step": 1.0}
+    found = StudyResult.read(run_study(root, "coloured_digits", tmp_path / "scratch", **options))
+    assert {row["part"] for row in found.rows} == {"pair", "curve", "chosen", "grid", "target"}
+    chosen = [row for row in found.rows if row["part"] == "chosen"]
+    zero = {row["test_1"] for row in chosen if row["way"] == "λ = 0"}
+    assert len(zero) == 1  # without ΔΨ_2 task 1 is the same in every case
+    grid = {(row["scale_1"], row["scale"]): row for row in found.rows if row["part"] == "grid"}
+    assert len(grid) == 36
+    assert not grid[0.0, 0.0]["promised_0.2"]
+    assert any(row["good"] for row in grid.values())
+    assert [finding.system for finding in found.findings] == ["P5", *["P6"] * 6, "P7", "P8", "P8"]
+
+
 def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
     options = {"seeds": [0], "world": WORLD, "colours": [0.95, 0.5, 0.05], "lengths": [10], "sizes": [2]}
     found = StudyResult.read(run_study(root, "adviser", tmp_path / "scratch", **options))

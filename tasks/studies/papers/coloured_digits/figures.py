@@ -1,0 +1,61 @@
+"""Figures of the study `coloured_digits`, from its rows alone."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.palette import INK
+from tasks.studies.papers.coloured_digits.measuring import CASES, SCALES
+from tasks.studies.papers.coloured_digits.results import picked
+
+Row = dict[str, Any]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Return the study's figures, name → figure."""
+    return {"scales": scales_figure(rows), "targets": targets_figure(rows)}
+
+
+def scales_figure(rows: Sequence[Row]) -> Figure:
+    """Draw validation accuracy on both tasks over λ, a panel for each length and case."""
+    lengths = sorted({row["steps"] for row in rows})
+    figure, axes = panels(len(lengths) * len(CASES), len(CASES), 2.8, sharey=True)
+    for index, (panel, (steps, case)) in enumerate(
+        zip(axes, ((steps, case) for steps in lengths for case in CASES), strict=True)
+    ):
+        dress(panel, f"{case}, {steps} steps", "λ", "accuracy, %" if index % len(CASES) == 0 else "", "both")
+        own = picked(rows, part="curve", steps=steps, case=case)
+        for number in (1, 2):
+            means = [fmean(row[f"validation_{number}"] for row in picked(own, scale=scale)) for scale in SCALES]
+            label = f"T{number}" if index == 0 else "_again"
+            panel.plot(SCALES, means, label=label, **{**series_style(number - 1), "markersize": 3})
+        panel.axvline(0, color=INK, linewidth=0.6)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def targets_figure(rows: Sequence[Row]) -> Figure:
+    """Draw validation accuracy on the third task over λ_1 and λ_2, with the two regions of Equation 7."""
+    lengths = sorted({row["steps"] for row in rows})
+    figure, axes = panels(len(lengths), 2, 3.6, sharey=True)
+    for panel, steps in zip(axes, lengths, strict=True):
+        own = picked(rows, part="grid", steps=steps)
+        values = sorted({row["scale_1"] for row in own})
+        at = {(row["scale_1"], row["scale"]): picked(own, scale_1=row["scale_1"], scale=row["scale"]) for row in own}
+
+        def over(key: str, at: Any = at, values: list[float] = values) -> np.ndarray:
+            return np.array([[fmean(float(row[key]) for row in at[one, two]) for one in values] for two in values])
+
+        dress(panel, f"{steps} steps", "λ_1", "λ_2" if panel is axes[0] else "", "both")
+        drawn = panel.pcolormesh(values, values, over("validation_1"), shading="nearest", cmap="cividis")
+        drawn.set_rasterized(False)
+        for margin, style in (("0.2", "solid"), ("1", "dashed")):
+            promised = over(f"promised_{margin}")
+            if promised.min() < 0.5 < promised.max():
+                panel.contour(values, values, promised, levels=[0.5], colors="white", linestyles=style)
+    figure.colorbar(drawn, ax=axes, label="accuracy on the third task, %")
+    return figure
