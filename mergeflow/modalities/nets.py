@@ -1,13 +1,13 @@
 """Nets that are trained from nothing, logits included: the MLPs and residual nets of papers on small images."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.drawing import own_generator
 
 
 def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
@@ -21,7 +21,7 @@ def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
         >>> mlp([784, 100, 10])(torch.zeros(2, 28, 28)).shape
         torch.Size([2, 10])
     """
-    with _seeded(seed):
+    with own_generator(seed):
         parts: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             parts += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -49,7 +49,7 @@ class SmallResNet(nn.Module):
         from torchvision.models.resnet import BasicBlock, conv1x1
 
         super().__init__()
-        with _seeded(seed):
+        with own_generator(seed):
             self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
             self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU()
             inputs = width
@@ -78,7 +78,7 @@ def resnet18(classes: int, seed: int = 0) -> nn.Module:
     """Return torchvision's ResNet-18 with a 3×3 stem that halves nothing, as CIFAR's 32 pixels need it."""
     from torchvision.models import resnet18 as full
 
-    with _seeded(seed):
+    with own_generator(seed):
         net = full(num_classes=classes)
         net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     return net
@@ -127,11 +127,3 @@ def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     module.eval()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Draw from torch's generator as if it were new, and leave it as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

@@ -16,6 +16,7 @@ from mergeflow.data.task import Place
 from mergeflow.data.transforms import chance
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.drawing import own_generator
 from mergeflow.modalities.nets import on_pixels
 from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.sources.kinds import open_images
@@ -140,8 +141,7 @@ def small_transformer(world: ColouredWorld, classes: int, seed: int) -> Network:
     """
     from torchvision.models import VisionTransformer
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_generator(seed):
         net = VisionTransformer(
             world.size, world.patch, world.depth, world.heads, world.width, 2 * world.width, num_classes=classes
         )

@@ -1,5 +1,6 @@
 """Coloured digits, small: the tasks are those of the transform, and the study on them runs whole."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,20 @@ from mergeflow.data.task import Place
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.samples import transformed
 from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.nets import mlp
 from mergeflow.modalities.vision.sources.kinds import open_images
 from tasks.project.studies import find_study_modules, load_declaration
-from tasks.studies.coloured import Adapting, ColouredWorld, Digits, accuracy, coloured, open_digits, pretrained, trained
+from tasks.studies.coloured import (
+    Adapting,
+    ColouredWorld,
+    Digits,
+    accuracy,
+    coloured,
+    open_digits,
+    pretrained,
+    small_transformer,
+    trained,
+)
 from tasks.studies.papers.adviser.measuring import WAYS, best_scale
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import ROOT, run_study
@@ -84,6 +96,16 @@ def test_tuning_learns_a_colour_from_a_base_that_all_experts_share(
     found = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
     assert found["0.95"] > 80
     assert found["0.05"] < 20
+
+
+def test_nets_that_are_drawn_at_once_are_those_that_are_drawn_alone(world: ColouredWorld) -> None:
+    # The runner's stages are threads of one process, and torch has one generator for all of them.
+    makers = [lambda seed: small_transformer(world, 10, seed).module, lambda seed: mlp([64, 64, 64, 10], seed)]
+    jobs = [(make, seed) for seed in range(12) for make in makers]
+    alone = [make(seed).state_dict() for make, seed in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        for expected, found in zip(alone, pool.map(lambda job: job[0](job[1]).state_dict(), jobs), strict=True):
+            assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_a_source_without_digits_is_refused(world: ColouredWorld) -> None:
