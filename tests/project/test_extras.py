@@ -13,7 +13,12 @@ from safetensors.torch import save_file
 from mergeflow.extras import EXTRAS, not_installed
 
 ROOT = Path(__file__).parents[2]
-DISTRIBUTIONS = {"open_clip": "open_clip_torch", "PIL": "pillow", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {
+    "open_clip": "open_clip_torch",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "rouge_score": "rouge-score",
+}
 WITHOUT = f"""
 import sys
 for name in {sorted(EXTRAS)!r}:
