@@ -1,7 +1,7 @@
 """Torch's global generator for one thread at a time: models with dropout draw from it, whoever else does."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import RLock
 
 import torch
@@ -18,12 +18,23 @@ def own_generator(seed: int, device: torch.device | None = None, alone: bool = T
         seed: of the processor's generator and the device's.
         device: a CUDA device that is drawn on as well.
         alone: whether other threads that ask for it alone wait until it is over: on the processor all threads draw
-            from one generator.
+            from one generator. If not, the processor's generator is left as it is, because others may draw from it.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
-    with _HOLDING if alone else nullcontext(), torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+    if alone:
+        with _HOLDING, torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            yield
+        return
+    states = [torch.cuda.get_rng_state(one) for one in devices]
+    if devices:
+        with _HOLDING, torch.random.fork_rng(devices=[]):  # gives back the processor's generator alone
+            torch.manual_seed(seed)
+    try:
         yield
+    finally:
+        for one, state in zip(devices, states, strict=True):
+            torch.cuda.set_rng_state(state, one)
 
 
 def draws(module: nn.Module) -> bool:

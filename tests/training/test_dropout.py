@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -46,3 +47,23 @@ def test_a_killed_run_goes_on_with_the_same_draws(tmp_path: Path) -> None:
         trained(tmp_path, "cut", 0, saved_at=33)
     torch.rand(7)  # what others draw meanwhile
     assert torch.equal(trained(tmp_path, "cut", 0), whole)
+
+
+def test_who_draws_nothing_leaves_the_generator_to_those_who_draw() -> None:
+    inside, drawn = Event(), Event()
+
+    def train_without_dropout() -> None:  # a stage in another thread
+        with own_generator(5, torch.device("cpu"), alone=False):
+            inside.set()
+            drawn.wait(10)
+
+    with own_generator(3):
+        alone = torch.rand(4)
+    with own_generator(3), ThreadPoolExecutor(1) as pool:
+        first = torch.rand(2)
+        other = pool.submit(train_without_dropout)
+        assert inside.wait(10)
+        then = torch.rand(2)
+        drawn.set()
+        other.result()
+    assert torch.equal(torch.cat([first, then]), alone)

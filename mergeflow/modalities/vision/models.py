@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.drawing import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
 from mergeflow.modality import Network, check_fit
 
@@ -109,9 +109,6 @@ def _weights_path(architecture: str, pretrained: str | None) -> Path | None:
     raise unknown_name(f"pretrained tag of {architecture}", pretrained, tags)
 
 
-_CREATION = Lock()  # random weights come from torch's global generator, which threads would interleave
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep messages of open_clip, such as the one about random weights, off the terminal."""
@@ -135,8 +132,7 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
 
     if tag:
         _check_tag(architecture, tag)
-    with _CREATION, _quiet(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _quiet(), own_generator(seed):
         try:
             return open_clip.create_model(
                 architecture,
