@@ -99,12 +99,9 @@ def classify(
     Raises:
         MergeflowError: a column is missing; or rows have an unknown task or unreadable inputs, and all are named.
     """
-    wanted = [*inputs, "task"]
-    missing = [name for name in wanted if name not in columns]
-    if missing:
-        raise MergeflowError(f"the input lacks the column(s) {', '.join(missing)}; expected {', '.join(wanted)}.")
+    check_columns(columns, [*inputs, "task"])
     columns = {**{name: [None] * len(columns["task"]) for name in optional}, **columns}
-    examples, tasks = _read_rows(loaded.heads, columns, [*inputs, *optional], read)
+    examples, tasks = read_rows(loaded.heads, columns, [*inputs, *optional], read)
     labels: list[str] = []
     probabilities: list[dict[str, float]] = []
     for start in range(0, len(tasks), _BATCH):
@@ -126,12 +123,36 @@ def classify(
     return {"label": labels, "probabilities": probabilities}
 
 
-def _read_rows(
+def check_columns(columns: Columns, wanted: Sequence[str]) -> None:
+    """Refuse a request that lacks columns.
+
+    Raises:
+        MergeflowError: it names all that are missing.
+    """
+    missing = [name for name in wanted if name not in columns]
+    if missing:
+        raise MergeflowError(f"the input lacks the column(s) {', '.join(missing)}; expected {', '.join(wanted)}.")
+
+
+def read_rows(
     heads: Mapping[str, Head | None],
     columns: Columns,
     inputs: Sequence[str],
     read: Callable[[Mapping[str, Any]], Any],
+    done: str = "classified",
 ) -> tuple[list[Any], list[str]]:
+    """Return what is read of each row, and its task.
+
+    Args:
+        heads: of the tasks that may be asked for.
+        columns: the request, with all of `inputs` and `task`.
+        inputs: columns that an example is read from.
+        read: a row's inputs to an example.
+        done: what a message says cannot be done with a row.
+
+    Raises:
+        MergeflowError: rows have an unknown task or unreadable inputs, and all are counted and ten are named.
+    """
     examples, wrong, tasks = [], [], list(columns["task"])
     for row, values in enumerate(zip(*(columns[name] for name in inputs), strict=True)):
         try:
@@ -143,7 +164,7 @@ def _read_rows(
     if wrong:
         more = f" And {len(wrong) - _ROWS_NAMED} more." if len(wrong) > _ROWS_NAMED else ""
         named = " ".join(wrong[:_ROWS_NAMED])
-        raise MergeflowError(f"{len(wrong)} of {len(tasks)} rows cannot be classified. {named}{more}")
+        raise MergeflowError(f"{len(wrong)} of {len(tasks)} rows cannot be {done}. {named}{more}")
     return examples, tasks
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.causal.small_project import make_base, make_causal_project
-from tests.toy_project import run_pipeline
+from tests.project_folder import run_pipeline
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,4 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of three tasks that has run up to `evaluate`; nobody changes it."""
-    folder = make_causal_project(tmp_path_factory.mktemp("causal") / "project")
-    run_pipeline(folder)
-    return folder
+    return run_pipeline(make_causal_project(tmp_path_factory.mktemp("causal") / "project"))

@@ -4,9 +4,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.project_folder import write_project
 
-ROOT = Path(__file__).parents[2]
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "llama": {"tie_word_embeddings": True, "num_key_value_heads": 1},
@@ -19,12 +18,6 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
-}
-SWEPT: dict[str, dict[str, list[float]]] = {
-    "average": {"scale": [1.0]},
-    "task_arithmetic": {"scale": [0.3, 0.6]},
-    "ties": {"keep": [0.2], "scale": [1.0]},
-    "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
 }
 TASKS = {
     "ships": "folder:inputs/ships",
@@ -98,17 +91,12 @@ def make_causal_project(folder: Path, model: dict[str, Any] | None = None, **fin
     (inputs / "trees.jsonl").write_text("".join(json.dumps({"text": tale("tree", 12, n)}) + "\n" for n in range(200)))
     rows = [{**row, "question": f"{n} {row['question']}"} for n, row in enumerate(questions(200))]
     (inputs / "colours.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    values = yaml.safe_load((ROOT / "params.yaml").read_text())
-    values |= {
+    values = {
         "tasks": TASKS,
         "data": {"tokenizer": "inputs/base", "block": 64},
         "model": {"modality": "causal", "pretrained": "inputs/base"} | (model or {}),
         "evaluation": {"batch_size": 32},
     }
-    values["finetune"] |= {"steps": 30, "batch_size": 8, "learning_rate": 0.01, "save_every": 20, **finetune}
-    values["sweep"] = SWEPT
-    values["run"]["device"] = "cpu"
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
-        (folder / name).symlink_to(ROOT / name)
-    return folder
+    return write_project(
+        folder, values, {"steps": 30, "batch_size": 8, "learning_rate": 0.01, "save_every": 20, **finetune}
+    )

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from flows.rebuild.add_task import add_task
 from flows.rebuild.reproduce import reproduce
 from flows.rebuild.unmerge import unmerge
 from registry.lookup import load, show
-from registry.store import connect
 from tests.causal.small_project import tale
-from tests.flows.small_project import registry_template, run_in
-from tests.toy_project import run_pipeline
+from tests.project_folder import register
 
 MODEL = "writers"
 
@@ -23,13 +20,7 @@ MODEL = "writers"
 @pytest.mark.nightly
 def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(project, tmp_path / "project", symlinks=True)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["registry"] |= {"model": MODEL, "tolerance": 0.5}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    shutil.copyfile(registry_template(), folder / "mlflow.db")
-    assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
-    run_pipeline(folder, ("figures", "register"))
-    store = connect(project_root=folder)
+    store = register(folder, MODEL)
 
     model = load(store, MODEL)
     asked = pd.DataFrame({"text": ["the ship ", "the tree", "the ship "], "task": ["ships", "trees", "trees"]})

@@ -30,7 +30,8 @@ from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples, Model
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
-from tests.causal.small_project import SWEPT, TASKS, make_causal_project, save_tokenizer
+from tests.causal.small_project import TASKS, make_causal_project, save_tokenizer
+from tests.project_folder import SWEPT
 
 CPU = torch.device("cpu")
 LINES = "".join(json.dumps({"question": f"{n}", "choices": ["b", "c"], "answer": 0}) + "\n" for n in range(20))

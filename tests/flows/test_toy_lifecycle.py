@@ -21,7 +21,8 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from registry.lookup import current, load, show
 from registry.store import Store, connect
-from tests.flows.small_project import registry_template, run_in
+from tests.flows.small_project import registry_template
+from tests.project_folder import register
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 
 MODEL = "nets"
@@ -31,12 +32,7 @@ MODEL = "nets"
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy project whose winner is registered; the tests below change it in their order."""
     folder = make_toy_project(tmp_path_factory.mktemp("toy") / "project")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["registry"] |= {"model": MODEL, "tolerance": 0.5}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    shutil.copyfile(registry_template(), folder / "mlflow.db")
-    assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
-    run_pipeline(folder, (*PIPELINE, "figures", "register"))
+    register(folder, MODEL, (*PIPELINE, "figures", "register"))
     return folder
 
 

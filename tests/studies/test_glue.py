@@ -20,9 +20,9 @@ from tasks.studies.papers.glue.study import Bench, Options
 from tasks.studies.papers.many_tasks.results import NAMES
 from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project
-from tests.toy_project import run_pipeline
 
 WORLD = ROOT / "worlds/sentences8"
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}

@@ -15,8 +15,8 @@ from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
 from tasks.studies.results import StudyResult
+from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, train_run
-from tests.toy_project import run_pipeline
 
 EXAMPLE = ROOT / "examples/studies/glue_roberta_base"
 # Columns and classes as the hub's nyu-mll/glue has them; None: numbers.

@@ -6,17 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.project_folder import write_project
 
-ROOT = Path(__file__).parents[2]
 ANIMALS, COLOURS, GOOD, BAD = ["cat", "dog", "emu"], ["red", "blue", "green"], ["nice", "fine"], ["poor", "sad"]
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "the", "is", "and", "very", *ANIMALS, *COLOURS, *GOOD, *BAD]
-SWEPT: dict[str, dict[str, list[float]]] = {
-    "average": {"scale": [1.0]},
-    "task_arithmetic": {"scale": [0.3, 0.6]},
-    "ties": {"keep": [0.2], "scale": [1.0]},
-    "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
-}
 TASKS = {
     "mood": "jsonl:inputs/mood?metric=matthews",
     "same": "tsv:inputs/same",
@@ -114,19 +107,14 @@ def make_text_project(folder: Path, model: dict[str, Any] | None = None, **finet
         table = ["\t".join(rows[0]), *("\t".join(map(str, row.values())) for row in rows)]
         (inputs / "same" / f"{split}.tsv").write_text("\n".join(table) + "\n")
     (inputs / "near.jsonl").write_text(lines(near(240, chance)))
-    values = yaml.safe_load((ROOT / "params.yaml").read_text())
-    values |= {
+    values = {
         "tasks": TASKS,
         "data": {"tokenizer": "inputs/base", "max_length": 36},
         "model": {"modality": "text", "pretrained": "inputs/base"} | (model or {}),
     }
-    values["finetune"] |= {"steps": 40, "batch_size": 16, "learning_rate": 0.003, "save_every": 20, **finetune}
-    values["sweep"] = SWEPT
-    values["run"]["device"] = "cpu"
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
-        (folder / name).symlink_to(ROOT / name)
-    return folder
+    return write_project(
+        folder, values, {"steps": 40, "batch_size": 16, "learning_rate": 0.003, "save_every": 20, **finetune}
+    )
 
 
 def lines(rows: Iterator[dict[str, Any]]) -> str:

@@ -20,8 +20,8 @@ from mergeflow.modalities.text.modality import MODALITY, build, open_examples
 from mergeflow.modalities.text.sections import ModelSection
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
-from tests.text.small_project import SWEPT, TASKS, make_text_project
-from tests.toy_project import run_pipeline
+from tests.project_folder import SWEPT, run_pipeline
+from tests.text.small_project import TASKS, make_text_project
 
 CPU = torch.device("cpu")
 

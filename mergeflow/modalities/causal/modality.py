@@ -17,6 +17,7 @@ from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.causal.sections import DataSection, ModelSection
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from mergeflow.modalities.heads import Head
+from mergeflow.modalities.prepared_tokens import check_prepared
 from mergeflow.modalities.recorded import SECTION
 from mergeflow.modality import Base, Modality, Model
 
@@ -46,12 +47,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
             positions, or texts were prepared with another tokenizer.
     """
     tokenizer = load_tokenizer(data.tokenizer if section.pretrained == "none" else section.pretrained, base.root)
-    other = [task for task, one in manifests.items() if one["decoding"].get("tokenizer") != tokenizer.digest]
-    if other:
-        raise MergeflowError(
-            f"the texts of {', '.join(other)} were prepared with the tokenizer of '{data.tokenizer}' (data.tokenizer), "
-            f"which is not that of '{section.pretrained}' (model.pretrained): give both the same name."
-        )
+    check_prepared(manifests, tokenizer.digest, data.tokenizer, section.pretrained)
     if section.pretrained == "none":
         model, config = draw_model(section.config, section.seed, tokenizer.size)
     else:

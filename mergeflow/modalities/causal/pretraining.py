@@ -3,30 +3,26 @@
 `docs/books.md` has the recipe, the measurements and the limits.
 """
 
-import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mergeflow.checkpoints import write_checkpoint
-from mergeflow.errors import MergeflowError
-from mergeflow.modalities.pretraining import SHARDS, descend, one_thread, rate_factor
+from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.language_bases import Progress, check_empty, descend_all, muon_and_adamw, write_base
+from mergeflow.modalities.pretraining import SHARDS
 from mergeflow.schema import Frozen
 from mergeflow.suites.books.book import general
 
 END = "<end>"
 _POOL = 64  # texts that are written and packed at once
 _VOCABULARY_TEXTS = 3000
-
-Progress = Callable[[int, int], None]
 
 
 class PretrainSettings(Frozen):
@@ -95,8 +91,7 @@ def make_model(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Ll
         bos_token_id=None,
         eos_token_id=words.eos_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+    with own_generator(settings.seed):
         return LlamaForCausalLM(config)
 
 
@@ -119,23 +114,14 @@ def batches(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Itera
         waiting = waiting[wanted:]
 
 
-def _optimizers(model: nn.Module, settings: PretrainSettings) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices and AdamW for embeddings and vectors."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim < 2 or "embed" in name]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.weight_decay),
-        torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["initial_lr"] = group["lr"]
-    return optimizers
+def _shards(model: LlamaForCausalLM, batch: Tensor) -> list[Callable[[], Tensor]]:
+    """Return the functions that compute each shard's part of the mean loss over a batch."""
+    return [partial(_loss, model, part) for part in batch.chunk(SHARDS)]
 
 
-def _shard(model: LlamaForCausalLM, parameters: list[nn.Parameter], ids: Tensor) -> tuple[Tensor, ...]:
-    """Return (loss, *gradients) of a shard's part of the mean over a batch."""
-    loss = model(input_ids=ids, labels=ids, use_cache=False).loss / SHARDS
-    return (loss.detach(), *torch.autograd.grad(loss, parameters))
+def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss / SHARDS
+    return loss
 
 
 def train_base(
@@ -149,18 +135,10 @@ def train_base(
         progress: called with the steps done and in all.
     """
     model = make_model(settings, words).train()
-    parameters = list(model.parameters())
-    optimizers = _optimizers(model, settings)
-    steps, tail = settings.steps, list[float]()
-    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
-        for step, batch in enumerate(batches(settings, words)):
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = group["initial_lr"] * rate_factor(step, steps, settings.warmup)
-            shards = [pool.submit(_shard, model, parameters, part) for part in batch.chunk(SHARDS)]
-            tail = [*tail[-max(1, steps // 50) + 1 :], descend(shards, parameters, optimizers)]
-            if progress and (step % 20 == 0 or step + 1 == steps):
-                progress(step + 1, steps)
-    return model.eval(), sum(tail) / len(tail)
+    optimizers = muon_and_adamw(model, settings.matrix_rate, settings.learning_rate, settings.weight_decay)
+    losses = (_shards(model, batch) for batch in batches(settings, words))
+    loss = descend_all(model, optimizers, losses, settings.steps, settings.warmup, progress)
+    return model.eval(), loss
 
 
 def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = None) -> dict[str, str | float]:
@@ -179,20 +157,7 @@ def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = 
     Raises:
         MergeflowError: the folder is there already and is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MergeflowError(f"{out} is there already and is not an empty folder: name another one.")
+    check_empty(out)
     words = make_tokenizer(settings.vocabulary)
     model, loss = train_base(settings, words, progress)
-    words.save_pretrained(out)
-    model.config.architectures = ["LlamaForCausalLM"]
-    model.config.save_pretrained(out)
-    record = {
-        "format": "pt",  # transformers refuses a file that does not say so
-        "kind": "base",
-        "recipe": json.dumps(settings.model_dump(), sort_keys=True),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    tied = set(model.all_tied_weights_keys)
-    state = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
-    return {"fingerprint": write_checkpoint(out / "model.safetensors", state, record), "loss": loss}
+    return {"fingerprint": write_base(out, model, words, settings), "loss": loss}

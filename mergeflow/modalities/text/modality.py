@@ -14,6 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification, check_classes
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
+from mergeflow.modalities.prepared_tokens import check_prepared
 from mergeflow.modalities.recorded import SECTION
 from mergeflow.modalities.regression import Regression
 from mergeflow.modalities.text.batches import BlankTokens, Tokens
@@ -49,12 +50,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
             prepared with another tokenizer.
     """
     tokenizer = load_tokenizer(section.pretrained, base.root, data.max_length)
-    other = [task for task, one in manifests.items() if one["decoding"].get("tokenizer") != tokenizer.digest]
-    if other:
-        raise MergeflowError(
-            f"the texts of {', '.join(other)} were prepared with the tokenizer of '{data.tokenizer}' (data.tokenizer), "
-            f"which is not that of '{section.pretrained}' (model.pretrained): give both the same name."
-        )
+    check_prepared(manifests, tokenizer.digest, data.tokenizer, section.pretrained)
     encoder, config = load_encoder(section.pretrained, base.root, section.pooling)
     check_length(encoder, tokenizer.pad, data.max_length)
     record = {"role": "base", SECTION: section.model_dump_json(), "config": config, "tokenizer": tokenizer.content}

@@ -3,29 +3,24 @@
 `docs/sentences-suite.md` has the recipe, the measurements and the limits.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import torch
-import transformers
 from pydantic import Field
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from mergeflow.checkpoints import write_checkpoint
-from mergeflow.errors import MergeflowError
-from mergeflow.modalities.pretraining import SHARDS, descend, one_thread, rate_factor
+from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.language_bases import Progress, check_empty, descend_all, muon_and_adamw, write_base
+from mergeflow.modalities.pretraining import SHARDS
 from mergeflow.modalities.text.corruption import IGNORED, Batch, Corruption, CorruptionSettings
 from mergeflow.modalities.text.words import word_tokenizer
 from mergeflow.schema import Frozen
 from mergeflow.suites.sentences.stream import passages
 
 _POOL = 32  # batches whose passages are sorted by length together: padding is 12 % of the tokens
-
-Progress = Callable[[int, int], None]
 
 
 class PretrainSettings(Frozen):
@@ -76,8 +71,7 @@ def make_model(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Be
         attention_probs_dropout_prob=0.0,
         pad_token_id=words.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+    with own_generator(settings.seed):
         return BertForMaskedLM(config)
 
 
@@ -97,31 +91,17 @@ def batches(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Itera
             yield corruption.batch(groups[at], exchange=number >= settings.hiding * settings.steps)
 
 
-def _shard(model: BertForMaskedLM, parameters: Sequence[nn.Parameter], part: Batch, total: int) -> tuple[Tensor, ...]:
-    """Return (loss, *gradients) of a shard's part of the mean over the `total` words to be named."""
+def _shards(model: BertForMaskedLM, batch: Batch) -> list[Callable[[], Tensor]]:
+    """Return the functions that compute each shard's part of the mean loss over the words to be named."""
+    total = int((batch.targets != IGNORED).sum())
+    parts = map(Batch, *(tensor.chunk(SHARDS) for tensor in batch))
+    return [partial(_loss, model, part, total) for part in parts]
+
+
+def _loss(model: BertForMaskedLM, part: Batch, total: int) -> Tensor:
     found = model.bert(part.tokens, attention_mask=part.mask, token_type_ids=part.segments).last_hidden_state
     chosen = part.targets != IGNORED
-    loss = nn.functional.cross_entropy(model.cls(found[chosen]), part.targets[chosen], reduction="sum") / total
-    return (loss.detach(), *torch.autograd.grad(loss, parameters))
-
-
-def _optimizers(model: nn.Module, settings: PretrainSettings) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices and AdamW for the rest.
-
-    With AdamW alone a word hidden in the second sentence was not found in the first after 2600 steps; with Muon it is
-    after a hundred.
-    """
-    matrices: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (rest if parameter.ndim < 2 or "embedding" in name else matrices).append(parameter)
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.weight_decay),
-        torch.optim.AdamW(rest, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["initial_lr"] = group["lr"]
-    return optimizers
+    return nn.functional.cross_entropy(model.cls(found[chosen]), part.targets[chosen], reduction="sum") / total
 
 
 def train_base(
@@ -135,20 +115,10 @@ def train_base(
         progress: called with the steps done and in all.
     """
     model = make_model(settings, words).train()
-    parameters = list(model.parameters())
-    optimizers = _optimizers(model, settings)
-    steps, tail = settings.steps, list[float]()
-    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
-        for step, batch in enumerate(batches(settings, words)):
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = group["initial_lr"] * rate_factor(step, steps, settings.warmup)
-            total = int((batch.targets != IGNORED).sum())
-            parts = map(Batch, *(tensor.chunk(SHARDS) for tensor in batch))
-            shards = [pool.submit(_shard, model, parameters, part, total) for part in parts]
-            tail = [*tail[-max(1, steps // 50) + 1 :], descend(shards, parameters, optimizers)]
-            if progress and (step % 20 == 0 or step + 1 == steps):
-                progress(step + 1, steps)
-    return model.eval(), sum(tail) / len(tail)
+    optimizers = muon_and_adamw(model, settings.matrix_rate, settings.learning_rate, settings.weight_decay)
+    losses = (_shards(model, batch) for batch in batches(settings, words))
+    loss = descend_all(model, optimizers, losses, settings.steps, settings.warmup, progress)
+    return model.eval(), loss
 
 
 def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = None) -> dict[str, str | float]:
@@ -167,20 +137,7 @@ def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = 
     Raises:
         MergeflowError: the folder is there already and is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MergeflowError(f"{out} is there already and is not an empty folder: name another one.")
+    check_empty(out)
     words = word_tokenizer()
     model, loss = train_base(settings, words, progress)
-    words.save_pretrained(out)
-    model.config.architectures = ["BertForMaskedLM"]
-    model.config.save_pretrained(out)
-    record = {
-        "format": "pt",  # transformers refuses a file that does not say so
-        "kind": "base",
-        "recipe": json.dumps(settings.model_dump(), sort_keys=True),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    tied = set(model.all_tied_weights_keys)
-    state = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
-    return {"fingerprint": write_checkpoint(out / "model.safetensors", state, record), "loss": loss}
+    return {"fingerprint": write_base(out, model, words, settings), "loss": loss}

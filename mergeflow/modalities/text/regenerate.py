@@ -4,31 +4,15 @@ On the machine and library versions that made the shipped files the bytes are th
 rounding, and so do the results of everything that starts from it.
 """
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.progress import Progress
-
-from mergeflow.errors import MergeflowError
+from mergeflow.modalities.regeneration import Out, Steps, regenerate_base, run
 
 
-def regenerate(
-    out: Annotated[Path, typer.Argument(help="The folder to make, in the layout of Hugging Face.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Batches, if not those of the shipped base.")] = None,
-) -> None:
+def regenerate(out: Out, steps: Steps = None) -> None:
     """Write the sentences and train the base, about four minutes of processor time."""
     from mergeflow.modalities.text.pretraining import PretrainSettings, pretrain
 
-    settings = PretrainSettings() if steps is None else PretrainSettings(steps=steps)
-    with Progress() as bars:
-        bar = bars.add_task("train", total=settings.steps)
-        found = pretrain(settings, out, lambda done, _: bars.update(bar, completed=done))
-    typer.echo(f"{out}: {found['fingerprint']}, loss {found['loss']:.4f}")
+    regenerate_base(pretrain, PretrainSettings(), out, steps)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(regenerate)
-    except MergeflowError as error:
-        raise SystemExit(f"error: {error}") from None
+    run(regenerate)

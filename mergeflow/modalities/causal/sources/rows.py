@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mergeflow.data.address import Opener, rooted
+from mergeflow.data.address import Opener
 from mergeflow.data.arrays import quoted
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import ACCURACY, checked, text_task
-from mergeflow.modalities.hub import load_splits
+from mergeflow.modalities.hub_tables import load_tables, parse_place
 from mergeflow.modalities.text.sources.files import Read, lines_table, parquet_table, read_tables
 
 TEXTS = ("text", "content")
@@ -124,11 +124,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     Raises:
         MergeflowError: `datasets` is not installed, the hub cannot be reached, or other columns.
     """
-    local = Path(rooted(place, root)).is_dir()
-    rest, _, revision = (rooted(place, root), "", "") if local else place.partition("@")
-    name, _, config = (rest, "", "") if local else rest.partition("#")
-    parts, ignored = load_splits(name, config or None, revision or None, {})
-    tables = {split: part.with_format("arrow")[:] for split, part in parts.items()}
+    tables, ignored = load_tables(parse_place(place, root), {})
     return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored)
 
 

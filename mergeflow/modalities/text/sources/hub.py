@@ -3,9 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mergeflow.data.address import rooted
 from mergeflow.data.task import RawTask
-from mergeflow.modalities.hub import load_splits
+from mergeflow.modalities.hub_tables import load_tables, parse_place
 from mergeflow.modalities.text.judging import judged_by
 from mergeflow.modalities.text.sources.columns import task_of
 
@@ -29,19 +28,13 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     Raises:
         MergeflowError: `datasets` is not installed, the hub cannot be reached, or columns are not of texts.
     """
-    local = Path(rooted(place, root)).is_dir()
-    rest, _, revision = (rooted(place, root), "", "") if local else place.partition("@")
-    name, _, config = (rest, "", "") if local else rest.partition("#")
-    is_glue = name.rpartition("/")[2] == "glue"
-    parts, ignored = load_splits(name, config or None, revision or None, _MATCHED if is_glue else {})
-    tables = {
-        split: part.with_format("arrow")[:].replace_schema_metadata(part.features.arrow_schema.metadata)
-        for split, part in parts.items()
-    }
+    source = parse_place(place, root)
+    is_glue = source.name.rpartition("/")[2] == "glue"
+    tables, ignored = load_tables(source, _MATCHED if is_glue else {})
     raw = task_of(
         task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, keeps_conflicts=is_glue
     )
-    metric = GLUE.get(config) if is_glue else None
+    metric = GLUE.get(source.config or "") if is_glue else None
     if metric is None:
         return raw
     return replace(raw, transforms=(*raw.transforms, judged_by(metric, raw.class_names)))

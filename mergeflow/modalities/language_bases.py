@@ -1,0 +1,113 @@
+"""What the pre-training of the embedded bases of texts has in common: Muon beside AdamW, the loop, the saved folder."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.pretraining import SHARDS, descend, one_thread, rate_factor
+from mergeflow.schema import Frozen
+
+Progress = Callable[[int, int], None]
+
+
+def muon_and_adamw(
+    model: nn.Module, matrix_rate: float, learning_rate: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices, and AdamW (.9, .98) without decay for embeddings and vectors.
+
+    With AdamW alone a word hidden in the second sentence was not found in the first after 2600 steps; with Muon it is
+    after a hundred.
+
+    Args:
+        model: what is trained.
+        matrix_rate: peak learning rate of Muon.
+        learning_rate: peak learning rate of AdamW.
+        weight_decay: on matrices.
+    """
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (rest if parameter.ndim < 2 or "embed" in name else matrices).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=weight_decay),
+        torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def descend_all(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    batches: Iterable[Sequence[Callable[[], Tensor]]],
+    steps: int,
+    warmup: float,
+    progress: Progress | None,
+) -> float:
+    """Train a model on all batches; return the mean loss of the last fiftieth of the steps.
+
+    Args:
+        model: trained in place.
+        optimizers: of its parameters, at their peak rates.
+        batches: of each step the functions that compute its shards' losses, whose sum is the batch's loss.
+        steps: how many batches there are.
+        warmup: share of the steps with rising learning rates; then they follow a cosine to 0.
+        progress: called with the steps done and in all.
+    """
+    parameters, tail = list(model.parameters()), list[float]()
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in groups]
+    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
+        for step, losses in enumerate(batches):
+            for group, peak in zip(groups, peaks, strict=True):
+                group["lr"] = peak * rate_factor(step, steps, warmup)
+            shards = [pool.submit(_gradients, loss, parameters) for loss in losses]
+            tail = [*tail[-max(1, steps // 50) + 1 :], descend(shards, parameters, optimizers)]
+            if progress and (step % 20 == 0 or step + 1 == steps):
+                progress(step + 1, steps)
+    return sum(tail) / len(tail)
+
+
+def _gradients(loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> tuple[Tensor, ...]:
+    value = loss()
+    return (value.detach(), *torch.autograd.grad(value, parameters))
+
+
+def check_empty(out: Path) -> None:
+    """Refuse a folder that holds something.
+
+    Raises:
+        MergeflowError: the folder is there already and is not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise MergeflowError(f"{out} is there already and is not an empty folder: name another one.")
+
+
+def write_base(out: Path, model: PreTrainedModel, words: PreTrainedTokenizerFast, recipe: Frozen) -> str:
+    """Write a folder in the layout of Hugging Face, the weights last; return their fingerprint.
+
+    Args:
+        out: the folder.
+        model: the trained base.
+        words: its tokenizer.
+        recipe: of the training; it goes into the record of the weights.
+    """
+    words.save_pretrained(out)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(out)
+    record = {
+        "format": "pt",  # transformers refuses a file that does not say so
+        "kind": "base",
+        "recipe": json.dumps(recipe.model_dump(), sort_keys=True),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    tied = set(model.all_tied_weights_keys)
+    state = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
+    return write_checkpoint(out / "model.safetensors", state, record)

@@ -1,0 +1,53 @@
+"""What the small projects of tests have in common: four methods, this checkout's code, a registry of their own."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+SWEPT: dict[str, dict[str, list[float]]] = {
+    "average": {"scale": [1.0]},
+    "task_arithmetic": {"scale": [0.3, 0.6]},
+    "ties": {"keep": [0.2], "scale": [1.0]},
+    "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
+}
+PIPELINE = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate")
+
+
+def write_project(folder: Path, values: dict[str, Any], finetune: dict[str, Any]) -> Path:
+    """Write this repository's params.yaml with other sections and other values of `finetune`; link to its code."""
+    values = {**yaml.safe_load((ROOT / "params.yaml").read_text()), "sweep": SWEPT, **values}
+    values["finetune"] |= finetune
+    values["run"]["device"] = "cpu"
+    (folder / "inputs").mkdir(parents=True, exist_ok=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def run_pipeline(folder: Path, stages: tuple[str, ...] = PIPELINE) -> Path:
+    """Run stages, each with all its items, in the order of the graph; return the folder."""
+    from tasks.project.graph import load_graph
+    from tasks.project.runner import run_stage
+
+    for stage in load_graph(folder).values():
+        if stage.name in stages:
+            run_stage(folder, stage)
+    return folder
+
+
+def register(folder: Path, model: str, stages: tuple[str, ...] = ("figures", "register")) -> Any:
+    """Run a project's last stages into an empty registry of its own, whose gates let much pass; return the registry."""
+    from registry.store import connect
+    from tests.flows.small_project import registry_template, run_in
+
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["registry"] |= {"model": model, "tolerance": 0.5}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    shutil.copyfile(registry_template(), folder / "mlflow.db")
+    assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
+    run_pipeline(folder, stages)
+    return connect(project_root=folder)
