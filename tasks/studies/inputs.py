@@ -14,6 +14,7 @@ from mergeflow.checkpoints import fingerprint, read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.modalities.heads import Head
 from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
@@ -21,6 +22,8 @@ from tasks.models import choose_device, load_base_head, load_examples, load_mode
 from tasks.project.stage import CHOICES, STUDIES, StageIO
 
 State = dict[str, Tensor]
+Heads = Mapping[str, dict[str, Tensor]]
+"""By task the weights of its head."""
 MODEL_NAME = layout.MODEL_FILE.removesuffix(".safetensors")
 Accuracy = dict[str, float]
 
@@ -136,6 +139,7 @@ class StudyInputs:
         self.tasks = list(io.section("tasks"))
         self.seeds: list[int] = list(io.section(f"{CHOICES}:seeds"))
         self.device = choose_device(io)
+        self.heads: Heads = {}
         self._examples: dict[tuple[str, str], Examples] = {}
         self._judged: dict[tuple[str, str, str], float] = {}  # fingerprint, split, task → accuracy
 
@@ -169,6 +173,17 @@ class StudyInputs:
         part._examples = {key: one for key, one in self._examples.items() if key[0] != "test"}
         return part
 
+    def with_heads(self, heads: Heads) -> "StudyInputs":
+        """Return the same with these heads, of tasks whose heads are trained beside the model.
+
+        Args:
+            heads: of every task.
+        """
+        assert self.model  # made before the copy, so that both have the same
+        part = copy(self)
+        part.heads, part._examples, part._judged = heads, {}, {}
+        return part
+
     @cached_property
     def base(self) -> State:
         """The base θ0."""
@@ -183,12 +198,27 @@ class StudyInputs:
         return options
 
     def examples(self, split: str) -> dict[str, Examples]:
-        """Return every task's examples of a split."""
+        """Return every task's examples of a split.
+
+        Raises:
+            MergeflowError: A task's head is trained beside the model, and `with_heads` has not said which one counts.
+        """
         for task in self.tasks:
             if (split, task) not in self._examples:
-                head = load_base_head(self.io, task, self.device)
+                head = self._head(task)
                 self._examples[split, task] = load_examples(self.io, split, task, self.device, head)
         return {task: self._examples[split, task] for task in self.tasks}
+
+    def _head(self, task: str) -> Head | None:
+        head = load_base_head(self.io, task, self.device)
+        if head is not None and head.trained:
+            if task not in self.heads:
+                raise MergeflowError(
+                    f"this study judges models with the base's heads, and the head of task '{task}' is trained beside "
+                    "the model: every expert has its own. For such tasks there is the study glue."
+                )
+            head.load_state_dict(self.heads[task])
+        return head
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
         """Return what merges and scores candidates of these experts on validation."""

@@ -10,11 +10,10 @@ import yaml
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_options import check_study_options
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.glue.heads import judged, left_heads, probed_heads, put_on
+from tasks.studies.papers.glue.heads import left_heads, probed_heads
 from tasks.studies.papers.glue.results import PRINTED, Results, findings, tables
 from tasks.studies.papers.glue.study import Bench, Options
 from tasks.studies.papers.many_tasks.results import NAMES
@@ -96,11 +95,11 @@ def bench(lab: Path, tmp_path: Path) -> Bench:
 def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(bench: Bench, lab: Path) -> None:
     runs = lab / "outputs/studies/runs"
     training = yaml.safe_load((runs / "experts/seed_0/experts/mood/training.json").read_text())
-    found = judged(bench.inputs, bench.heads, bench.experts["mood"], "validation", ["mood"])
+    found = bench.inputs.accuracy(bench.experts["mood"], "validation", ["mood"])
     assert found["mood"] == pytest.approx(training["validation_accuracy"], abs=1e-12)
     joint = yaml.safe_load((runs / "joint/seed_0/model/training.json").read_text())
     heads = left_heads(bench.inputs, "joint", 0)
-    scores = judged(bench.inputs, heads, bench.inputs.run("joint").model(0), "validation")
+    scores = bench.inputs.with_heads(heads).accuracy(bench.inputs.run("joint").model(0), "validation")
     assert fmean(scores.values()) == pytest.approx(joint["validation_accuracy"], abs=1e-12)
     last = read_state(runs / "mima/seed_0/experts/near/head.safetensors")
     assert torch.equal(left_heads(bench.inputs, "mima", 0)["near"]["weight"], last["weight"])
@@ -114,18 +113,18 @@ def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Ben
     start = Workbench(bench.inputs.io, bench.inputs.device).head("same")
     assert start is not None
     assert torch.equal(found["same"]["weight"], start.weight)
-    assert not torch.equal(found["same"]["weight"], bench.heads["same"]["weight"])
+    assert not torch.equal(found["same"]["weight"], bench.inputs.heads["same"]["weight"])
 
 
 def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench) -> None:
     with pytest.raises(MergeflowError, match="where it must not"):
-        put_on(bench.inputs.blind(), "test", bench.heads)
+        bench.inputs.blind().accuracy(bench.inputs.base, "test")
     rows = {(row["model"], row["embeddings"]): row for row in bench.measure() if row["model"] == "average"}
     merged = {name: torch.stack([one[name] for one in bench.experts.values()]).mean(0) for name in bench.inputs.base}
-    found = judged(bench.inputs, bench.heads, merged, "test")
+    found = bench.inputs.accuracy(merged, "test")
     assert rows["average", "merged"]["fixed"] == pytest.approx(found, abs=1e-5)  # another order of the sum
     state = merged | {name: value for name, value in bench.inputs.base.items() if "embeddings." in name}
-    found = judged(bench.inputs, bench.heads, state, "test")
+    found = bench.inputs.accuracy(state, "test")
     assert rows["average", "base"]["fixed"] == pytest.approx(found, abs=1e-5)
 
 
@@ -149,8 +148,15 @@ def test_findings_follow_the_numbers() -> None:
     assert next(row["in the paper"] for row in tables(made_up(**paper), {})[0].rows) == "85.6"
 
 
-def test_a_task_without_a_trained_head_is_refused(bench: Bench) -> None:
-    bare = Classification("mood", torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    bench.inputs._examples["validation", "mood"] = bare
-    with pytest.raises(MergeflowError, match="task 'mood' has no trained head"):
-        put_on(bench.inputs, "validation", bench.heads)
+def test_the_same_weights_are_judged_anew_with_other_heads(bench: Bench) -> None:
+    inputs, state = bench.inputs, bench.experts["mood"]
+    own = inputs.accuracy(state, "validation")
+    turned = {task: {name: -value for name, value in head.items()} for task, head in inputs.heads.items()}
+    assert inputs.with_heads(turned).accuracy(state, "validation") != own
+    assert inputs.accuracy(state, "validation") == own
+
+
+def test_a_study_that_names_no_heads_does_not_judge_with_those_of_the_base(lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(lab, "glue", tmp_path, **SMALL))
+    with pytest.raises(MergeflowError, match="judges models with the base's heads, and the head of task 'mood' is"):
+        inputs.accuracy(inputs.base, "validation")

@@ -39,7 +39,7 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.glue.heads import Heads, judged, left_heads, probed_heads, put_on, trained_jointly
+from tasks.studies.papers.glue.heads import left_heads, probed_heads, trained_jointly
 from tasks.studies.papers.glue.results import figures, findings, notes, tables
 from tasks.studies.papers.many_tasks.study import ADAPTED, Sweep
 from tasks.studies.pieces import Row, grid, kept
@@ -107,7 +107,6 @@ class Bench:
     options: Options
     seed: int
     experts: Mapping[str, State]
-    heads: Heads
     scorer: CandidateScorer
 
     @classmethod
@@ -120,16 +119,15 @@ class Bench:
             seed: of the experts.
         """
         experts = inputs.run(EXPERTS).experts(seed)
-        heads = left_heads(inputs, EXPERTS, seed)
-        put_on(inputs, "validation", heads)
+        inputs = inputs.with_heads(left_heads(inputs, EXPERTS, seed))
         scorer = inputs.blind().scorer(experts)
         scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
-        return cls(inputs, options, seed, experts, heads, scorer)
+        return cls(inputs, options, seed, experts, scorer)
 
     def measure(self) -> list[Row]:
         """Return a row for each model: seed, model, embeddings, figures per task with fixed and with probed heads."""
         measures: dict[tuple[str, str], Callable[[], Row]] = {
-            ("base", "base"): lambda: self._looked_at("base", self.inputs.base, self.heads),
+            ("base", "base"): lambda: self._looked_at("base", self.inputs.base, self.inputs),
             ("individual", "merged"): self._individual,
             **{(name, "merged"): partial(self._together, name) for name in self.options.together},
             **{(name, "merged"): partial(self._merged, name, "") for name in self.options.methods},
@@ -143,25 +141,22 @@ class Bench:
             rows[key] = kept(self.inputs.io, f"{self.seed}_{ADAPTED[on]}", partial(self._adapted, on, scale))
         return [{"seed": self.seed, "model": name, "embeddings": of, **row} for (name, of), row in rows.items()]
 
-    def _looked_at(self, model: str, state: State, heads: Heads) -> Row:
+    def _looked_at(self, model: str, state: State, inputs: StudyInputs) -> Row:
         """Look at test once, and once more with heads fitted to these features where that is asked for."""
-        found = {"fixed": judged(self.inputs, heads, state, "test")}
+        found = {"fixed": inputs.accuracy(state, "test")}
         if model in self.options.probed:
-            found["probed"] = judged(self.inputs, probed_heads(self.inputs, state), state, "test")
+            found["probed"] = inputs.with_heads(probed_heads(inputs, state)).accuracy(state, "test")
         return found
 
     def _individual(self) -> Row:
-        found = {
-            task: judged(self.inputs, self.heads, state, "test", [task])[task] for task, state in self.experts.items()
-        }
-        return {"fixed": found}
+        return {"fixed": self.inputs.individual(self.experts, "test")}
 
     def _together(self, name: str) -> Row:
         """Measure the one model that a joint or an iterative run ends with, with its own heads."""
         run = self.inputs.run(name)
         joint = trained_jointly(self.inputs, name, self.seed)
         state = run.model(self.seed) if joint else run.merged(self.seed, len(run.rounds(self.seed)))
-        return self._looked_at(name, state, left_heads(self.inputs, name, self.seed))
+        return self._looked_at(name, state, self.inputs.with_heads(left_heads(self.inputs, name, self.seed)))
 
     def _merged(self, method: str, without: str) -> Row:
         """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""
@@ -171,7 +166,7 @@ class Bench:
             return state | {name: value for name, value in self.inputs.base.items() if without and without in name}
 
         best, tried = choose(self.options.methods[method], method, lambda call: self.scorer.state(merge(call)))
-        return {**self._looked_at(method, merge(best.call), self.heads), "args": best.varied, "tried": tried}
+        return {**self._looked_at(method, merge(best.call), self.inputs), "args": best.varied, "tried": tried}
 
     def _adapted(self, on: Direction, scale: float) -> Row:
         """Adapt a coefficient per task and tensor on unlabelled test examples, with the rate that validation chose."""
@@ -184,9 +179,8 @@ class Bench:
             return {"rows": choose_rate(self.inputs, self.experts, plan, choices.rates, every)}
 
         tried = kept(self.inputs.io, f"rates_{on}", choose_once)["rows"]
-        put_on(self.inputs, "test", self.heads)
         made = adapt(self.inputs, self.experts, replace(plan, lr=tried[0]["lr"], seed=self.seed))
-        return {**self._looked_at(ADAPTED[on], made.state, self.heads), "args": {"rate": tried[0]["lr"]}}
+        return {**self._looked_at(ADAPTED[on], made.state, self.inputs), "args": {"rate": tried[0]["lr"]}}
 
 
 def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
