@@ -9,6 +9,7 @@ import numpy as np
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
+from mergeflow.evaluation.scores_file import read_scores
 from registry.gates import Evidence
 from registry.pipeline_records import StageFiles, split_digest
 from registry.provenance import NAME
@@ -67,7 +68,7 @@ def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
 
 
 def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
-    scores = np.load(io.dep(layout.WINNER_SCORES), allow_pickle=False)
+    scores = read_scores(io.dep(layout.WINNER_SCORES))
     return Evidence(
         accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
         expert_accuracy=selection["individual"],

@@ -3,14 +3,12 @@
 import json
 from typing import Any
 
-import numpy as np
-
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.documents import Chosen, Selection, read_sweep, write_document
-from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores
+from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores, write_scores
 from mergeflow.merging import MethodCall, configure, prepare
-from mergeflow.merging.code import code_of
+from mergeflow.merging.code import code_record
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO
 
@@ -51,11 +49,10 @@ def run(io: StageIO) -> None:
 
 def _recipe(io: StageIO, call: MethodCall, base: Any, experts: dict[str, Any]) -> dict[str, Any]:
     """Return the record that makes the merge again: method, arguments, own code, inputs and fingerprints."""
-    code = {name: found.model_dump() for name, found in code_of(call).items()}
     return {
         "method": call.name,
         "args": call.args,
-        **({"code": code} if code else {}),
+        **code_record(call),
         "base": layout.BASE_MODEL,
         "base_fingerprint": fingerprint(base),
         "experts": {task: layout.expert_model(task) for task in experts},
@@ -75,5 +72,4 @@ def _write_winner_scores(io: StageIO, checkpoint: Any, tasks: list[str]) -> None
         task: example_scores(model, examples, batch_size)
         for task, examples in load_for_experts(io, "validation", tasks, device).items()
     }
-    with io.out(layout.WINNER_SCORES).open("wb") as file:
-        np.savez(file, allow_pickle=False, **scores)
+    write_scores(io.out(layout.WINNER_SCORES), scores)

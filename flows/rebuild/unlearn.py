@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from flows.rebuild.remerge import lay_out, register_view
 from mergeflow import layout
 from mergeflow.analysis.provable.criteria import Criterion, all_met, unlearning_criteria
 from mergeflow.checkpoints import read_state, write_checkpoint
+from mergeflow.documents import write_document
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.evaluation import accuracies, example_scores, mean, normalised
+from mergeflow.evaluation import accuracies, example_scores, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.code import code_of
+from mergeflow.merging.code import code_record
 from mergeflow.modality import Examples, Model
 from registry.environment import environment
 from registry.lookup import find_version
@@ -24,7 +24,7 @@ from registry.pipeline_records import git_commit
 from registry.provenance import read_documents
 from registry.rebuilt import Rebuilt, register_rebuilt
 from registry.store import Store
-from tasks.models import choose_device, load_for_experts, load_model
+from tasks.models import choose_device, expert_summary, load_for_experts, load_model
 from tasks.project.beside import project_beside, write_params
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
@@ -244,12 +244,11 @@ class _Work:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""
         method, state = self.recipe["method"], self.merged(chosen.scale)
         kept = [one for one in self.tasks if one != self.task]
-        code = {name: found.model_dump() for name, found in code_of(self._call).items()}
-        recipe = {**self.recipe, "weights": {self.task: chosen.scale}, **({"code": code} if code else {})}
+        recipe = {**self.recipe, "weights": {self.task: chosen.scale}, **code_record(self._call)}
         target = self.scratch / layout.merge(method)
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = write_checkpoint(target, state, {"recipe": json.dumps(recipe)})
-        known = {one: self._individual(one) for one in kept}
+        known = {one: expert_summary(self._io, one)["validation_accuracy"] for one in kept}
 
         def figures(one: Tried) -> dict[str, Any]:
             accuracy = {name: one.accuracy[name] for name in kept}
@@ -269,13 +268,7 @@ class _Work:
         }
         selection = {"tasks": kept, "winner": method, "individual": known, "methods": {method: winner}}
         for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):
-            (self.scratch / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.scratch / path).write_text(json.dumps(document, indent=1))
+            write_document(self.scratch / path, document)
         self._model.load(state)
         scores = {one: example_scores(self._model, self._data[one], self._batch) for one in kept}
-        with (self.scratch / layout.WINNER_SCORES).open("wb") as file:
-            np.savez(file, allow_pickle=False, **scores)
-
-    def _individual(self, task: str) -> float:
-        found: float = json.loads((self.scratch / layout.expert_training(task)).read_text())["validation_accuracy"]
-        return found
+        write_scores(self.scratch / layout.WINNER_SCORES, scores)

@@ -1,6 +1,7 @@
 """The code of methods from outside the package, as recipes record it: only that code makes the result again."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import METHODS, MethodCall
@@ -18,6 +19,12 @@ def code_of(call: MethodCall) -> dict[str, Code]:
     """Return the code of the methods that a call uses and that are not the package's own, by their names."""
     found = {name: METHODS.origin(name) for name in (call.name, *call.arguments.uses)}
     return {name: Code(place=one.place, sha256=one.digest) for name, one in found.items() if one.digest is not None}
+
+
+def code_record(call: MethodCall) -> dict[str, Any]:
+    """Return what a recipe says of a call's code: `code`, or nothing where all of it is the package's own."""
+    found = {name: code.model_dump() for name, code in code_of(call).items()}
+    return {"code": found} if found else {}
 
 
 def check_known(name: str, recorded: Mapping[str, Code]) -> None:

@@ -1,6 +1,5 @@
 """Coloured digits: tasks that differ in how colour goes with parity, and a small vision transformer tuned on each."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,8 +21,9 @@ from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.transforms import PARITY, colour
 from mergeflow.modality import Model, Network, State
-from mergeflow.training import FineTuneSettings, fine_tune
+from mergeflow.training import FineTuneSettings
 from tasks.project.sections import Section
+from tasks.studies.nets import trained
 
 SPLITS = ("train", "validation", "test")
 
@@ -176,22 +176,6 @@ def pretrained(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) ->
     two = small_transformer(world, len(PARITY), seed)
     own = {name: value.clone() for name, value in two.state().items()}
     return Pretrained(two, {name: learnt[name] if not name.startswith("heads.") else own[name] for name in own})
-
-
-def trained(model: Model, start: State, data: Classification, adapting: Adapting, seed: int) -> dict[str, Tensor]:
-    """Return the weights after tuning.
-
-    Args:
-        model: the network, whose weights are overwritten.
-        start: where tuning begins.
-        data: labelled examples.
-        adapting: how long and how fast.
-        seed: of the order of the examples.
-    """
-    model.load(start)
-    with tempfile.TemporaryDirectory() as folder:
-        fine_tune(model, [data], adapting.settings(), seed, Path(folder) / "state.safetensors", lambda: 0.0)
-    return {name: value.clone() for name, value in model.state().items()}
 
 
 def tuned(

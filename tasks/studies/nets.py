@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -166,7 +166,14 @@ def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
     return Network(SmallResNet(classes, world.width, seed=seed).eval())
 
 
-def trained(model: Model, start: State, data: Classification, tuning: Tuning, seed: int) -> dict[str, Tensor]:
+class Lasting(Protocol):
+    """How long and how fast a net is trained."""
+
+    def settings(self) -> FineTuneSettings:
+        """Return it as the settings of the one training loop."""
+
+
+def trained(model: Model, start: State, data: Classification, tuning: Lasting, seed: int) -> dict[str, Tensor]:
     """Return the weights after training.
 
     Args:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def confused_captions(suite: Suite, settings: PretrainSettings) -> dict[str, dic
     return cycles
 
 
-def _counts(settings: PretrainSettings) -> dict[str, int]:
+def drawn_counts(settings: PretrainSettings) -> dict[str, int]:
     """Return the number of drawings of each task."""
     weights = {name: settings.weights.get(name, 1.0) for name in get_suite(settings.suite).tasks}
     return {name: round(settings.images * weight / sum(weights.values())) for name, weight in weights.items()}
@@ -124,7 +125,7 @@ def draw_captions(settings: PretrainSettings) -> Tensor:
     suite = get_suite(settings.suite)
     cycles = confused_captions(suite, settings)
     captions, first = [], 0
-    for name, count in _counts(settings).items():
+    for name, count in drawn_counts(settings).items():
         classes = len(suite.tasks[name].class_names)
         labels = np.arange(count) % classes
         swapped = generator("captions", name, settings.seed).random(count) < settings.confusion
@@ -142,14 +143,32 @@ def draw_images(settings: PretrainSettings, workers: int, progress: Progress | N
         workers: processes that draw; no pixel depends on it.
         progress: called with the images done and in all.
     """
+    draw = partial(draw_chunk, photo_share=settings.photo_share, seed=settings.seed)
+    return draw_in_chunks(draw, settings, workers, progress)
+
+
+def draw_in_chunks(
+    draw: Callable[[str, str, int, int], np.ndarray],
+    settings: PretrainSettings,
+    workers: int,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Draw all pre-training images of the suite, uint8 [N, 32, 32, 3], task by task.
+
+    Args:
+        draw: of a suite's task, images from one index to another: uint8 [n, 32, 32, 3]; what a process can be sent.
+        settings: how many images, of which tasks.
+        workers: processes that draw; no pixel depends on it.
+        progress: called with the images done and in all.
+    """
     jobs = [
-        (settings.suite, name, start, min(start + _CHUNK, count), settings.photo_share, settings.seed)
-        for name, count in _counts(settings).items()
+        (settings.suite, name, start, min(start + _CHUNK, count))
+        for name, count in drawn_counts(settings).items()
         for start in range(0, count, _CHUNK)
     ]
     parts = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(draw_chunk, *zip(*jobs, strict=True)):
+        for part in pool.map(draw, *zip(*jobs, strict=True)):
             parts.append(part)
             if progress:
                 progress("draw", len(parts), len(jobs))

@@ -1,24 +1,25 @@
 """The bases that the study `bases` compares: one pre-training, which differs in names, style or number of drawings."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.vision.models import POCKET, ClipModel, load_clip
-from mergeflow.modalities.vision.pretraining import PretrainSettings, draw_captions, draw_images, train_base
-from mergeflow.suites.pocket import get_suite
+from mergeflow.modalities.vision.pretraining import (
+    PretrainSettings,
+    draw_captions,
+    draw_images,
+    draw_in_chunks,
+    train_base,
+)
 from tasks.project.sections import Section
 from tasks.studies.papers.bases.style import draw_chunk
 
-_CHUNK = 2000  # drawings of one job
 Report = Callable[[str, int, int], None]
 
 
@@ -74,25 +75,4 @@ def draw_in_another_style(settings: PretrainSettings, workers: int, progress: Re
     Returns:
         uint8 [N, 32, 32, 3].
     """
-    jobs = [
-        (settings.suite, name, start, min(start + _CHUNK, count), settings.seed)
-        for name, count in _counts(settings.suite, draw_captions(settings)).items()
-        for start in range(0, count, _CHUNK)
-    ]
-    parts = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(draw_chunk, *zip(*jobs, strict=True)):
-            parts.append(part)
-            if progress:
-                progress("draw", len(parts), len(jobs))
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def _counts(suite: str, captions: Tensor) -> dict[str, int]:
-    """Return how many drawings each task has; captions number the classes of all tasks, task by task."""
-    counts, first = {}, 0
-    for name, task in get_suite(suite).tasks.items():
-        end = first + len(task.class_names)
-        counts[name] = int(((first <= captions) & (captions < end)).sum())
-        first = end
-    return counts
+    return draw_in_chunks(partial(draw_chunk, seed=settings.seed), settings, workers, progress)
