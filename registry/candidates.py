@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mergeflow import layout
+from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.evaluation.scores_file import read_scores
@@ -75,7 +76,7 @@ def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) 
         scores={task: scores[task].astype(np.float32) for task in selection["tasks"]},
         digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
         reproducible=reproducible,
-        forgotten=selection["methods"][selection["winner"]].get("forgotten", {}),
+        criteria=[Criterion(**one) for one in selection["methods"][selection["winner"]].get("criteria", ())],
     )
 
 

@@ -10,6 +10,7 @@ from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.errors import MergeflowError
 from registry.gates import Evidence
 from registry.quiet import mlflow
@@ -29,8 +30,8 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
         "digests": dict(evidence.digests),
         "reproducible": evidence.reproducible,
     }
-    if evidence.forgotten:
-        document["forgotten"] = {task: dict(found) for task, found in evidence.forgotten.items()}
+    if evidence.criteria:
+        document["criteria"] = [vars(one) for one in evidence.criteria]
     (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
     save_file(
         {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES
@@ -60,4 +61,7 @@ def load_evidence(store: Store, source: str) -> Evidence:
         document = json.loads((folder / "evidence.json").read_text())
         kept = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
         scores = {task: found.astype(np.float32) for task, found in load_file(kept).items()}
-    return Evidence(scores=scores, **document)
+    criteria = [Criterion(**one) for one in document.pop("criteria", ())]
+    for task, found in document.pop("forgotten", {}).items():  # of former days: the accuracy alone
+        criteria.append(Criterion(task, False, "accuracy", found["accuracy"], found["at_most"]))
+    return Evidence(scores=scores, criteria=criteria, **document)

@@ -1,7 +1,7 @@
 """The decision: may this candidate replace the champion? A pure function of figures, without MLflow."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class Evidence:
             empty where not recorded.
         digests: task to the SHA-256 of its validation split; two models are paired example by example only where equal.
         reproducible: whether replaying the recipe gave the same bytes; None when nobody tried.
-        forgotten: of a model made to forget a task: task to its `accuracy` and the `at_most` that was asked for.
+        criteria: of a model made to forget a task: what was asked for that task and for each other one.
     """
 
     accuracy: Mapping[str, float]
@@ -32,7 +32,7 @@ class Evidence:
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     reproducible: bool | None = None
-    forgotten: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    criteria: Sequence[Criterion] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def decide(
     gates = [_complete("candidate", candidate)]
     gates.append(_reproducible(candidate, settings))
     gates.append(Gate("in service", not withdrawn, _withdrawn_text(withdrawn)))
-    gates += [_forgotten(task, **found) for task, found in candidate.forgotten.items()]
+    gates += [Gate("kept" if one.kept else "forgotten", one.holds, one.reason) for one in candidate.criteria]
     if not gates[0].passed:
         return Decision(False, tuple(gates), numbers)
     numbers["normalised"] = _mean_normalised(candidate, sorted(candidate.accuracy))
@@ -139,11 +139,6 @@ def _reproducible(candidate: Evidence, settings: GateSettings) -> Gate:
     passed = candidate.reproducible is True or not settings.require_reproducible
     asked = "" if settings.require_reproducible else " (not asked for)"
     return Gate("reproducible", passed, f"replaying the recipe {found}{asked}")
-
-
-def _forgotten(task: str, accuracy: float, at_most: float) -> Gate:
-    criterion = Criterion(task, False, "accuracy", accuracy, at_most)
-    return Gate("forgotten", criterion.holds, criterion.reason)
 
 
 def _withdrawn_text(withdrawn: bool) -> str:

@@ -1,6 +1,7 @@
 """Commands that make models from a version's lineage: reproduce, unmerge, unlearn, add-task."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -93,14 +94,22 @@ def _add_unlearn(app: typer.Typer, opened: Opened, root: Path, console: Console)
         at_most: Annotated[
             float | None, typer.Option(help="Accuracy down to which it counts as forgotten; the base's by default.")
         ] = None,
+        rise: Annotated[
+            float, typer.Option(help="What the loss of each other task of texts may rise: log of its perplexity.")
+        ] = 0.05,
+        at_least: Annotated[
+            float | None, typer.Option(help="Loss up to which a text counts as forgotten; the base's by default.")
+        ] = None,
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
     ) -> None:
         """Take a task's vector away as far as the other tasks allow; register a candidate; exit status 1 if refused."""
+        from flows.rebuild.forgetting import Bounds
         from flows.rebuild.unlearn import unlearn
 
+        bounds = Bounds(lose, rise, at_most, at_least)
         store, model, version = opened(name, which)
         report = _reporter(console)
-        done = unlearn(root, store, model, version, task, lose=lose, at_most=at_most, promote=promote, report=report)
+        done = unlearn(root, store, model, version, task, bounds=bounds, promote=promote, report=report)
         _print_unlearnt(console, done, task, promote)
         decision = done.rebuilt.decision
         raise typer.Exit(0 if decision is None or decision.promote else 1)
@@ -168,16 +177,23 @@ def _reproduction_lines(done: "Reproduction") -> list[str]:
 
 
 def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool) -> None:
-    table = RichTable("λ", Column(task, justify="right"), "largest loss of another task", box=box.SIMPLE_HEAD)
+    is_text = task in done.before.loss
+    columns = [Column(f"perplexity of {task}", justify="right")] if is_text else []
+    table = RichTable("λ", Column(task, justify="right"), *columns, "largest loss of another task", box=box.SIMPLE_HEAD)
     for one in done.tried:
-        losses = {name: done.before[name] - one.accuracy[name] for name in done.before if name != task}
-        worst = max(losses, key=lambda name: losses[name])
+        lost = {
+            name: done.before.accuracy[name] - found for name, found in one.figures.accuracy.items() if name != task
+        }
+        worst = max(lost, key=lambda name: lost[name])
         mark = " ←" if one is done.chosen else "" if one.keeps else " too much"
-        table.add_row(
-            f"{one.scale:g}", f"{100 * one.accuracy[task]:.2f} %", f"{100 * losses[worst]:+.2f} {worst}{mark}"
-        )
+        likely = [f"{math.exp(one.figures.loss[task]):.2f}"] if is_text else []
+        accuracy = f"{100 * one.figures.accuracy[task]:.2f} %"
+        table.add_row(f"{one.scale:g}", accuracy, *likely, f"{100 * lost[worst]:+.2f} {worst}{mark}")
     console.print(table)
-    console.print(f"{task} scored {100 * done.before[task]:.2f} % before; λ = 0 leaves it out")
+    likely = [f", perplexity {math.exp(done.before.loss[task]):.2f}"] if is_text else []
+    console.print(
+        f"{task} scored {100 * done.before.accuracy[task]:.2f} %{''.join(likely)} before; λ = 0 leaves it out"
+    )
     _print_rebuilt(console, done.rebuilt, promote)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from flows.rebuild.forgetting import Bounds, Figures, Tried, choose, written
 from flows.rebuild.remerge import lay_out, register_view
 from mergeflow import layout
-from mergeflow.analysis.provable.criteria import Criterion, all_met, unlearning_criteria
 from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.documents import write_document
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.evaluation import accuracies, example_scores, mean, normalised, write_scores
+from mergeflow.evaluation import accuracies, example_scores, losses, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.code import code_record
 from mergeflow.modality import Examples, Model
@@ -32,26 +32,7 @@ from tasks.project.runner import open_stage
 
 SCALES = (0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.8, -1.0, -1.25, -1.5, -2.0)
 """Weights of the task to forget that are tried; 0 leaves it out, and shows what unlearning adds to that."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One weight of the task to forget, on validation.
-
-    Attributes:
-        scale: The weight λ.
-        accuracy: Task → accuracy, the task to forget among them.
-        criteria: Of Equation 3, in accuracies.
-    """
-
-    scale: float
-    accuracy: dict[str, float]
-    criteria: list[Criterion]
-
-    @property
-    def keeps(self) -> bool:
-        """Whether no other task loses more than was allowed."""
-        return all_met(one for one in self.criteria if one.kept)
+BOUNDS = Bounds()
 
 
 @dataclass(frozen=True)
@@ -62,13 +43,13 @@ class Unlearnt:
         rebuilt: The registered candidate and the gates' answer.
         chosen: The weight that was chosen, among `tried`.
         tried: All weights, from 0 down.
-        before: Task → validation accuracy of the version it began from.
+        before: Validation figures of the version it began from.
     """
 
     rebuilt: Rebuilt
     chosen: Tried
     tried: list[Tried]
-    before: dict[str, float]
+    before: Figures
 
 
 def unlearn(
@@ -78,15 +59,15 @@ def unlearn(
     which: str | int,
     task: str,
     *,
-    lose: float = 0.02,
-    at_most: float | None = None,
+    bounds: Bounds = BOUNDS,
     scales: Sequence[float] = SCALES,
     promote: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Unlearnt:
     """Merge a version's experts again with a weight λ ≤ 0 for one of them, chosen on validation, and register it.
 
-    λ = argmin_λ A(forget)  subject to  A(j) ≥ A_version(j) − lose for all others;  of equal ones the nearest to 0
+    λ = argmin_λ A(forget)  subject to  A(j) ≥ A_version(j) − lose for all others, and of texts
+    ℓ(j) ≤ ℓ_version(j) + rise;  of equal ones the nearest to 0
 
     Args:
         root: the project folder.
@@ -94,8 +75,7 @@ def unlearn(
         name: of the registered model.
         which: version number or alias.
         task: the task to forget.
-        lose: what each other task may lose against the version, a fraction.
-        at_most: the accuracy down to which the task counts as forgotten; that of the base by default.
+        bounds: what the others may lose, and what counts as forgotten.
         scales: the weights to try; 0 is tried too.
         promote: make the result champion if the gates let it.
         report: told what is being done.
@@ -109,7 +89,8 @@ def unlearn(
     """
     recipe, origin = read_documents(store, name, which)
     version = find_version(store, name, which).version
-    _check(recipe, origin, f"'{name}' version {version}", task, lose, at_most)
+    _check(recipe, origin, f"'{name}' version {version}", task)
+    bounds.check()
     recipe = weighable(recipe)
     with project_beside(root, "unlearn") as scratch:
         report("looking for its ancestors")
@@ -120,51 +101,28 @@ def unlearn(
         write_params(scratch, {**values, **own, "tasks": sources})
         work = _Work(scratch, recipe, list(sources), task)
         try:
-            before = work.accuracy(1.0)
-            limits = {one: before[one] - lose - 1e-12 for one in sources if one != task}
-            bound = work.base_accuracy() if at_most is None else at_most
+            before, base = work.figures(1.0), work.base_figures()
             tried = []
             for scale in sorted({0.0, *scales}, reverse=True):
-                report(f"λ = {scale:g}")
-                accuracy = work.accuracy(scale)
-                tried.append(Tried(scale, accuracy, unlearning_criteria(accuracy, limits, {task: bound}, "accuracy")))
-            chosen = choose(tried, task, lose)
+                found = work.figures(scale)
+                tried.append(Tried(scale, found, bounds.criteria(found, before, base, task)))
+                hurt = dict.fromkeys(one.task for one in tried[-1].criteria if one.kept and not one.holds)
+                told = f"; too much of {' and '.join(hurt)} is lost" if hurt else ""
+                report(f"λ = {scale:g}: {task} {100 * found.accuracy[task]:.2f} %{told}")
+            chosen = choose(tried, task)
             work.write(chosen, tried)
         finally:
             work.close()
         origin["unlearned"] = {task: origin["experts"].pop(task) | {"weight": chosen.scale}}
         origin |= {"kind": "unlearn", "parent": {"model": name, "version": version, "task": task}}
         origin |= {"git_commit": git_commit(root), "environment": environment()}
-        write_params(scratch, {**values, **own, "tasks": {one: sources[one] for one in limits}})
+        write_params(scratch, {**values, **own, "tasks": {one: sources[one] for one in sources if one != task}})
         rebuilt = register_rebuilt(store, name, register_view(scratch), origin, promote_it=promote)
     if not rebuilt.new:
         report(
             f"these weights are version {rebuilt.version} already, whose gates keep the limit it was registered with"
         )
     return Unlearnt(rebuilt, chosen, tried, before)
-
-
-def choose(tried: Sequence[Tried], task: str, lose: float) -> Tried:
-    """Return the weight below 0 that forgets most among those that keep the other tasks.
-
-    Args:
-        tried: weights, 0 among them.
-        task: the task to forget.
-        lose: what the others may lose, for the message.
-
-    Raises:
-        MergeflowError: none below 0 keeps them.
-    """
-    able = [one for one in tried if one.scale < 0 and one.keeps]
-    if not able:
-        nearest = max((one for one in tried if one.scale < 0), key=lambda one: one.scale)
-        hurt = next(one for one in nearest.criteria if one.kept and not one.holds)
-        raise MergeflowError(
-            f"no weight below 0 for '{task}' leaves every other task within {100 * lose:g} points of the version: at "
-            f"λ = {nearest.scale:g} {hurt.reason}. Allow more with --lose, or take it out with `mergeflow registry "
-            f"unmerge --task {task}`."
-        )
-    return min(able, key=lambda one: (one.accuracy[task], -one.scale))
 
 
 def weighable(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,9 +143,7 @@ def weighable(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, "method": "task_arithmetic", "args": {"scale": scale}}
 
 
-def _check(
-    recipe: Mapping[str, Any], origin: Mapping[str, Any], version: str, task: str, lose: float, at_most: float | None
-) -> None:
+def _check(recipe: Mapping[str, Any], origin: Mapping[str, Any], version: str, task: str) -> None:
     if task not in origin["experts"]:
         raise unknown_name(f"task of {version}", task, origin["experts"])
     if recipe.get("weights"):
@@ -200,8 +156,6 @@ def _check(
             f"{version} is merged by {recipe['method']}, which gives no expert a weight below 0. Promote a version of "
             "another method, such as task_arithmetic, and unlearn from that."
         )
-    if not 0 <= lose < 1 or (at_most is not None and not 0 <= at_most <= 1):
-        raise MergeflowError(f"--lose {lose:g} and --at-most {at_most} are fractions: expected 0 to 1, such as 0.02.")
 
 
 class _Work:
@@ -227,18 +181,19 @@ class _Work:
         weights = {self.task: scale}
         return prepare(self._call, self._base, self._experts, weights=weights).at(self._call.scale)
 
-    def accuracy(self, scale: float) -> dict[str, float]:
-        """Return the validation accuracy of that merge on every task."""
-        return self._scored(self.merged(scale), self._data)
+    def figures(self, scale: float) -> Figures:
+        """Return the validation figures of that merge on every task."""
+        return self._judged(self.merged(scale))
 
-    def base_accuracy(self) -> float:
-        """Return the base's validation accuracy on the task to forget: what a model scores that never saw it."""
-        return self._scored(self._base, {self.task: self._data[self.task]})[self.task]
+    def base_figures(self) -> Figures:
+        """Return the base's figures: what a model scores that never saw a task."""
+        return self._judged(self._base)
 
     @torch.inference_mode()
-    def _scored(self, state: Mapping[str, torch.Tensor], data: Mapping[str, Examples]) -> dict[str, float]:
+    def _judged(self, state: Mapping[str, torch.Tensor]) -> Figures:
         self._model.load(state)
-        return accuracies(self._model, data, self._batch)
+        lost = losses(self._model, written(self._data), self._batch)
+        return Figures(accuracies(self._model, self._data, self._batch), lost)
 
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""
@@ -251,12 +206,11 @@ class _Work:
         known = {one: expert_summary(self._io, one)["validation_accuracy"] for one in kept}
 
         def figures(one: Tried) -> dict[str, Any]:
-            accuracy = {name: one.accuracy[name] for name in kept}
+            accuracy = {name: one.figures.accuracy[name] for name in kept}
             return {"accuracy": accuracy, "mean": mean(accuracy), "normalised": normalised(accuracy, known)}
 
         rows = [{"args": {**self._call.args, f"weight of {self.task}": one.scale}, **figures(one)} for one in tried]
         sweep = {"method": method, "split": "validation", "individual": known, "candidates": rows}
-        (limit,) = (one.limit for one in chosen.criteria if not one.kept)
         winner = {
             "args": self._call.args,
             "recipe": recipe,
@@ -264,7 +218,7 @@ class _Work:
             "candidates": len(tried),
             "at_grid_edge": [],
             "validation": figures(chosen),
-            "forgotten": {self.task: {"accuracy": chosen.accuracy[self.task], "at_most": limit}},
+            "criteria": [vars(one) for one in chosen.criteria],
         }
         selection = {"tasks": kept, "winner": method, "individual": known, "methods": {method: winner}}
         for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):

@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from flows.rebuild.add_task import add_task
+from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
 from registry.lookup import load, show
 from tests.causal.small_project import tale
@@ -30,6 +32,16 @@ def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, t
     assert 0 < show(store, MODEL)["accuracy"]["ships"] < 1
 
     assert reproduce(folder, store, MODEL, "champion", from_data=False).same
+    done = unlearn(folder, store, MODEL, "champion", "trees", bounds=Bounds(lose=0.9, rise=9), scales=[-0.5, -1.0])
+    assert set(done.before.loss) == {"ships", "trees"}  # the colours are questions
+    assert {one.form for one in done.chosen.criteria if one.task == "trees"} == {"accuracy", "loss"}
+    assert done.chosen.figures.loss["trees"] > done.before.loss["trees"]
+    assert done.rebuilt.decision is not None
+    reasons = {gate.reason: gate.passed for gate in done.rebuilt.decision.gates if gate.name == "forgotten"}
+    assert reasons == {one.reason: one.holds for one in done.chosen.criteria if not one.kept}
+    assert reproduce(folder, store, MODEL, done.rebuilt.version, from_data=False).same
+    assert isinstance(load(store, MODEL, done.rebuilt.version).predict(asked[:1])["continuation"][0], str)
+
     without = unmerge(folder, store, MODEL, "champion", "trees")
     assert show(store, MODEL, without.version)["tasks"] == ["colours", "ships"]
 

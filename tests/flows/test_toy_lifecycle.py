@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from flows.advice import make_advice
 from flows.asked import Asked
 from flows.rebuild.add_task import add_task, read_address
+from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
 from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
@@ -78,11 +79,11 @@ def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(projec
 
 
 def test_a_task_is_unlearned_as_far_as_the_other_allows(project: Path, store: Store) -> None:
-    before = show(store, MODEL)["accuracy"]
-    done = unlearn(project, store, MODEL, "champion", "right", lose=0.05, at_most=0.4, scales=[-0.5, -1.0, -2.0])
-    kept = {one.scale: one.accuracy for one in done.tried if one.scale < 0 and one.keeps}
+    before, bounds = show(store, MODEL)["accuracy"], Bounds(lose=0.05, at_most=0.4)
+    done = unlearn(project, store, MODEL, "champion", "right", bounds=bounds, scales=[-0.5, -1.0, -2.0])
+    kept = {one.scale: one.figures.accuracy for one in done.tried if one.scale < 0 and one.keeps}
     assert done.chosen.scale < 0
-    assert done.chosen.accuracy["right"] == min(found["right"] for found in kept.values())
+    assert done.chosen.figures.accuracy["right"] == min(found["right"] for found in kept.values())
     assert all(found["left"] >= before["left"] - 0.05 - 1e-9 for found in kept.values())
     assert done.tried[0].scale == 0  # what leaving it out does alone
     shown = show(store, MODEL, done.rebuilt.version)
@@ -90,14 +91,17 @@ def test_a_task_is_unlearned_as_far_as_the_other_allows(project: Path, store: St
     assert shown["recipe"]["weights"] == {"right": done.chosen.scale}
     assert done.rebuilt.decision is not None
     gates = {gate.name: gate for gate in done.rebuilt.decision.gates}
-    assert gates["forgotten"].passed == (done.chosen.accuracy["right"] <= 0.4)
+    assert gates["forgotten"].passed == (done.chosen.figures.accuracy["right"] <= 0.4)
     assert gates["forgotten"].reason.startswith("right must be forgotten")
     assert gates["tolerance"].passed
+    assert gates["kept"].reason.startswith("left must be kept: its accuracy")
+    assert gates["kept"].passed
+    assert not done.before.loss  # only of texts
     assert gates["reproducible"].passed  # the recipe with its weight, replayed
     assert reproduce(project, store, MODEL, done.rebuilt.version).same
     with pytest.raises(MergeflowError, match="has unlearned a task already"):
         unlearn(project, store, MODEL, done.rebuilt.version, "left")
-    again = unlearn(project, store, MODEL, "champion", "right", lose=0.05, at_most=0.4, scales=[-2.0, -1.0, -0.5])
+    again = unlearn(project, store, MODEL, "champion", "right", bounds=bounds, scales=[-2.0, -1.0, -0.5])
     assert (again.rebuilt.version, again.rebuilt.new) == (done.rebuilt.version, False)
 
 
@@ -105,10 +109,14 @@ def test_unlearning_that_cannot_be_is_refused_in_one_sentence(project: Path, sto
     candidate = current(store, MODEL).candidate
     with pytest.raises(MergeflowError, match="did you mean 'right'"):
         unlearn(project, store, MODEL, "champion", "rigth")
-    with pytest.raises(MergeflowError, match=r"other task within 0 points.*registry unmerge --task right"):
-        unlearn(project, store, MODEL, "champion", "right", lose=0.0, scales=[-50.0])
+    with pytest.raises(
+        MergeflowError, match=r"other task within its bounds: at λ = -50 left must be kept.*unmerge --task right"
+    ):
+        unlearn(project, store, MODEL, "champion", "right", bounds=Bounds(lose=0.0), scales=[-50.0])
     with pytest.raises(MergeflowError, match="fractions"):
-        unlearn(project, store, MODEL, "champion", "right", lose=5)
+        unlearn(project, store, MODEL, "champion", "right", bounds=Bounds(lose=5))
+    with pytest.raises(MergeflowError, match="losses in nats"):
+        unlearn(project, store, MODEL, "champion", "right", bounds=Bounds(at_least=-1))
     assert current(store, MODEL).candidate == candidate
 
 

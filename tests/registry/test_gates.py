@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from mergeflow.analysis.provable.criteria import unlearning_criteria
 from registry.gates import Evidence, GateSettings, decide, paired_interval
 
 from .conftest import make_evidence
@@ -172,11 +173,17 @@ def test_never_worse_beyond_the_tolerance(shares):
         assert not decide(old, new, NO_INTERVAL).promote
 
 
-def test_what_was_to_be_forgotten_must_be_forgotten() -> None:
+def test_what_was_to_be_forgotten_must_be_forgotten_and_the_rest_kept() -> None:
     facts = {"accuracy": {"a": 0.8}, "expert_accuracy": {"a": 0.9}, "reproducible": True}
-    for found, promoted in ((0.1, True), (0.2, False)):
-        candidate = Evidence(**facts, forgotten={"b": {"accuracy": found, "at_most": 0.1}})  # type: ignore[arg-type]
-        decision = decide(candidate, None, GateSettings())
+    for accuracy, loss, promoted in ((0.1, 2.0, True), (0.2, 2.0, False), (0.1, 1.0, False)):
+        criteria = [
+            *unlearning_criteria({"a": 0.8, "b": accuracy}, {"a": 0.7}, {"b": 0.1}, "accuracy"),
+            *unlearning_criteria({"a": 0.5, "b": loss}, {"a": 0.6}, {"b": 1.5}, "loss"),
+        ]
+        decision = decide(Evidence(**facts, criteria=criteria), None, GateSettings())  # type: ignore[arg-type]
         assert decision.promote is promoted
-        assert any(gate.name == "forgotten" and gate.passed is promoted for gate in decision.gates)
-    assert decision.reasons == ["b must be forgotten: its accuracy is 20.00 %, at most 10.00 % was asked for"]
+        assert [gate.name for gate in decision.gates].count("forgotten") == 2
+        assert [gate.name for gate in decision.gates if not gate.passed] == ([] if promoted else ["forgotten"])
+    assert decision.reasons == ["b must be forgotten: its loss is 1.000, at least 1.500 was asked for"]
+    worse = unlearning_criteria({"a": 0.6, "b": 0.0}, {"a": 0.7}, {"b": 0.1}, "accuracy")
+    assert not decide(Evidence(**facts, criteria=worse), None, GateSettings()).promote  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 
 from flows.rebuild.add_task import add_task
+from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
 from registry.lookup import current, load, show
 from tests.project_folder import register
@@ -34,6 +36,11 @@ def test_a_project_of_texts_lives_as_one_of_images_does(project: Path, tmp_path:
     assert model.predict(pairs)["probabilities"][0] == {}
 
     assert reproduce(folder, store, MODEL, "champion", from_data=False).same
+    done = unlearn(folder, store, MODEL, "champion", "same", bounds=Bounds(lose=0.9), scales=[-0.5, -1.0])
+    assert not done.before.loss  # encoders are judged by their answers alone
+    assert show(store, MODEL, done.rebuilt.version)["tasks"] == ["mood", "near"]
+    assert reproduce(folder, store, MODEL, done.rebuilt.version, from_data=False).same
+
     without = unmerge(folder, store, MODEL, "champion", "near")
     assert show(store, MODEL, without.version)["tasks"] == ["mood", "same"]
 
