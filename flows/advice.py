@@ -1,81 +1,22 @@
-"""The advice of `mergeflow advise`: what can be computed of it, and a remark for each part that cannot."""
+"""The advice of `mergeflow advise`: experts and samples opened, and what can be said of them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flows.asked import Asked, Ready
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
-    from mergeflow.analysis.provable.advice import PairAdvice
-    from mergeflow.analysis.provable.conditions import Interval
-    from mergeflow.analysis.provable.correlation import Correlations
+    from mergeflow.analysis.provable.advising import Advice
+    from mergeflow.analysis.provable.answers import Answers
 
-Matrix = Sequence[Sequence[float]]
 _BATCH = 16  # samples per forward pass: of a language model each gives a vocabulary for every token
-Part = TypeVar("Part")
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What to try with some experts. A part that could not be computed is None, and a remark says why.
-
-    Attributes:
-        names: The experts'.
-        cosines: Of their task vectors, [T][T].
-        alphas: α̂ of their answers, by Equation 11.
-        changes: α̂ of what tuning changed of the base's answers.
-        pairs: For each pair what to expect.
-        scales: The λ to try for the sum of all task vectors.
-        theory: The range of the theory, beside it.
-        linear: Pair → whether its features combine as its weights do, as `mergeflow linearity --out` found.
-        remarks: What was not computed, and why.
-    """
-
-    names: tuple[str, ...]
-    cosines: Matrix | None = None
-    alphas: "Correlations | None" = None
-    changes: "Correlations | None" = None
-    pairs: "Sequence[PairAdvice] | None" = None
-    scales: Sequence[float] | None = None
-    theory: "Interval | None" = None
-    linear: Mapping[str, str] | None = None
-    remarks: list[str] = field(default_factory=list)
-
-    def costs(self, forget: str) -> list[tuple[str, float]]:
-        """Return the other tasks with their cosine to the task to forget, those that will lose most first.
-
-        Args:
-            forget: an expert's name.
-        """
-        if self.cosines is None:
-            return []
-        row = self.cosines[self.names.index(forget)]
-        others = [(name, value) for name, value in zip(self.names, row, strict=True) if name != forget]
-        return sorted(others, key=lambda one: -one[1])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        from mergeflow.analysis.provable.advice import range_json
-
-        return {
-            "experts": list(self.names),
-            "scales": self.scales,
-            "theory": None if self.theory is None else range_json(self.theory),
-            "cosines": self.cosines,
-            "alphas": None if self.alphas is None else self.alphas.values,
-            "changes": None if self.changes is None else self.changes.values,
-            "pairs": None if self.pairs is None else [pair.as_json() for pair in self.pairs],
-            "unlearning": {name: dict(self.costs(name)) for name in self.names} if self.cosines else None,
-            "linearity": self.linear,
-            "remarks": self.remarks,
-        }
-
-
-def make_advice(asked: Asked, samples: int, linearity: Path | None) -> Advice:
+def make_advice(asked: Asked, samples: int, linearity: Path | None) -> "Advice":
     """Return all advice that the inputs allow.
 
     Args:
@@ -86,77 +27,40 @@ def make_advice(asked: Asked, samples: int, linearity: Path | None) -> Advice:
     Raises:
         MergeflowError: fewer than two experts, or a file that cannot be read: then there is nothing to advise on.
     """
-    from mergeflow.analysis.geometry import cosine_matrix, norm
-    from mergeflow.analysis.provable.ranges import scales_of_lengths, suggested
+    from mergeflow.analysis.provable.advising import ANSWERED, advise, or_remark
 
     paths = asked.paths()
     if len(paths) < 2:
         raise MergeflowError(f"{len(paths)} expert named; advice is on a merge of at least two.")
     remarks: list[str] = []
-    ready = _or_remark("α̂, and with it the verdicts", lambda: asked.open(samples), remarks)
-    base, experts = (ready.base, ready.experts) if ready else _states(asked, paths)
-    advice = Advice(tuple(paths), remarks=remarks)
-    vectors = _or_remark("the task vectors", lambda: _vectors(base, experts), remarks)
-    found: dict[str, Any] = {}
-    if vectors is not None:
-        found["cosines"] = cosine_matrix(vectors)
-        lengths = scales_of_lengths([norm(one) for one in vectors], found["cosines"])
-        if lengths.empty:
-            remarks.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
-        else:
-            found["scales"] = suggested(lengths)
-    if ready is not None:
-        found |= (
-            _or_remark("α̂, and with it the verdicts", lambda: _answered(ready, found.get("cosines")), remarks) or {}
-        )
-    if linearity is not None:
-        found["linear"] = _or_remark("linearity", lambda: _linearity(linearity), remarks)
-    return Advice(**{**vars(advice), **found})
-
-
-def _or_remark(what: str, compute: Callable[[], Part], remarks: list[str]) -> Part | None:
-    try:
-        return compute()
-    except MergeflowError as error:
-        remarks.append(f"{what}: not computed. {error}")
-        return None
+    ready = or_remark(ANSWERED, lambda: asked.open(samples), remarks)
+    if ready is None:
+        advice = advise(*_states(asked, paths), remarks=remarks)
+    else:
+        opened = ready
+        advice = advise(opened.base, opened.experts, lambda: _answers(opened), remarks)
+    if linearity is None:
+        return advice
+    return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity), advice.remarks))
 
 
 def _states(asked: Asked, paths: Mapping[str, str]) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
     return asked.read(asked.base_path()), {name: asked.read(path) for name, path in paths.items()}
 
 
-def _vectors(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    names = [name for name, value in base.items() if value.is_floating_point()]
-    for expert, state in experts.items():
-        wrong = [one for one in names if one not in state or state[one].shape != base[one].shape]
-        if wrong:
-            raise MergeflowError(
-                f"'{expert}' and the base differ in {len(wrong)} tensors, such as {wrong[0]}: they are not of one "
-                "architecture. Name the base that it was tuned from."
-            )
-    return [{name: state[name].float() - base[name].float() for name in names} for state in experts.values()]
+def _answers(ready: Ready) -> "Answers":
+    from mergeflow.analysis.provable.questions import ask_all
 
-
-def _answered(ready: Ready, cosines: Matrix | None) -> dict[str, Any]:
-    from mergeflow.analysis.provable.advice import advise_pairs
-    from mergeflow.analysis.provable.answers import ask
-    from mergeflow.analysis.provable.correlation import correlations
-    from mergeflow.analysis.provable.ranges import scales_of_theory
-
-    answers = ask(ready.model, ready.base, ready.experts, _assigned(ready), _BATCH)
-    alphas, changes = correlations(answers.experts), correlations(answers.changes)
-    found: dict[str, Any] = {"alphas": alphas, "changes": changes, "theory": scales_of_theory(changes.values)}
-    if cosines is not None:
-        found["pairs"] = advise_pairs(alphas, changes, cosines)
-    return found
+    return ask_all(ready.model, ready.base, ready.experts, _assigned(ready), _BATCH)
 
 
 def _assigned(ready: Ready) -> dict[str, Any]:
     """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
+    from mergeflow.analysis.provable.questions import OneEach
+
     sources, names = ready.sources, list(ready.experts)
     if set(sources) == set(names):
-        return {name: _OneEach(sources[name]) for name in names}
+        return {name: OneEach(sources[name]) for name in names}
     given = [_Outputs(source) for source in sources.values()]
     if len(given) == 1:
         return dict.fromkeys(names, given[0])
@@ -166,23 +70,6 @@ def _assigned(ready: Ready) -> dict[str, Any]:
             "each in the order of the experts."
         )
     return dict(zip(names, given, strict=True))
-
-
-@dataclass(frozen=True)
-class _OneEach:
-    """Examples of a project, one prediction of each: a language model makes one for every token."""
-
-    source: Any
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def log_p(self, model: Any, rows: Any) -> Any:
-        """Return log-probabilities [n, C], spread evenly over the predictions of `rows`."""
-        import torch
-
-        lines = self.source.log_p(model, rows)
-        return lines[torch.linspace(0, len(lines) - 1, len(rows)).long()] if len(lines) > len(rows) else lines
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """`mergeflow advise`: before any sweep, which λ to try, which tasks get in each other's way, what unlearning costs."""
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from flows.advice import Advice, make_advice
+from flows.advice import make_advice
 from flows.asked import Asked
+from mergeflow.advice_document import range_text
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
-    from mergeflow.analysis.provable.conditions import Interval
+    from mergeflow.analysis.provable.advising import Advice
 
 LINEARITY = Path("outputs/linearity")
 _DEARER = 2  # tasks named of those that an unlearning costs most
@@ -76,7 +76,7 @@ def _read_recipe(path: Path) -> tuple[str | None, dict[str, str]]:
     return recipe.base, dict(recipe.experts)
 
 
-def show(advice: Advice, key: str, console: Console) -> None:
+def show(advice: "Advice", key: str, console: Console) -> None:
     """Print the tables, a block that can be pasted, and what was not computed.
 
     Args:
@@ -84,6 +84,8 @@ def show(advice: Advice, key: str, console: Console) -> None:
         key: what the block's method stands under: `sweep` in params.yaml, `methods` in a sweep file.
         console: where it is printed.
     """
+    from mergeflow.analysis.provable.advice import range_json
+
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
     if advice.pairs is not None:
         table = Table(Column("pair", no_wrap=True), title="By pair", **shared)
@@ -93,8 +95,9 @@ def show(advice: Advice, key: str, console: Console) -> None:
             table.add_column("linear")
         for pair in advice.pairs:
             name = f"{pair.first} – {pair.second}"
+            ranges = [range_text(range_json(one)) for one in (pair.addition, pair.unlearning)]
             figures = [f"{value:+.2f}" for value in (pair.alpha, pair.changes, pair.cosine)]
-            cells = [name, *figures, pair.relation, _range(pair.addition), _range(pair.unlearning)]
+            cells = [name, *figures, pair.relation, *ranges]
             table.add_row(*cells, *([] if advice.linear is None else [advice.linear.get(name, "")]))
         console.print(table)
     if advice.cosines is not None:
@@ -112,11 +115,3 @@ def show(advice: Advice, key: str, console: Console) -> None:
         console.print(block, highlight=False, markup=False)
     for remark in advice.remarks:
         console.print(f"[yellow]![/] {remark}", highlight=False)
-
-
-def _range(interval: "Interval") -> str:
-    if interval.empty:
-        return "none"
-    if math.isinf(interval.high):
-        return f"≥ {interval.low:.2f}"
-    return f"≤ {interval.high:.2f}" if math.isinf(interval.low) else f"{interval.low:.2f} … {interval.high:.2f}"

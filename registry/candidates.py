@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mergeflow import layout
+from mergeflow.advice_document import ADVICE, advice_note, read_advice
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
@@ -69,6 +70,7 @@ def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
 
 
 def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
+    advice = read_advice(io.dep(ADVICE))
     scores = read_scores(io.dep(layout.WINNER_SCORES))
     return Evidence(
         accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
@@ -77,6 +79,7 @@ def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) 
         digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
         reproducible=reproducible,
         criteria=[Criterion(**one) for one in selection["methods"][selection["winner"]].get("criteria", ())],
+        advice={} if advice is None else {**advice_note(advice, selection)},
     )
 
 

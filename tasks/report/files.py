@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mergeflow import layout
+from mergeflow.advice_document import ADVICE, AdviceDocument
 from mergeflow.errors import MergeflowError
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
@@ -23,7 +24,7 @@ class RunFiles:
         params: params.yaml.
         selection, test: the choices on validation and the look at test.
         sweeps, experts, manifests: method or task to its record; what is missing is not in the mapping.
-        geometry, registration: None where the file is missing.
+        geometry, registration, advice: None where the file is missing.
         costs: a record per stage that has one, in the order in which they started.
         figures: name to SVG.
     """
@@ -36,6 +37,7 @@ class RunFiles:
     manifests: Mapping[str, Json]
     geometry: Json | None
     registration: Json | None
+    advice: AdviceDocument | None
     costs: list[Json]
     figures: Mapping[str, str]
 
@@ -58,6 +60,7 @@ def read_run(root: Path) -> RunFiles:
         manifests=_each(root, layout.manifest, tasks),
         geometry=_optional(root / layout.GEOMETRY),
         registration=_optional(root / layout.REGISTRATION),
+        advice=cast(AdviceDocument | None, _optional(root / ADVICE)),
         costs=_costs(root),
         figures={path.stem: path.read_text(encoding="utf-8") for path in figures},
     )

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, model_name
+from tasks.report.advice import advice_section
 from tasks.report.decision import decision_picture
 from tasks.report.drawings import drawings
 from tasks.report.files import RunFiles, read_run
@@ -99,6 +100,7 @@ def render(run: RunFiles, texts: Table | None = None) -> str:
         edges=[(name, choice) for name, choice in run.selection["methods"].items() if choice.get("at_grid_edge")],
         results=results_table(run),
         candidates={method: candidates_table(run, method) for method in run.sweeps},
+        advice=advice_section(run),
         texts=texts,
         lineage=lineage_table(run),
         costs=cost_table(run) if run.costs else None,

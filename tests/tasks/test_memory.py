@@ -84,7 +84,10 @@ def test_an_evaluation_that_cannot_fit_and_a_full_batch(project: Path) -> None:
     with driver(memory=12 * 10**9), pytest.raises(MergeflowError) as told:
         check_project(project, None, Console(quiet=True))
     lines = str(told.value).splitlines()
-    assert [line.partition(" needs")[0] for line in lines] == ["finetune: validation", "sweep, select, evaluate"]
+    assert [line.partition(" needs")[0] for line in lines] == [
+        "finetune: validation",
+        "advise, sweep, select, evaluate",
+    ]
     assert all("Set evaluation.batch_size to " in line for line in lines)
     changed(project, finetune={"regime": "full_batch_gd", "batch_size": 2**19}, evaluation={"batch_size": 16})
     with driver(memory=12 * 10**9), pytest.raises(MergeflowError, match=r"Set finetune\.batch_size to "):

@@ -1,0 +1,209 @@
+"""All advice on some experts: what can be computed of it, and a remark for each part that cannot."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from mergeflow.analysis.geometry import cosine_matrix, norm
+from mergeflow.analysis.provable.advice import PairAdvice, advise_pairs, range_json
+from mergeflow.analysis.provable.answers import Answers
+from mergeflow.analysis.provable.conditions import Interval
+from mergeflow.analysis.provable.correlation import Correlations, correlations, output_correlation
+from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
+from mergeflow.errors import MergeflowError
+from mergeflow.modality import State
+
+Matrix = Sequence[Sequence[float]]
+ANSWERED = "α̂, and with it the verdicts"
+_DIGITS = 6  # of a document: processors differ in the last bits, and nobody reads so far
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to try with some experts. A part that could not be computed is None, and a remark says why.
+
+    Attributes:
+        names: The experts'.
+        cosines: Of their task vectors, [T][T].
+        alphas: α̂ of their answers, by Equation 11; its names may be fewer.
+        changes: α̂ of what tuning changed of the base's answers.
+        pairs: For each pair what to expect.
+        scales: The λ to try for the sum of all task vectors.
+        theory: The range of the theory, beside it.
+        linear: Pair → whether its features combine as its weights do, as `mergeflow linearity --out` found.
+        remarks: What was not computed, and why.
+    """
+
+    names: tuple[str, ...]
+    cosines: Matrix | None = None
+    alphas: Correlations | None = None
+    changes: Correlations | None = None
+    pairs: Sequence[PairAdvice] | None = None
+    scales: Sequence[float] | None = None
+    theory: Interval | None = None
+    linear: Mapping[str, str] | None = None
+    remarks: list[str] = field(default_factory=list)
+
+    def costs(self, forget: str) -> list[tuple[str, float]]:
+        """Return the other tasks with their cosine to the task to forget, those that will lose most first.
+
+        Args:
+            forget: an expert's name.
+        """
+        if self.cosines is None:
+            return []
+        row = self.cosines[self.names.index(forget)]
+        others = [(name, value) for name, value in zip(self.names, row, strict=True) if name != forget]
+        return sorted(others, key=lambda one: -one[1])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON, numbers to six digits; matrices of answers are in the order of `answered`."""
+        document = {
+            "experts": list(self.names),
+            "scales": self.scales,
+            "theory": None if self.theory is None else range_json(self.theory),
+            "cosines": self.cosines,
+            "answered": None if self.alphas is None else list(self.alphas.names),
+            "alphas": None if self.alphas is None else self.alphas.values,
+            "changes": None if self.changes is None else self.changes.values,
+            "pairs": None if self.pairs is None else [pair.as_json() for pair in self.pairs],
+            "unlearning": {name: dict(self.costs(name)) for name in self.names} if self.cosines else None,
+            "linearity": self.linear,
+            "remarks": self.remarks,
+        }
+        found: dict[str, Any] = _rounded(document)
+        return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return round(value, _DIGITS) if isinstance(value, float) else value
+
+
+def advise(
+    base: State,
+    experts: Mapping[str, State],
+    ask: Callable[[], Answers] | None = None,
+    remarks: Sequence[str] = (),
+    survives: type[Exception] = MergeflowError,
+) -> Advice:
+    """Return all advice that weights and answers allow.
+
+    Args:
+        base: the weights that the experts were tuned from.
+        experts: weights by name, at least two.
+        ask: gives the answers of base and experts; without it the weights alone are judged.
+        remarks: what is known already not to be computed.
+        survives: errors that become remarks; others are raised.
+
+    Example:
+        >>> import torch
+        >>> base, one, two = (dict(w=torch.tensor(w)) for w in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))
+        >>> advise(base, {"a": one, "b": two}).scales
+        [0.566, 0.713, 0.898, 1.13]
+    """
+    told = list(remarks)
+    found: dict[str, Any] = {}
+    vectors = or_remark("the task vectors", lambda: _vectors(base, experts), told, survives)
+    if vectors is not None:
+        found["cosines"] = cosine_matrix(vectors)
+        lengths = scales_of_lengths([norm(one) for one in vectors], found["cosines"])
+        if lengths.empty:
+            told.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
+        else:
+            found["scales"] = suggested(lengths)
+    if ask is not None:
+        cosines = found.get("cosines")
+        answered = or_remark(ANSWERED, lambda: _answered(tuple(experts), ask(), cosines, told), told, survives)
+        found |= answered or {}
+    return Advice(tuple(experts), **found, remarks=told)
+
+
+def or_remark(
+    what: str, compute: Callable[[], Part], remarks: list[str], survives: type[Exception] = MergeflowError
+) -> Part | None:
+    """Return a part of the advice, or None and add the remark that it was not computed.
+
+    Args:
+        what: the part, in words.
+        compute: gives it.
+        remarks: added to.
+        survives: errors that become remarks.
+    """
+    try:
+        return compute()
+    except survives as error:
+        kind = "" if isinstance(error, MergeflowError) else f"{type(error).__name__}: "
+        remarks.append(f"{what}: not computed. {kind}{error}")
+        return None
+
+
+def _vectors(base: State, experts: Mapping[str, State]) -> list[dict[str, Any]]:
+    names = [name for name, value in base.items() if value.is_floating_point()]
+    for expert, state in experts.items():
+        wrong = [one for one in names if one not in state or state[one].shape != base[one].shape]
+        if wrong:
+            raise MergeflowError(
+                f"'{expert}' and the base differ in {len(wrong)} tensors, such as {wrong[0]}: they are not of one "
+                "architecture. Name the base that it was tuned from."
+            )
+    found = [{name: state[name].float() - base[name].float() for name in names} for state in experts.values()]
+    for expert, vector in zip(experts, found, strict=True):
+        if broken := [name for name, value in vector.items() if not value.isfinite().all()]:
+            raise MergeflowError(
+                f"'{expert}' less the base has a NaN or an infinity in {len(broken)} tensors, such as {broken[0]}: "
+                "train that expert again, or leave it out."
+            )
+    return found
+
+
+def _answered(names: tuple[str, ...], answers: Answers, cosines: Matrix | None, remarks: list[str]) -> dict[str, Any]:
+    """Return what the answers say of the experts that answer; a remark names the others."""
+    changes = answers.changes
+    silent: dict[str, str] = {}
+    for own in (True, False):  # first on an expert's own samples, so that a task that nobody can answer is one fault
+        known = [name for name in names if name not in silent]
+        for name in known:
+            on = [name] if own else known
+            if why := _silent(name, {task: answers.experts.get(task, {}) for task in on}, changes):
+                silent[name] = why
+    remarks += [f"α̂ of '{name}': not computed. {why}" for name, why in silent.items()]
+    able = [name for name in names if name not in silent]
+    if len(able) < 2:
+        raise MergeflowError(f"of {len(names)} experts {len(able)} can be compared by what they answer.")
+    part = [{task: {name: found[task][name] for name in able} for task in able} for found in (answers.experts, changes)]
+    alphas, changed = (correlations(one) for one in part)
+    if alphas.left_out or changed.left_out:
+        remarks.append(
+            f"{alphas.left_out + changed.left_out} answers have no direction, because an expert gives there what it "
+            "gives on average or what the base gives; they count in no α̂."
+        )
+    found: dict[str, Any] = {"alphas": alphas, "changes": changed}
+    if not silent:
+        found["theory"] = scales_of_theory(changed.values)
+    if cosines is not None:
+        chosen = [names.index(name) for name in able]
+        found["pairs"] = advise_pairs(alphas, changed, [[cosines[i][j] for j in chosen] for i in chosen])
+    return found
+
+
+def _silent(name: str, answers: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Return why what an expert answers to some tasks' samples can be compared with nothing; "" where it can."""
+    for task, found in answers.items():
+        if not found:
+            return f"'{task}' has no samples."
+        if not found[name].isfinite().all():
+            return f"it answers the samples of '{task}' with a NaN or an infinity."
+        for what, values in (
+            ("all samples of '{}' alike", found),
+            ("all samples of '{}' as the base does", changes[task]),
+        ):
+            try:
+                output_correlation(values[name], values[name])
+            except MergeflowError:
+                return f"it answers {what.format(task)}."
+    return ""
