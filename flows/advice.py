@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flows.asked import Asked, Ready
 from mergeflow.errors import MergeflowError
@@ -56,11 +56,12 @@ def _answers(ready: Ready) -> "Answers":
 
 def _assigned(ready: Ready) -> dict[str, Any]:
     """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
-    from mergeflow.analysis.provable.questions import OneEach
+    from mergeflow.analysis.provable.questions import one_each
+    from mergeflow.modalities.subset import Subset
 
     sources, names = ready.sources, list(ready.experts)
     if set(sources) == set(names):
-        return {name: OneEach(sources[name]) for name in names}
+        return {name: one_each(cast(Subset, sources[name])) for name in names}
     given = [_Outputs(source) for source in sources.values()]
     if len(given) == 1:
         return dict.fromkeys(names, given[0])

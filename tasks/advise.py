@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from mergeflow.advice_document import ADVICE
 from mergeflow.analysis.provable.advising import Advice, advise, or_remark
 from mergeflow.analysis.provable.answers import Answers
-from mergeflow.analysis.provable.questions import OneEach, ask_all
+from mergeflow.analysis.provable.questions import ask_all, one_each
 from mergeflow.documents import write_document
 from mergeflow.layout import BASE_MODEL
 from mergeflow.modalities.subset import Subset
@@ -37,6 +37,6 @@ def _advice(io: StageIO, tasks: list[str]) -> Advice:
 def _answers(io: StageIO, base: State, experts: Mapping[str, State]) -> Answers:
     device = choose_device(io)
     examples = load_for_experts(io, "validation", experts, device)
-    sources = {task: OneEach(Subset.first(found, SAMPLES)) for task, found in examples.items()}
+    sources = {task: one_each(Subset.first(found, SAMPLES)) for task, found in examples.items()}
     batch_size = io.section("evaluation").batch_size
     return ask_all(load_model(io, BASE_MODEL, device), base, experts, sources, batch_size)

@@ -12,6 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
+from flows.asked import Asked
+from mergeflow.advice_document import ADVICE
+from mergeflow.analysis.provable.questions import ask_all, one_each
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
@@ -35,6 +38,18 @@ def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
     assert set(rows) == {"base", "individual", *SWEPT}
     assert rows["individual"]["accuracy"]["mood"] > 0.9  # the other two are too much for so small an encoder
     assert all(row["accuracy"].keys() == TASKS.keys() for row in rows.values())
+
+
+def test_the_run_is_advised_on_classes_and_on_numbers(project: Path) -> None:
+    advice = json.loads((project / ADVICE).read_text())
+    assert (advice["remarks"], advice["answered"]) == ([], advice["experts"])
+    ready = Asked(project, [], None, [], None, None).open(20)
+    near: Any = ready.sources["near"]
+    found = ask_all(ready.model, ready.base, ready.experts, {"near": one_each(near)}, 16).experts["near"]["near"]
+    ready.model.load(ready.experts["near"])
+    with torch.inference_mode():
+        numbers = near.whole.answers(ready.model, torch.arange(20))
+    assert torch.allclose(found[:, 0], numbers.double(), atol=1e-5)
 
 
 def test_encoders_are_merged_and_heads_travel_with_their_experts(project: Path) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mergeflow.analysis.provable.answers import Answers, Asked, ask
+from mergeflow.modalities.regression import Regression
+from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Model, State
 
 
@@ -24,6 +26,31 @@ class OneEach:
         """Return log-probabilities [n, C], spread evenly over the predictions of `rows`."""
         lines: Tensor = self.source.log_p(model, rows)
         return lines[torch.linspace(0, len(lines) - 1, len(rows)).long()] if len(lines) > len(rows) else lines
+
+
+@dataclass(frozen=True)
+class OneNumber:
+    """Examples of a task with one number each, whose log-probabilities are the same for every model."""
+
+    source: Regression
+    chosen: Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def logits(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the model's number for each of `rows`, [n, 1]."""
+        return self.source.answers(model, self.chosen[rows])[:, None]
+
+
+def one_each(examples: Subset) -> OneEach | OneNumber:
+    """Return examples of a project, with one answer for each.
+
+    Args:
+        examples: those to ask about.
+    """
+    whole = examples.whole
+    return OneNumber(whole, examples.chosen) if isinstance(whole, Regression) else OneEach(examples)
 
 
 def ask_all(
