@@ -1,0 +1,69 @@
+"""Study `adviser_suites`: does the adviser earn its place on suites of 8, 14 and 20 tasks?
+
+**Question.** On coloured digits four λ by the lengths of the task vectors stand nearly for a grid of twenty, and the
+cosine of task vectors ranks what unlearning costs as well as α̂ does. Is it so for a small CLIP on many tasks: whole
+suites, pairs and triples of their tasks, and one task of a suite unlearned?
+
+**Method.** Experts of the shared training runs; nothing is trained. Of a run in rounds the experts are those of the
+last round, and the base is what that round began with. For every set, λ in θ + λ Σ τ_t is chosen on validation, by mean
+accuracy, and looked at once on test:
+
+- `grid`: twenty λ, 0.05 to 0.5 by 0.05 and 0.6 to 1.5 by 0.1;
+- `theory`: four λ from 1 / min_i Σ_j α̂_ij to twice that, α̂ by Equation 11 on what tuning changed of the logits; where
+  the theory sees no λ, 0.4 alone;
+- `lengths`: four λ from 0.8 to 1.6 times λ° = mean ‖τ_i‖ / ‖Σ τ_i‖, the block that `mergeflow advise` prints;
+- `optuna`: four trials of TPE between the ends of the grid;
+- `fixed`: λ = 0.4, as Ilharco et al. 2023 recommend.
+
+Pairs and triples are drawn anew for each run and seed. Unlearning: in the sum of the largest suite with λ°·1.13, the
+middle of the range, one task's vector has weight 0 or −λ; what each other task loses between the two, on test, is held
+against four predictions: α̂ of the logits as printed, α̂ of what tuning changed, the response A (how far the unlearned
+expert moves the answers to the other task), and the cosine of the task vectors. Rules, ranges and grids were written
+before the first run; nothing was tried on these experts before.
+
+**Source.** Li et al. 2025, Theorems 1 and 2, Equation 11; Ilharco et al. 2023, Editing models with task arithmetic.
+"""
+
+from functools import partial
+
+from mergeflow import layout
+from tasks.project.declaration import Declaration
+from tasks.project.stage import StageIO
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.adviser_suites.figures import figures
+from tasks.studies.papers.adviser_suites.measuring import Options, open_suite, suite_rows
+from tasks.studies.papers.adviser_suites.results import findings, tables
+from tasks.studies.pieces import Row, kept
+from tasks.studies.results import StudyResult
+from tasks.studies.rows import tidy
+
+STUDY = "adviser_suites"
+DECLARED = Declaration(Options, lambda options: options.runs, splits=("validation", "test"), systems=("P10",))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/adviser_suites`."""
+    run_named(io, STUDY)
+
+
+def run_named(io: StageIO, study: str) -> None:
+    """Write the result of one of the studies of the adviser on suites.
+
+    Args:
+        io: the stage's files.
+        study: its name.
+    """
+    whole = StudyInputs(io)
+    options = Options.model_validate(whole.options(study))
+    inputs = whole.first(max(options.counts))
+    asked = [(name, seed) for name in options.runs for seed in inputs.run(name).seeds]
+    rows: list[Row] = []
+    for done, (name, seed) in enumerate(asked):
+        io.report("experts", done, len(asked))
+        piece = kept(io, f"{name}_{seed}", partial(_measured, inputs, options, name, seed))
+        rows += [{"run": name, "seed": seed, **row} for row in piece["rows"]]
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(study)), figures(rows))
+
+
+def _measured(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
+    return {"rows": suite_rows(open_suite(inputs, name, seed), options, seed)}
