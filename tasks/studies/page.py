@@ -47,7 +47,7 @@ def write_page(root: Path, study: Study) -> Path:
     record = read_record(study.root, study.stage.address)
     if (seconds := record.get("seconds")) is not None:
         tables = {"tables": record["tables"]} if "tables" in record else {}
-        costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": _hardware(), **tables}}
+        costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": hardware(), **tables}}
         (folder / _COSTS).write_text(json.dumps(costs, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     page = folder / f"{name}.md"
     page.write_text(page_text(study, found, read_times(folder, name)))
@@ -57,6 +57,12 @@ def write_page(root: Path, study: Study) -> Path:
 def read_times(folder: Path, study: str) -> list[Table]:
     """Return a study's tables of times and memory, which lie beside the results."""
     return [Table(**table) for table in _costs(folder).get(study, {}).get("tables", [])]
+
+
+def read_hardware(folder: Path, study: str) -> str | None:
+    """Return on what a study's record was made; None where it says nothing."""
+    found: str | None = _costs(folder).get(study, {}).get("hardware")
+    return found
 
 
 def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> str:
@@ -130,7 +136,8 @@ def _costs(folder: Path) -> dict[str, dict[str, Any]]:
     return costs
 
 
-def _hardware() -> str:
+def hardware() -> str:
+    """Return the number of cores and the processor's name, as the pages say on what a study ran."""
     names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
 
