@@ -12,8 +12,7 @@ import torch
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.linearity.affine import Linearity, combine
 from mergeflow.linearity.verdict import DIRECTION, LENGTH, TRIVIAL
-from mergeflow.modalities.classification import Classification
-from mergeflow.modality import Model, State
+from mergeflow.modality import Examples, Model, State
 from tasks.project.stage import StageIO
 from tasks.studies.results import with_interval
 from tasks.studies.verdicts import Verdict, within
@@ -90,7 +89,7 @@ def path_rows(
     model: Model,
     first: State,
     second: State,
-    examples: Mapping[str, Classification],
+    examples: Mapping[str, Examples],
     alphas: Sequence[float],
     **known: Any,
 ) -> list[Row]:

@@ -20,7 +20,7 @@ from mergeflow.modalities.nets import SmallResNet, mlp, on_pixels, pixels, recom
 from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.transforms import rotate
-from mergeflow.modality import Model, Network, State
+from mergeflow.modality import Examples, Model, Network, State
 from mergeflow.training import FineTuneSettings, fine_tune
 from tasks.project.sections import Section
 
@@ -214,6 +214,28 @@ def has_statistics(model: Model) -> bool:
     return any("running_mean" in name for name in model.state())
 
 
+class Tuned(Protocol):
+    """Models tuned from one start, and the examples that they are looked at.
+
+    Attributes:
+        model: What weights are loaded into.
+        start: θ0.
+        tuned: Task → θ_t.
+        tests: Task → examples, of the tasks tuned on and of the controls.
+    """
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def start(self) -> State: ...
+    @property
+    def tuned(self) -> Mapping[str, State]: ...
+    @property
+    def tests(self) -> Mapping[str, Examples]: ...
+    def controls(self, task: str) -> list[str]:
+        """Return the tasks that an edit with this task's vector should leave alone."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """A pre-trained net and those tuned from it.
@@ -231,6 +253,15 @@ class Trained:
     tuned: dict[str, dict[str, Tensor]]
     tasks: dict[str, NetTask]
     first: str
+
+    @property
+    def tests(self) -> dict[str, Classification]:
+        """Task → examples that are looked at."""
+        return {task: one.test for task, one in self.tasks.items()}
+
+    def controls(self, task: str) -> list[str]:
+        """Return the task of the pre-training, the control of every edit."""
+        return [self.first]
 
 
 def train_world(

@@ -19,8 +19,15 @@ STUDIES = {study.stage.name: study for study in find_studies(ROOT).values()}
 RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem != "costs")
 
 
-# docs/language.md and docs/books.md say so; remove a name when `mergeflow study NAME --document` has recorded it
-NOT_RUN = {"adviser_regimes", "adviser_suites", "glue", "unlearning"}
+# Their pages say so; remove a name when `mergeflow study NAME --document` has recorded it.
+NOT_RUN = {
+    "adviser_regimes",
+    "adviser_suites",
+    "glue",
+    "linearity_experts",
+    "mergeability",
+    "unlearning",
+}
 
 
 def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:

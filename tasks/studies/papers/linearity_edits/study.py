@@ -18,6 +18,7 @@ between f(θ0 + λτ_i) and f(θ0). Margins are ours and were written before the
 arithmetic.
 """
 
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.linearity.affine import Combination, affine, combine
+from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
@@ -46,7 +47,7 @@ from tasks.studies.linear_rows import (
     worst_share,
     write_samples,
 )
-from tasks.studies.nets import Tasks, Trained, World, open_world, train_world
+from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import within
@@ -77,7 +78,7 @@ def run(io: StageIO) -> None:
     rows = [row for piece in pieces for row in piece["rows"]]
     found = read_samples(samples_file(io, options.seeds[0]))
     folder = io.out(layout.study(STUDY))
-    result = StudyResult(tables(rows), findings(rows, options), [], rows)
+    result = StudyResult(tables(rows), findings(rows, options.scale, options.scales), [], rows)
     result.write(folder, {"edits": linearity_figure(found)})
     write_samples(found, folder / "samples.parquet")
 
@@ -92,11 +93,7 @@ def measure(io: StageIO, options: Options, tasks: Tasks, seed: int) -> dict[str,
         seed: of weights and order.
     """
     done = train_world(options.world, tasks(), seed)
-    ends, asked = edits(done, options)
-    sources = {task: done.tasks[task].test for task in done.tuned}
-    layers = find_layers(done.model.module)
-    found = affine(done.model, sources, ends, {name: one for name, (one, _) in asked.items()}, layers, batch_size=500)
-    rows = [row for name, layers_ in found.items() for row in rows_of({name: layers_}, seed=seed, **asked[name][1])]
+    found, rows, asked = measure_edits(done, options.scale, options.scales, seed=seed)
     shown = {}
     for equation in dict.fromkeys(known["equation"] for _, known in asked.values()):
         shown[equation] = next(
@@ -108,34 +105,70 @@ def measure(io: StageIO, options: Options, tasks: Tasks, seed: int) -> dict[str,
     return {"rows": rows}
 
 
-def edits(done: Trained, options: Options) -> tuple[dict[str, Any], dict[str, tuple[Combination, Row]]]:
-    """Return the edited models, and the combinations of each equation with what is known of them."""
+def measure_edits(
+    done: Tuned, scale: float, scales: Sequence[float], **known: Any
+) -> tuple[dict[str, dict[str, Linearity]], list[Row], dict[str, tuple[Combination, Row]]]:
+    """Measure the three equations at every layer.
+
+    Args:
+        done: models tuned from one start.
+        scale: λ of Eq. 2.
+        scales: λ of Eq. 3 and 4.
+        known: what else is in every row, such as the seed.
+
+    Returns:
+        What was found of each combination, its rows, and the combinations with what is known of them.
+    """
+    ends, asked = edits(done, scale, scales)
+    sources = {task: done.tests[task] for task in done.tuned}
+    layers = find_layers(done.model.module)
+    found = affine(done.model, sources, ends, {name: one for name, (one, _) in asked.items()}, layers, batch_size=500)
+    rows = [row for name, one in found.items() for row in rows_of({name: one}, **known, **asked[name][1])]
+    return found, rows, asked
+
+
+def edits(
+    done: Tuned, scale: float, scales: Sequence[float]
+) -> tuple[dict[str, Any], dict[str, tuple[Combination, Row]]]:
+    """Return the edited models, and the combinations of each equation with what is known of them.
+
+    Args:
+        done: models tuned from one start.
+        scale: λ of Eq. 2.
+        scales: λ of Eq. 3 and 4.
+    """
     ends: dict[str, Any] = {"base": done.start}
     asked: dict[str, tuple[Combination, Row]] = {}
 
-    def edited(task: str, scale: float) -> str:
-        name = f"{task} {scale:+g}"
-        ends[name] = combine([done.start, done.tuned[task]], [1 - scale, scale])
+    def edited(task: str, by: float) -> str:
+        name = f"{task} {by:+g}"
+        ends[name] = combine([done.start, done.tuned[task]], [1 - by, by])
         return name
 
     for reading, factor in (("2λ", 2.0), ("λ", 1.0)):
         for i, j in combinations(done.tuned, 2):
-            pair = {edited(task, factor * options.scale): 0.5 for task in (i, j)}
-            known = {"equation": f"Eq. 2, ends {reading}", "scale": options.scale, "tasks": f"{i} – {j}"}
+            pair = {edited(task, factor * scale): 0.5 for task in (i, j)}
+            known = {"equation": f"Eq. 2, ends {reading}", "scale": scale, "tasks": f"{i} – {j}"}
             asked[f"{reading} {i} – {j}"] = Combination(pair, on=frozenset({i, j})), known
-    for scale in options.scales:
+    for by in scales:
         for task in done.tuned:
-            plus, minus = edited(task, scale), edited(task, -scale)
+            plus, minus = edited(task, by), edited(task, -by)
             only = frozenset({task})
             mirror = Combination({plus: 0.5, minus: 0.5}, on=only)
-            asked[f"3 {task} {scale:g}"] = mirror, {"equation": "Eq. 3", "scale": scale, "tasks": task}
+            asked[f"3 {task} {by:g}"] = mirror, {"equation": "Eq. 3", "scale": by, "tasks": task}
             less = Combination({"base": 2.0, plus: -1.0}, on=only)
-            asked[f"4 {task} {scale:g}"] = less, {"equation": "Eq. 4", "scale": scale, "tasks": task}
+            asked[f"4 {task} {by:g}"] = less, {"equation": "Eq. 4", "scale": by, "tasks": task}
     return ends, asked
 
 
-def findings(rows: list[Row], options: Options) -> list[Finding]:
-    """Hold the equations against the rows."""
+def findings(rows: list[Row], scale: float, scales: Sequence[float]) -> list[Finding]:
+    """Hold the equations against the rows.
+
+    Args:
+        rows: of all seeds.
+        scale: λ at which Eq. 2 and 3 are judged.
+        scales: λ at which Eq. 4 is.
+    """
     found = []
     said = {
         "Eq. 2, ends 2λ": (
@@ -146,14 +179,14 @@ def findings(rows: list[Row], options: Options) -> list[Finding]:
         "Eq. 3": ("L12", "The base's features are the mean of those of the edits ±λτ"),
     }
     for equation, (system, claim) in said.items():
-        own = [row for row in rows if row["equation"] == equation and row["scale"] == options.scale]
+        own = [row for row in rows if row["equation"] == equation and row["scale"] == scale]
         told, verdict = direction(own)
-        found.append(Finding(system, f"{claim}: direction, λ = {options.scale:g}.", told, verdict, DIRECTION_RULE))
+        found.append(Finding(system, f"{claim}: direction, λ = {scale:g}.", told, verdict, DIRECTION_RULE))
         told, verdict = length(own)
-        found.append(Finding(system, f"{claim}: length, λ = {options.scale:g}.", told, verdict, LENGTH_RULE))
-    for scale in options.scales:
-        errors = [max(row["error"] for row in own) for own in by_seed(rows, equation="Eq. 4", scale=scale).values()]
-        claim = f"Negating a task vector mirrors the features: f(θ0 − λτ) ≈ 2f(θ0) − f(θ0 + λτ), λ = {scale:g}."
+        found.append(Finding(system, f"{claim}: length, λ = {scale:g}.", told, verdict, LENGTH_RULE))
+    for by in scales:
+        errors = [max(row["error"] for row in own) for own in by_seed(rows, equation="Eq. 4", scale=by).values()]
+        claim = f"Negating a task vector mirrors the features: f(θ0 − λτ) ≈ 2f(θ0) − f(θ0 + λτ), λ = {by:g}."
         found.append(
             Finding(
                 "L13",

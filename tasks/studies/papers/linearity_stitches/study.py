@@ -17,6 +17,7 @@ unlearned it before it was tuned: negation can only take from D_i what the uprig
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Section 4.3 and footnote 5, Figures 9 and 10.
 """
 
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -35,7 +36,7 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.linear_rows import Row, by_seed, one_thread
-from tasks.studies.nets import Tasks, Trained, World, open_world, train_world
+from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.verdicts import within
@@ -77,17 +78,32 @@ def measure(options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
         seed: of weights and order.
     """
     done = train_world(options.world, tasks(), seed)
+    return {"rows": stitch_rows(done, find_layers(done.model.module), options.add, options.negate, seed=seed)}
+
+
+def stitch_rows(
+    done: Tuned, layers: Sequence[str], add: Sequence[float], negate: Sequence[float], **known: Any
+) -> list[Row]:
+    """Return the rows of additions of all pairs and negations of all tasks.
+
+    Args:
+        done: models tuned from one start.
+        layers: where they are stitched; their index counts the model's from 1.
+        add: λ of additions.
+        negate: λ of negations.
+        known: what else is in every row, such as the seed.
+    """
     rows: list[Row] = []
     for number, layer in enumerate(find_layers(done.model.module), start=1):
-        known = {"seed": seed, "layer": layer, "index": number}
-        for i, j in combinations(done.tuned, 2):
-            rows += addition(done, layer, i, j, options.add, {**known, "what": "addition", "tasks": f"{i} – {j}"})
-        for task in done.tuned:
-            rows += negation(done, layer, task, options.negate, {**known, "what": "negation", "tasks": task})
-    return {"rows": rows}
+        here = {**known, "layer": layer, "index": number}
+        for i, j in combinations(done.tuned, 2) if layer in layers else ():
+            rows += addition(done, layer, i, j, add, {**here, "what": "addition", "tasks": f"{i} – {j}"})
+        for task in done.tuned if layer in layers else ():
+            rows += negation(done, layer, task, negate, {**here, "what": "negation", "tasks": task})
+    return rows
 
 
-def addition(done: Trained, layer: str, i: str, j: str, scales: list[float], known: Row) -> list[Row]:
+def addition(done: Tuned, layer: str, i: str, j: str, scales: Sequence[float], known: Row) -> list[Row]:
     """Return accuracies of the averaged feature and of the two controls on D_i and D_j.
 
     Args:
@@ -106,11 +122,11 @@ def addition(done: Trained, layer: str, i: str, j: str, scales: list[float], kno
             ("only i", [(1.0, first)]),
             ("only j", [(1.0, second)]),
         ):
-            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, i, j)})
+            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, [i], [j])})
     return rows
 
 
-def negation(done: Trained, layer: str, task: str, scales: list[float], known: Row) -> list[Row]:
+def negation(done: Tuned, layer: str, task: str, scales: Sequence[float], known: Row) -> list[Row]:
     """Return accuracies of mirrored features and of the negated net's on D_i (`first`) and the control (`second`).
 
     Args:
@@ -124,20 +140,24 @@ def negation(done: Trained, layer: str, task: str, scales: list[float], known: R
     for scale in scales:
         plus, minus = _edited(done, task, scale), _edited(done, task, -scale)
         for kind, terms in (("mirrored", [(2.0, done.start), (-1.0, plus)]), ("negated", [(1.0, minus)])):
-            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, task, done.first)})
+            rows.append(
+                {**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, [task], done.controls(task))}
+            )
     return rows
 
 
-def _edited(done: Trained, task: str, scale: float) -> dict[str, Any]:
+def _edited(done: Tuned, task: str, scale: float) -> dict[str, Any]:
     return combine([done.start, done.tuned[task]], [1 - scale, scale])
 
 
-def _accuracies(done: Trained, layer: str, terms: Terms, first: str, second: str) -> Row:
-    scores = [
-        stitch(done.model, done.tasks[task].test, done.start, layer, terms, batch_size=1000)[0]
-        for task in (first, second)
-    ]
-    return {"first": 100 * float(scores[0].mean()), "second": 100 * float(scores[1].mean())}
+def _accuracies(done: Tuned, layer: str, terms: Terms, first: list[str], second: list[str]) -> Row:
+    """Return the mean accuracies on two groups of tasks, in %."""
+
+    def mean(tasks: list[str]) -> float:
+        found = [stitch(done.model, done.tests[task], done.start, layer, terms, batch_size=1000)[0] for task in tasks]
+        return 100 * float(np.mean([float(scores.mean()) for scores in found]))
+
+    return {"first": mean(first), "second": mean(second)}
 
 
 def findings(rows: list[Row]) -> list[Finding]:

@@ -1,0 +1,92 @@
+"""Findings and tables of the study `linearity_experts`, from its rows."""
+
+from collections.abc import Mapping, Sequence
+
+from tasks.studies.linear_rows import (
+    DIRECTION_RULE,
+    LENGTH_RULE,
+    Row,
+    by_seed,
+    direction,
+    length,
+    loss_gap,
+    mean_over,
+    worst_share,
+)
+from tasks.studies.papers.linearity_edits import study as edits
+from tasks.studies.papers.linearity_stitches import study as stitches
+from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.verdicts import within
+
+FLAT = 0.1  # nats of LMC
+Rows = Mapping[str, list[Row]]
+
+
+def findings(rows: Rows, scale: float, scales: Sequence[float]) -> list[Finding]:
+    """Hold the paper's statements against the rows.
+
+    Args:
+        rows: part of the study → its rows.
+        scale: λ at which Equations 2 and 3 are judged.
+        scales: λ at which Equation 4 is.
+    """
+    told, verdict = direction(rows["pairs"])
+    where = "all pairs, blocks and α"
+    claim = f"Features of averaged experts point where their averaged features do: {where}."
+    found = [Finding("L1", claim, told, verdict, DIRECTION_RULE)]
+    told, verdict = length(rows["pairs"])
+    found.append(Finding("L1", f"They have their length too: {where}.", told, verdict, LENGTH_RULE))
+    smallest = [min(gaps.values()) for gaps in _gaps(rows["paths"]).values()]
+    found.append(
+        Finding(
+            "L4",
+            "Linear mode connectivity fails between experts of different tasks, on D_i and D_j.",
+            f"smallest {with_interval(smallest, 2)} nat",
+            within(smallest, low=FLAT),
+            f"the larger of (difference of the ends, barrier) above {FLAT} nat, for each pair and D",
+        )
+    )
+    return [*found, *edits.findings(rows["edits"], scale, scales), *stitches.findings(rows["stitches"])]
+
+
+def tables(rows: Rows) -> list[Table]:
+    """Return the blocks, the pairs, and the tables of edits and stitches."""
+    blocks = []
+    for layer in dict.fromkeys(row["layer"] for row in rows["pairs"]):
+        own = by_seed(rows["pairs"], layer=layer).values()
+        blocks.append(
+            {
+                "block": layer,
+                "1 − cos": with_interval(mean_over(rows["pairs"], "distance", layer=layer), 4),
+                "baseline": with_interval(mean_over(rows["pairs"], "base", layer=layer), 3),
+                "worst share": with_interval([worst_share(one) for one in own], 3),
+                "coef": with_interval(mean_over(rows["pairs"], "coef", layer=layer), 3),
+                "error": with_interval(mean_over(rows["pairs"], "error", layer=layer), 4),
+            }
+        )
+    gaps, pairs = _gaps(rows["paths"]).values(), []
+    for pair in dict.fromkeys(row["combination"] for row in rows["pairs"]):
+        shares = [worst_share(one) for one in by_seed(rows["pairs"], combination=pair).values()]
+        smallest = [min(value for (own, _), value in one.items() if own == pair) for one in gaps]
+        pairs.append(
+            {
+                "pair": pair,
+                "worst share": with_interval(shares, 3),
+                "gap of the loss, nat": with_interval(smallest, 2),
+            }
+        )
+    return [
+        Table("Pairs: means over pairs and α, by block", blocks),
+        Table("Pairs, all α", pairs),
+        *edits.tables(rows["edits"]),
+        *stitches.tables(rows["stitches"]),
+    ]
+
+
+def _gaps(rows: list[Row]) -> dict[int, dict[tuple[str, str], float]]:
+    """Return by seed, then by (pair, D), how far the path is from linear mode connectivity."""
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    for seed, own in by_seed(rows).items():
+        keys = dict.fromkeys((row["pair"], row["on"]) for row in own)
+        found[seed] = {key: loss_gap([row for row in own if (row["pair"], row["on"]) == key]) for key in keys}
+    return found

@@ -1,0 +1,52 @@
+"""Study `linearity_experts` on experts that are linear in their weights, and on drawn squares through a real CLIP."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mergeflow.errors import MergeflowError
+from tasks.studies.linear_rows import worst_length, worst_share
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import make_lab, run_study
+
+SMALL: dict[str, Any] = {
+    "run": "mima_1",
+    "images": 40,
+    "path": 3,
+    "scale": 0.4,
+    "scales": [0.4],
+    "add": [0.3, 1.0],
+    "negate": [0.0, 1.0],
+    "blocks": [1],
+}
+
+
+def test_the_whole_study_on_small_nets(toy_lab: Path, tmp_path: Path) -> None:
+    folder = run_study(toy_lab, "linearity_experts", tmp_path, **SMALL)
+    result = StudyResult.read(folder)
+    assert {one.system for one in result.findings} == {"L1", "L4", "L11", "L12", "L13", "L14", "L15"}
+    assert {path.name for path in folder.glob("*.*")} >= {"pairs.svg", "stitches.svg", "samples.parquet"}
+    assert {row["part"] for row in result.rows} == {"pairs", "paths", "edits", "stitches"}
+    pairs = [row for row in result.rows if row["part"] == "pairs"]
+    assert len(pairs) == 2 * 3 * 3, "seeds, pairs, α; one hidden layer"
+    still = [row for row in result.rows if row["part"] == "stitches" and row["scale"] == 0]
+    assert still
+    assert all(row["kind"] in ("mirrored", "negated") for row in still)
+    kinds = {(row["seed"], row["tasks"], row["kind"]): (row["first"], row["second"]) for row in still}
+    assert all(kinds[seed, task, "mirrored"] == kinds[seed, task, "negated"] for seed, task, _ in kinds), "λ = 0"
+
+
+def test_experts_of_a_few_steps_are_linear_in_a_vision_transformer(tmp_path: Path) -> None:
+    """After four steps the experts are so near to each other that features must be linear, at every block."""
+    lab = make_lab(tmp_path / "lab", {"mima_1": {"regime": "iterative", "iterative": {"rounds": 1}}})
+    folder = run_study(lab, "linearity_experts", tmp_path / "work", **{**SMALL, "blocks": [4]})
+    rows = [row for row in StudyResult.read(folder).rows if row["part"] == "pairs"]
+    assert {row["depth"] for row in rows} == {0, 1, 2, 3}
+    assert worst_share(rows) < 0.05
+    assert worst_length(rows) < 0.01
+
+
+def test_a_block_that_the_model_does_not_have_is_refused(toy_lab: Path, tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=r"blocks is \[7\], but the model has 1 blocks: expected 1 to 1"):
+        run_study(toy_lab, "linearity_experts", tmp_path, **{**SMALL, "blocks": [7]})

@@ -1,0 +1,96 @@
+"""Study `mergeability` on small nets, its predictions on vectors worked out by hand, its verdicts on made-up rows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, findings, rank_correlation
+from tasks.studies.papers.mergeability.study import ctl_errors, of_weights
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import run_study, study_io
+
+RUNS = {"mima_1": "one shot", "converged": "converged"}
+SMALL: dict[str, Any] = {"runs": RUNS, "rounds": [1, 4, 16], "images": 64}
+
+
+def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: Path, tmp_path: Path) -> None:
+    folder = run_study(toy_lab, "mergeability", tmp_path, **SMALL)
+    result = StudyResult.read(folder)
+    assert {path.stem for path in folder.glob("*.svg")} == {"predictions", "rounds"}
+    assert [list(row)[1:3] for row in result.tables[0].rows] == [["one shot", "converged"]] * len(PREDICTIONS)
+    assert {(row["run"], row["seed"]) for row in result.rows} == {
+        (run, seed) for run in ("mima_1", "converged", "mima_4", "mima_16") for seed in (0, 1)
+    }
+
+    def mean(run: str, key: str) -> float:
+        values = [row[key] for row in result.rows if row["run"] == run]
+        return float(sum(values) / len(values))
+
+    assert mean("mima_16", "block_1") < 0.3 * mean("mima_1", "block_1")
+    assert mean("mima_16", "loss") < mean("mima_1", "loss")
+
+
+def test_the_error_is_that_of_the_definition(toy_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
+    experts = {task: inputs.run("mima_1").expert(0, task) for task in ("north", "east")}
+    found = ctl_errors(inputs, experts, 8)["north", "east"]
+    errors = []
+    for task in experts:
+        images = inputs.examples("validation")[task].inputs[:8]  # type: ignore[attr-defined]
+
+        def hidden(state: Any, x: torch.Tensor = images) -> torch.Tensor:
+            weight: torch.Tensor = next(iter(state.values()))
+            return torch.relu(x.double() @ weight.double().T)
+
+        one, other = experts.values()
+        middle = {name: (one[name].double() + other[name].double()) / 2 for name in one}
+        mixed = (hidden(one) + hidden(other)) / 2
+        errors += ((hidden(middle) - mixed).square().sum(1) / mixed.square().sum(1)).tolist()
+    assert found["block_1"] == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+
+
+def test_parallel_vectors_have_no_conflict_and_opposite_ones_nothing_else() -> None:
+    one = {"w": torch.tensor([1.0, -2.0, 3.0])}
+    same, opposite = of_weights(one, {"w": 2 * one["w"]}), of_weights(one, {"w": -one["w"]})
+    assert (same["sign_conflict"], opposite["sign_conflict"]) == (0.0, 1.0)
+    assert (same["cosine"], opposite["cosine"]) == pytest.approx((1.0, -1.0))
+
+
+def made_up(sign: int) -> list[dict[str, Any]]:
+    """Rows of six pairs whose loss rises (or falls) with the CTL error, and not with anything of the weights."""
+    return [
+        {
+            "seed": seed,
+            "run": run,
+            "pair": str(pair),
+            "loss": float(sign * pair + 10 * level),
+            "cosine": 0.1 * (pair % 2),
+            "distance": float(pair % 3),
+            "sign_conflict": 0.5 - 0.1 * (pair % 2),
+            "block_1": 1.0,
+            "block_2": (pair + 10 * level) / 100,
+        }
+        for seed in range(3)
+        for level, run in ((2, "mima_1"), (1, "mima_4"))
+        for pair in range(6)
+    ]
+
+
+def test_findings_follow_the_numbers() -> None:
+    runs, iterative = {"mima_1": "one shot", "mima_4": "four"}, {1: "mima_1", 4: "mima_4"}
+    good = findings(made_up(1), runs, iterative)
+    assert [one.holds for one in good] == [True] * 6
+    assert all(one.ours and one.margin for one in good)
+    bad = findings(made_up(-1), runs, iterative)
+    assert [one.holds for one in bad[:1]] == [False]
+    assert bad[-1].holds is True, "rounds are judged by the error alone"
+    assert findings(made_up(1), runs, {1: "mima_4", 4: "mima_1"})[-1].holds is False
+
+
+def test_a_constant_prediction_ranks_nothing() -> None:
+    rows = made_up(1)[:6]
+    assert rank_correlation(rows, PREDICTIONS[LAST]) == pytest.approx(1.0)
+    assert rank_correlation(rows, lambda row: float(row["block_1"])) == 0.0
