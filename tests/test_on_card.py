@@ -58,7 +58,7 @@ from tests.training.test_fine_tune import Killed, kill_at
 
 STAGES = (*PIPELINE, "figures", "register")
 # Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
-FOREIGN = {"mergeflow.search.lm_eval:lm_eval_scorer", "mergeflow.search.lm_eval:_evaluate"}
+FOREIGN = {"mergeflow.search.lm_eval:lm_eval_scorer", "mergeflow.search.lm_eval:evaluate"}
 
 
 FILES = ("base.safetensors", *(f"experts/{task}.safetensors" for task in TASKS))

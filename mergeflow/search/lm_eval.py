@@ -17,10 +17,27 @@ def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
     Raises:
         MergeflowError: The harness is not installed, or it knows no task of a name.
     """
+    manager = find_tasks(part)
+
+    def score(model: CandidateModel, candidate: Candidate) -> dict[str, float]:
+        with model.folder() as folder:
+            found = evaluate(part, folder, candidate.split, manager, device)
+        better = found["higher_is_better"]
+        return {task: _score(task, found["results"][task], better[task], part.metric) for task in part.lm_eval}
+
+    return CheckedScorer(score, name_of(part)), _digest(part)
+
+
+def find_tasks(part: LmEvalScore) -> Any:
+    """Return the harness's manager of tasks, which knows those of `part`.
+
+    Raises:
+        MergeflowError: The harness is not installed, or it knows no task of a name.
+    """
     if find_spec("lm_eval") is None:
         raise MergeflowError(
-            "`score: {lm_eval: ...}` needs lm-evaluation-harness: install it with `pip install 'mergeflow[lm-eval]'`, "
-            "or score with a function or a command."
+            "tasks of lm-evaluation-harness need it: install it with `pip install 'mergeflow[lm-eval]'`, or score "
+            "with a function or a command."
         )
     from lm_eval.tasks import TaskManager
 
@@ -28,12 +45,7 @@ def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
     for task in part.lm_eval:
         if task not in manager.all_tasks:
             raise unknown_name("task of lm-evaluation-harness", task, _near(task, manager.all_tasks))
-
-    def score(model: CandidateModel, candidate: Candidate) -> dict[str, float]:
-        with model.folder() as folder:
-            return _evaluate(part, folder, candidate.split, manager, device)
-
-    return CheckedScorer(score, name_of(part)), _digest(part)
+    return manager
 
 
 def _near(task: str, known: Any) -> list[str]:
@@ -41,10 +53,22 @@ def _near(task: str, known: Any) -> list[str]:
     return [name for name in known if name[:2] == task[:2]][:200]
 
 
-def _evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, float]:
+def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, Any]:
+    """Return what the harness finds: `results` by task and metric, and `higher_is_better` by the same.
+
+    Args:
+        part: which tasks, and how they are asked.
+        folder: of the model, as transformers reads it.
+        split: validation, or test.
+        manager: of the tasks, from `find_tasks`.
+        device: where the harness computes.
+
+    Raises:
+        MergeflowError: A task has no validation split to choose on.
+    """
     import lm_eval
 
-    found = lm_eval.simple_evaluate(
+    found: dict[str, Any] = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": str(folder)},
         tasks=_tasks(part, split, manager),
@@ -56,8 +80,7 @@ def _evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device:
         bootstrap_iters=0,
         log_samples=False,
     )
-    better = found["higher_is_better"]
-    return {task: _score(task, found["results"][task], better[task], part.metric) for task in part.lm_eval}
+    return found
 
 
 def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mergeflow.checkpoints import LazyStateDict, write_checkpoint
+from mergeflow.checkpoints import LazyStateDict, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.output import copy_companions
 
@@ -57,9 +57,21 @@ class CandidateModel:
             return
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self.scratch) as made:
             copy_companions(self.base, Path(made))
+            _write_recorded(self.base, Path(made))
             self.complete(Path(made))
             write_checkpoint(Path(made) / "model.safetensors", self.state, {"format": "pt"})
             yield Path(made)
+
+
+def _write_recorded(base: Path, folder: Path) -> None:
+    """Write configuration and tokenizer where the base is the file of a causal project, which records them."""
+    if not base.is_file():
+        return
+    from mergeflow.modalities.causal.opening import is_causal, write_companions
+
+    with open_checkpoint(base) as state:
+        if is_causal(state.metadata):
+            write_companions(state.metadata, folder)
 
 
 def _is_model(path: Path) -> bool:

@@ -1,0 +1,176 @@
+"""Commands that judge causal language models as they are: perplexity, and tasks of lm-evaluation-harness."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mergeflow.commands.inputs import local
+
+if TYPE_CHECKING:
+    from mergeflow.modalities.causal.opening import Opened
+
+Base = Annotated[
+    str | None,
+    typer.Option(help="What they were tuned from: a file, a folder or an id. In a project its base; else each itself."),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("perplexity")(perplexity)
+    app.command("lm-eval")(lm_eval)
+
+
+def perplexity(
+    context: typer.Context,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Checkpoints, folders or models:/NAME@ALIAS; in a project base, experts and merges."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Texts: folder:, jsonl:, parquet:, hf:, suite: or a prepared folder; repeat."),
+    ] = None,
+    base: Base = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="train, validation or test of the source; its test by default, a project's validation."),
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(min=3, help="Tokens seen at once; by default 1024, or as many as the model knows.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Blocks per forward pass.")] = 8,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Print the perplexity of texts under causal models."""
+    import torch
+
+    from mergeflow.commands.texts import project_models, project_texts, read_texts
+    from mergeflow.modalities.causal.perplexity import likelihood
+
+    sources = data or project_texts(split or "validation")
+    found: dict[str, dict[str, Any]] = {}
+    read: dict[tuple[str, str, int], Any] = {}
+    for model, opened in _opened(context, models or project_models(), base, device):
+        known = getattr(opened.model.module.whole.config, "max_position_embeddings", None) or 1024
+        size = block or min(known, 1024)
+        for source in sources:
+            key = (source, opened.tokenizer.digest, size)
+            if key not in read:
+                read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
+            one = likelihood(opened.model, read[key], batch_size)
+            numbers = {"perplexity": one.perplexity, "loss": one.loss, "tokens": one.tokens}
+            found.setdefault(model, {})[_name(source, sources)] = numbers
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    rows = {model: [f"{one['perplexity']:.3f}" for one in texts.values()] for model, texts in found.items()}
+    texts = next(iter(found.values()))
+    counts = ", ".join(f"{name} {one['tokens']}" for name, one in texts.items())
+    _print("Perplexity, smaller is better", list(texts), rows)
+    typer.echo(f"predicted tokens: {counts}")
+
+
+def lm_eval(
+    context: typer.Context,
+    models: Annotated[list[str], typer.Argument(help="Checkpoints, folders or models:/NAME@ALIAS.")],
+    tasks: Annotated[list[str], typer.Option("--task", help="A task of the harness by its name; repeat.")],
+    base: Base = None,
+    include_path: Annotated[Path | None, typer.Option(help="A folder with tasks of yours in its format.")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples in the prompt; the task's by default.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents per task at most.")] = None,
+    split: Annotated[str, typer.Option(help="validation, or test.")] = "validation",
+    batch_size: Annotated[int, typer.Option(min=1, help="Documents per forward pass.")] = 8,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
+    from mergeflow.errors import unknown_name
+    from mergeflow.search.lm_eval import evaluate, find_tasks
+    from mergeflow.search.score_file import LmEvalScore
+
+    if split not in ("validation", "test"):
+        raise unknown_name("split", split, ("validation", "test"))
+    include = None if include_path is None else str(include_path)
+    part = LmEvalScore(lm_eval=tasks, include=include, few_shot=num_fewshot, limit=limit, batch_size=batch_size)
+    manager = find_tasks(part)
+    found: dict[str, dict[str, float]] = {}
+    for model, opened in _opened(context, models, base, "cpu"):
+        with TemporaryDirectory(prefix="mergeflow-lm-eval-") as folder:
+            opened.save(Path(folder))
+            results = evaluate(part, Path(folder), split, manager, device)
+        better = results["higher_is_better"]
+        found[model] = {
+            f"{task} {metric}": value
+            for task in tasks
+            for metric, value in _metrics(results["results"][task])
+            if metric in better[task]
+        }
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    names = list(next(iter(found.values())))
+    rows = {model: [f"{numbers[name]:.4g}" for name in names] for model, numbers in found.items()}
+    _print(f"lm-evaluation-harness, {split}", names, rows)
+
+
+def _metrics(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield metrics and values; the harness's names are `metric,filter`."""
+    for key, value in result.items():
+        if isinstance(value, int | float):
+            yield key.partition(",")[0], value
+
+
+def _opened(
+    context: typer.Context, models: Sequence[str], base: str | None, device: str
+) -> "Iterator[tuple[str, Opened]]":
+    """Yield each model by its name, loaded; all share one module where a base is named, or the project has one."""
+    from mergeflow.commands.texts import project_base
+    from mergeflow.errors import MergeflowError
+    from mergeflow.modalities.causal.opening import open_language
+
+    chosen = base or project_base()
+    shared = None if chosen is None else open_language(chosen, Path())
+    for model in models:
+        path = local(context, model)
+        if shared is None and not (Path(path) / "config.json").is_file():
+            raise MergeflowError(
+                f"--base is missing: {model} is not a folder with config.json, and a file of weights does not say what "
+                "its texts are tokens by. Name the base that it was tuned from."
+            )
+        opened = shared or open_language(path, Path())
+        if shared is not None:
+            opened.load(path)
+        opened.model.module.eval().to(device)
+        yield model, opened
+
+
+def _name(source: str, sources: Sequence[str]) -> str:
+    """Return what a column is called: a prepared folder's own name, where no other has it."""
+    last = Path(source).name
+    return last if ":" not in source and [Path(one).name for one in sources].count(last) == 1 else source
+
+
+def _print(title: str, names: Sequence[str], rows: dict[str, list[str]]) -> None:
+    console = Console()
+    if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
+        console = Console(width=160)
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("model", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right")
+    for model, cells in rows.items():
+        table.add_row(model, *cells)
+    console.print(table, highlight=False)

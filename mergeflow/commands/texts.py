@@ -1,0 +1,127 @@
+"""Models and texts that a command is about: those it names, or those of the project."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mergeflow import layout
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_manifest
+from mergeflow.data.address import open_source
+from mergeflow.data.arrays import MANIFEST, array_file
+from mergeflow.data.task import Place, RawTask
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.linearity.samples import transformed
+from mergeflow.modalities.causal.blocks import cut, stream
+from mergeflow.modalities.causal.decoding import causal_decoding
+from mergeflow.modalities.causal.modality import open_examples
+from mergeflow.modalities.causal.opening import is_causal
+from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.preparation import TRANSFORMS
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+from mergeflow.modalities.preparing import find_preparation
+from mergeflow.plugins import project_folder
+
+_UNSEEN_FIRST = ("test", "validation", "train")
+
+
+def project_base() -> str | None:
+    """Return the base of the project that the current folder lies in, if it is a causal model; None elsewhere."""
+    project = project_folder()
+    if project is None or not (project / layout.BASE_MODEL).is_file():
+        return None
+    with open_checkpoint(project / layout.BASE_MODEL) as state:
+        return str(project / layout.BASE_MODEL) if is_causal(state.metadata) else None
+
+
+def project_models() -> list[str]:
+    """Return the files of the project's base, its experts and its merges.
+
+    Raises:
+        MergeflowError: outside of a project of causal models that has run.
+    """
+    project, base = project_folder(), project_base()
+    if project is None or base is None:
+        raise MergeflowError("no model is named, and this is not a project of causal models that has run: name some.")
+    files = [Path(base), *sorted(project.glob(layout.expert_model("*"))), *sorted(project.glob(layout.merge("*")))]
+    here = Path.cwd()
+    return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
+
+
+def project_texts(split: str) -> list[str]:
+    """Return the prepared folders of the project's tasks that are texts.
+
+    Args:
+        split: train, validation or test.
+
+    Raises:
+        MergeflowError: there are none.
+    """
+    project = project_folder()
+    folders = [] if project is None else sorted(project.glob(layout.split(split, "*")))
+    if not (found := [str(folder) for folder in folders if array_file(folder, split, "documents").exists()]):
+        raise MergeflowError("--data is missing: name texts, such as folder:texts/, or run the command in a project.")
+    return found
+
+
+def read_texts(
+    source: str, split: str | None, tokenizer: CausalTokenizer, block: int, device: torch.device, root: Path
+) -> PackedText:
+    """Return the texts of a split.
+
+    Args:
+        source: `KIND:ADDRESS`, as a task of params.yaml has it; or the folder of a prepared task, whose blocks are as
+            long as they were prepared.
+        split: train, validation or test, as the source has it; None: the first of test, validation and train that is
+            there. Nothing is carved.
+        tokenizer: of the models.
+        block: tokens of a block.
+        device: where batches go.
+        root: what a relative path starts from.
+
+    Raises:
+        MergeflowError: there are no texts, or they were prepared with another tokenizer.
+    """
+    folder = root / source
+    if (folder / MANIFEST).is_file():
+        there = next((name for name in _UNSEEN_FIRST if array_file(folder, name, "ids").exists()), "test")
+        return _prepared(folder, split or there, tokenizer, device)
+    raw = open_source(source, source, find_preparation("causal").sources, TRANSFORMS, root=root)
+    return PackedText(source, cut(_tokens(raw, split, tokenizer, block), block, tokenizer.end), device)
+
+
+def _prepared(folder: Path, split: str, tokenizer: CausalTokenizer, device: torch.device) -> PackedText:
+    decoding = load_manifest(folder)["decoding"]
+    if decoding.get("tokenizer") != tokenizer.digest:
+        raise MergeflowError(
+            f"{folder} was prepared with another tokenizer than the models': give its source, or their own base."
+        )
+    found = open_examples(folder.name, folder, split, None, device)
+    if not isinstance(found, PackedText):
+        raise _questions(str(folder))
+    return found
+
+
+def _tokens(raw: RawTask, split: str | None, tokenizer: CausalTokenizer, block: int) -> np.ndarray:
+    if split is not None and split not in raw.splits:
+        raise unknown_name(f"split of {raw.source}", split, raw.splits)
+    chosen = split or next(name for name in _UNSEEN_FIRST if name in raw.splits)
+    decode, rows = causal_decoding(tokenizer, block).decode, []
+    for index, example in enumerate(raw.splits[chosen]()):
+        seen = transformed(raw, example, Place(chosen, index, raw.seed))
+        if seen is None:
+            continue
+        arrays = decode(seen, f"{raw.source}, split {chosen}").arrays
+        if "documents" not in arrays:
+            raise _questions(raw.source)
+        rows.append(arrays)
+    names = ("ids", "lengths", "documents", "places")
+    found = stream(*(np.stack([row[name] for row in rows]) for name in names)) if rows else np.zeros(0, np.int32)
+    if len(found) < 2:
+        raise MergeflowError(f"{raw.source} has {len(found)} tokens in its split {chosen}; expected at least 2.")
+    return found
+
+
+def _questions(source: str) -> MergeflowError:
+    return MergeflowError(f"{source} has questions with choices; a perplexity is one of texts. Name a source of texts.")

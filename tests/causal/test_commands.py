@@ -1,0 +1,171 @@
+"""Commands that judge causal models as they are: perplexity, and tasks of lm-evaluation-harness."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer import Typer
+from typer.testing import CliRunner
+
+from mergeflow.commands import language
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import accuracies
+from mergeflow.modalities.causal.modality import MODALITY
+from mergeflow.modalities.causal.opening import open_language
+from mergeflow.search.sweep import run_sweep
+from mergeflow.search.sweep_file import make_sweep
+from tests.causal.small_project import tale
+
+Run = Callable[..., Any]
+BASE = "outputs/base/model.safetensors"
+EXPERT = "outputs/experts/ships/model.safetensors"
+CLOZE = """
+task: colours_cloze
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {rows}, test: {rows}}}}}
+output_type: multiple_choice
+validation_split: validation
+test_split: test
+doc_to_text: text
+doc_to_choice: choices
+doc_to_target: answer
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.fixture
+def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in the project; return its output, or what it printed as JSON."""
+    monkeypatch.chdir(project)
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+
+    def invoke(*words: str | Path) -> Any:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout) if "--json" in words else result.stdout
+
+    return invoke
+
+
+def test_in_a_project_base_experts_and_merges_are_judged_on_validation(run: Run) -> None:
+    found = run("perplexity", "--json")
+    assert len(found) == 1 + 3 + 4
+    assert all(set(texts) == {"ships", "trees"} for texts in found.values())  # the colours are questions
+    assert found[EXPERT]["ships"]["perplexity"] < found["outputs/merged/average.safetensors"]["ships"]["perplexity"]
+    assert found["outputs/merged/average.safetensors"]["ships"]["perplexity"] < found[BASE]["ships"]["perplexity"]
+    table = run("perplexity")
+    assert f"{found[BASE]['trees']['perplexity']:.3f}" in table
+    assert f"trees {found[BASE]['trees']['tokens']}" in table
+
+
+def test_it_is_the_perplexity_of_transformers_own_loss(run: Run, project: Path, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text(tale("ship", 40, 1))
+    (tmp_path / "two.md").write_text(tale("tree", 25, 2))
+    found = run("perplexity", base, "--base", base, "--data", f"folder:{tmp_path}", "--block", "45", "--json")
+    model, words = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    ids = [id for name in ("one.txt", "two.md") for id in (*words((tmp_path / name).read_text())["input_ids"], 256)]
+    total, count = 0.0, 0
+    for start in range(0, len(ids), 45):
+        block = torch.tensor([ids[start : start + 45]])
+        with torch.no_grad():
+            total += float(model(input_ids=block, labels=block).loss) * (block.shape[1] - 1)
+        count += block.shape[1] - 1
+    (numbers,) = found[str(base)].values()
+    assert numbers["tokens"] == count
+    assert numbers["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+
+
+def test_a_folder_says_itself_what_it_is_and_an_expert_saved_as_one_is_the_same(run: Run, tmp_path: Path) -> None:
+    opened = open_language(BASE, Path())
+    opened.load(EXPERT)
+    opened.save(tmp_path / "saved")
+    found = run("perplexity", tmp_path / "saved", EXPERT, "--data", "outputs/data/validation/ships", "--json")
+    assert found[str(tmp_path / "saved")] == found[EXPERT]
+    words = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert words.eos_token == "<end>"
+    assert words("a ship")["input_ids"] == opened.tokenizer.encode("a ship")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--data", "outputs/data/validation/colours"), "has questions with choices; a perplexity is one of texts"),
+        (("--data", "jsonl:inputs/colours.jsonl"), "has questions with choices"),
+        (("--data", "jsonl:inputs/trees.jsonl", "--split", "tset"), "unknown split of jsonl:inputs/trees.jsonl 'tset'"),
+        (("--data", "fodler:inputs"), "did you mean 'folder'"),
+        (("outputs/vectors/ships.safetensors",), "is a task vector, which is not a model"),
+        (("--base", "inputs"), "cannot be read"),
+        (("--base", "outputs/vectors/ships.safetensors"), "does not say that it is a causal model"),
+    ],
+)
+def test_what_has_no_perplexity_is_refused(run: Run, words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(MergeflowError, match=told):
+        run("perplexity", *words)
+
+
+def test_outside_of_a_project_the_base_and_the_texts_have_to_be_named(
+    run: Run, project: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(MergeflowError, match="--base is missing"):
+        run("perplexity", project / EXPERT, "--data", "folder:.")
+    with pytest.raises(MergeflowError, match="--data is missing"):
+        run("perplexity", base)
+    with pytest.raises(MergeflowError, match="no model is named"):
+        run("perplexity", "--data", "folder:.")
+    from tests.causal.small_project import save_tokenizer
+
+    opened = open_language(str(base), Path())
+    opened.save(tmp_path / "other")
+    save_tokenizer(tmp_path / "other", "more")
+    with pytest.raises(MergeflowError, match="prepared with another tokenizer"):
+        run("perplexity", tmp_path / "other", "--data", project / "outputs/data/test/ships")
+
+
+@pytest.fixture
+def cloze(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's questions as a task of the harness, in files."""
+    pytest.importorskip("lm_eval", reason="needs mergeflow[lm-eval]")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    table = pq.read_table(project / "outputs/data/validation/colours/validation.parquet").to_pylist()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    (tmp_path / "tasks/colours.yaml").write_text(CLOZE.format(rows=tmp_path / "rows.jsonl"))
+    return tmp_path / "tasks"
+
+
+@pytest.mark.nightly
+def test_the_harness_finds_of_files_of_a_project_what_the_project_finds(run: Run, project: Path, cloze: Path) -> None:
+    expert = "outputs/experts/colours/model.safetensors"
+    found = run("lm-eval", BASE, expert, "--task", "colours_cloze", "--include-path", cloze, "--json")
+    questions = MODALITY.open("colours", project / "outputs/data/validation/colours", "validation", None, "cpu")
+    opened = open_language(BASE, Path())
+    for model in (BASE, expert):
+        opened.load(model)
+        wanted = accuracies(opened.model, {"colours": questions})["colours"]
+        assert found[model] == {"colours_cloze acc": pytest.approx(wanted)}
+    with pytest.raises(MergeflowError, match="did you mean 'colours_cloze'"):
+        run("lm-eval", BASE, "--task", "colours_close", "--include-path", cloze)
+
+
+@pytest.mark.nightly
+def test_a_sweep_over_files_of_a_project_is_scored_by_the_harness(run: Run, tmp_path: Path, cloze: Path) -> None:
+    experts = {task: f"outputs/experts/{task}/model.safetensors" for task in ("ships", "trees", "colours")}
+    score = {"lm_eval": ["colours_cloze"], "include": str(cloze)}
+    sweep = {"base": BASE, "experts": experts, "score": score, "methods": {"average": {}}}
+    found = run_sweep(make_sweep(sweep), tmp_path / "sweep")
+    same = run(
+        "lm-eval", "outputs/merged/average.safetensors", "--task", "colours_cloze", "--include-path", cloze, "--json"
+    )
+    assert found.winner.score.mean == same["outputs/merged/average.safetensors"]["colours_cloze acc"]
