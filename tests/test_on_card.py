@@ -3,6 +3,7 @@
 Both lists are read from dvc.yaml and from the source, so a new stage or function without a card is a failing test.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 import yaml
+from typer.testing import CliRunner
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
+from mergeflow.commands import language
 from mergeflow.data import load_manifest
 from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
 from mergeflow.estimates.entropy import entropies, entropy_gradient
@@ -58,7 +62,11 @@ from tests.training.test_fine_tune import Killed, kill_at
 
 STAGES = (*PIPELINE, "figures", "register")
 # Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
-FOREIGN = {"mergeflow.search.lm_eval:lm_eval_scorer", "mergeflow.search.lm_eval:evaluate"}
+FOREIGN = {
+    "mergeflow.search.lm_eval:lm_eval_scorer",
+    "mergeflow.search.lm_eval:evaluate",
+    "mergeflow.commands.language:lm_eval",
+}
 
 
 FILES = ("base.safetensors", *(f"experts/{task}.safetensors" for task in TASKS))
@@ -243,9 +251,20 @@ def tell_tales(outputs: Path, out: Path, device: str) -> Any:
     return *found, surprise, {name: value.cpu() for name, value in model.state().items()}, written
 
 
+def ask_for_perplexity(outputs: Path, out: Path, device: str) -> Any:
+    """Measure a prepared split by the command."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    language.add_commands(app)
+    base, data = str(outputs / "base/model.safetensors"), str(outputs / "data/validation/trees")
+    words = ["perplexity", base, "--base", base, "--data", data, "--device", device, "--json"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    return json.loads(done.stdout)[base]["trees"]["perplexity"]
+
+
 USES: list[Callable[[Path, Path, str], Any]] = [judge, train, sweep, take_statistics, adapt, combine]
 TEXT_USES: list[Callable[[Path, Path, str], Any]] = [adapt_texts, answer_texts]
-CAUSAL_USES: list[Callable[[Path, Path, str], Any]] = [tell_tales]
+CAUSAL_USES: list[Callable[[Path, Path, str], Any]] = [tell_tales, ask_for_perplexity]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Commands that judge causal language models as they are: perplexity, and tasks of lm-evaluation-harness."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,7 +57,7 @@ def perplexity(
     import torch
 
     from mergeflow.commands.texts import project_models, project_texts, read_texts
-    from mergeflow.modalities.causal.perplexity import likelihood
+    from mergeflow.modalities.causal.perplexity import perplexity as measured
 
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
@@ -68,8 +69,8 @@ def perplexity(
             key = (source, opened.tokenizer.digest, size)
             if key not in read:
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
-            one = likelihood(opened.model, read[key], batch_size)
-            numbers = {"perplexity": one.perplexity, "loss": one.loss, "tokens": one.tokens}
+            value, tokens = measured(opened.model, read[key], batch_size), int((read[key].blocks.lengths - 1).sum())
+            numbers = {"perplexity": value, "loss": math.log(value), "tokens": tokens}
             found.setdefault(model, {})[_name(source, sources)] = numbers
     if as_json:
         typer.echo(json.dumps(found, indent=1))
