@@ -1,0 +1,40 @@
+"""Figures of the study `structure`, from its rows alone."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.palette import MUTED
+from tasks.studies.papers.structure.results import SCORES, Scores
+from tasks.studies.pieces import Row
+from tasks.studies.reductions import FULL, LORA, PRUNED, SVD
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Return the study's figures, name → figure.
+
+    Args:
+        rows: of all parts and seeds.
+    """
+    scores = Scores(rows)
+    drawn = {"rank": ((SVD, LORA), "rank"), "pruned": (PRUNED, "share of the MLPs' numbers kept")}
+    return {name: _over(scores, kinds, label) for name, (kinds, label) in drawn.items()}
+
+
+def _over(scores: Scores, kinds: Sequence[str], label: str) -> Figure:
+    """Draw each score over the amount that is kept, a line for each kind, a level for whole task vectors."""
+    figure, axes = panels(len(SCORES), 3, 2.8)
+    for panel, score in zip(axes, SCORES, strict=True):
+        first = panel is axes[0]
+        dress(panel, score.capitalize(), label, "points" if first else "", "both")
+        whole = fmean(scores.of(FULL, None, score))
+        panel.axhline(whole, color=MUTED, linestyle="--", linewidth=1, label="whole" if first else "_again")
+        for number, kind in enumerate(kinds):
+            amounts = scores.amounts(kind)
+            means = [fmean(scores.of(kind, amount, score)) for amount in amounts]
+            panel.plot(amounts, means, label=kind if first else "_again", **series_style(number))
+        panel.set_xscale("log")
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
