@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from mergeflow.linearity.affine import Linearity
 from mergeflow.linearity.layers import short_names
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, plain, series_style
-from tasks.plotting.palette import INK, SERIES
+from tasks.plotting.palette import INK, MUTED, SERIES
 
 
 def linearity_figure(found: Mapping[str, Mapping[str, Linearity]]) -> Figure:
@@ -32,14 +32,17 @@ def linearity_figure(found: Mapping[str, Mapping[str, Linearity]]) -> Figure:
         distance.errorbar(places, means, yerr=bars, label=plain(name), capsize=2.5, elinewidth=1.0, **style)
         base = [float(values[layer].base.mean()) for layer in layers]
         hollow = style | {"markerfacecolor": "none", "markeredgecolor": style["color"], "markeredgewidth": 1.2}
-        distance.plot(places, base, label=plain(f"{name}, baseline"), **hollow)
+        distance.plot(places, base, **hollow)
         drawn = coef.violinplot([values[layer].coef for layer in layers], places, widths=width, showmedians=True)
         for body in drawn["bodies"]:  # type: ignore[attr-defined]
             body.set_facecolor(SERIES[number % len(SERIES)])
         for part in ("cmedians", "cbars", "cmins", "cmaxes"):
             drawn[part].set(color=SERIES[number % len(SERIES)], linewidth=0.8)
     coef.axhline(1, color=INK, linewidth=0.8, linestyle="--")
+    names = short_names(layers)
+    slant = 40 if sum(map(len, names)) > 40 else 0  # else they run into each other
     for panel in (distance, coef):
-        panel.set_xticks(range(len(layers)), labels=short_names(layers), fontsize=SMALL)
-    legend(distance, FULL_WIDTH / 2, loc="best")
+        panel.set_xticks(range(len(layers)), labels=names, fontsize=SMALL, rotation=slant)
+    distance.plot([], [], "o", color=MUTED, markerfacecolor="none", label="hollow: the baseline")
+    legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
