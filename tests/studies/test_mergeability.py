@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, findings, rank_correlation
+from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, findings
 from tasks.studies.papers.mergeability.study import ctl_errors, of_weights
+from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import run_study, study_io
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from scipy.stats import spearmanr
-
 from tasks.studies.claims import paired
 from tasks.studies.papers.adviser.measuring import FIXED, GRID, TRIALS, WAYS
+from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
 from tasks.studies.verdicts import within
 
@@ -33,24 +32,6 @@ def by_seed(rows: Sequence[Row], value: Callable[[list[Row]], float]) -> list[fl
         value: of the rows of one seed.
     """
     return [value([row for row in rows if row["seed"] == seed]) for seed in sorted({row["seed"] for row in rows})]
-
-
-def rank_correlation(rows: Sequence[Row], prediction: str) -> float:
-    """Return Spearman's correlation of a prediction with the measured loss, the mean over lengths.
-
-    Args:
-        rows: edits of one seed.
-        prediction: the column.
-
-    Returns:
-        In [−1, 1]; 0 where a column is constant.
-    """
-    found = []
-    for steps in sorted({row["steps"] for row in rows}):
-        own = [row for row in rows if row["steps"] == steps]
-        value = spearmanr([row[prediction] for row in own], [row["loss"] for row in own]).statistic
-        found.append(0.0 if np.isnan(value) else float(value))
-    return fmean(found)
 
 
 def _mean(key: str) -> Callable[[list[Row]], float]:
@@ -78,9 +59,9 @@ def findings(sets: Sequence[Row], edits: Sequence[Row]) -> list[Finding]:
         claim = f"Four λ by the lengths are better than {name}."
         told = f"{with_interval(more, 2)} points of test accuracy"
         found.append(Finding("P10", claim, told, within(more, low=0), "paired difference ≥ 0", ours=True))
-    cosine = by_seed(edits, partial(rank_correlation, prediction="cosine"))
+    cosine = by_seed(edits, partial(rank_correlation, prediction=itemgetter("cosine"), by="steps"))
     for key in ("eq11", "changes", "response"):
-        own = by_seed(edits, partial(rank_correlation, prediction=key))
+        own = by_seed(edits, partial(rank_correlation, prediction=itemgetter(key), by="steps"))
         told = f"rank correlation {with_interval(own, 2)}, the cosine's {with_interval(cosine, 2)}"
         claim = f"What unlearning costs is better predicted by the {PREDICTIONS[key]} than by the cosine."
         rule = "paired difference of rank correlations ≥ 0"
@@ -111,7 +92,7 @@ def tables(sets: Sequence[Row], edits: Sequence[Row]) -> list[Table]:
     for steps in sorted({row["steps"] for row in edits}):
         own = [row for row in edits if row["steps"] == steps]
         for key, name in PREDICTIONS.items():
-            values = by_seed(own, partial(rank_correlation, prediction=key))
+            values = by_seed(own, partial(rank_correlation, prediction=itemgetter(key), by="steps"))
             ranks.append({"steps": steps, "prediction": name, "rank correlation": with_interval(values, 2)})
     return [
         Table("λ of a sum of task vectors, chosen on validation", chosen),

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.adviser.results import FEWER, HITS, LOSS, PREDICTIONS, by_seed
 from tasks.studies.papers.adviser_suites.measuring import FIXED, GRID, RANGES, TRIALS, WAYS
 from tasks.studies.pieces import Row
+from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
 
 NAMES = {"theory": "the theory's range", "lengths": "the range by lengths"}
@@ -38,26 +39,6 @@ def column(key: str) -> Callable[[list[Row]], float]:
         key: the column.
     """
     return lambda rows: fmean(float(row[key]) for row in rows)
-
-
-def rank_correlation(rows: Sequence[Row], prediction: str) -> float:
-    """Return Spearman's correlation of a prediction with the measured loss, the mean over runs.
-
-    Args:
-        rows: edits of one seed.
-        prediction: the column.
-
-    Returns:
-        In [−1, 1]; 0 where a column is constant.
-    """
-    found = []
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
-        if len({row[prediction] for row in own}) < 2 or len({row["loss"] for row in own}) < 2:
-            found.append(0.0)
-        else:
-            found.append(float(spearmanr([row[prediction] for row in own], [row["loss"] for row in own]).statistic))
-    return fmean(found)
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
@@ -98,9 +79,9 @@ def _set_findings(group: str, sets: list[Row]) -> list[Finding]:
 
 def _edit_findings(edits: list[Row]) -> list[Finding]:
     found = []
-    cosine = by_seed(edits, partial(rank_correlation, prediction="cosine"))
+    cosine = by_seed(edits, partial(rank_correlation, prediction=itemgetter("cosine"), by="run"))
     for key in ("eq11", "changes", "response"):
-        own = by_seed(edits, partial(rank_correlation, prediction=key))
+        own = by_seed(edits, partial(rank_correlation, prediction=itemgetter(key), by="run"))
         beside = f"; {with_interval(own, 2)} against {with_interval(cosine, 2)}"
         better = f"is better predicted by the {PREDICTIONS[key]} than by the cosine"
         claim = f"What unlearning a task of a suite costs the others {better}."
@@ -141,7 +122,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for run in sorted({row["run"] for row in edits}):
         own = [row for row in edits if row["run"] == run]
         ranks = {
-            f"rank correlation, {name}": with_interval(by_seed(own, partial(rank_correlation, prediction=key)), 2)
+            f"rank correlation, {name}": with_interval(
+                by_seed(own, partial(rank_correlation, prediction=itemgetter(key), by="run")), 2
+            )
             for key, name in PREDICTIONS.items()
         }
         lost = {f"{name}, %": with_interval(by_seed(own, column(key))) for key, name in _LEFT.items()}

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from scipy.stats import rankdata, spearmanr
-
 from tasks.studies.claims import judge, paired, steps_between
 from tasks.studies.pieces import Row
+from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
 
 RANKS, BETTER, ACROSS = 0.5, 0.05, 0.7  # rank correlations, and by how much one is better than another
@@ -30,17 +29,6 @@ PREDICTIONS: dict[str, Prediction] = {
 """What is said to rise with the loss of merging."""
 
 
-def rank_correlation(rows: Sequence[Row], prediction: Prediction) -> float:
-    """Return Spearman's correlation of a prediction with the loss of merging, in [−1, 1]; 0 where one is constant.
-
-    Args:
-        rows: pairs of one seed.
-        prediction: of a pair.
-    """
-    told, lost = rankdata([prediction(row) for row in rows]), rankdata([row["loss"] for row in rows])
-    return float(spearmanr(told, lost).statistic) if len(set(told)) > 1 < len(set(lost)) else 0.0
-
-
 def within_runs(rows: Sequence[Row], runs: Mapping[str, str], prediction: Prediction) -> list[float]:
     """Return for each seed the mean rank correlation over the ways of training.
 
@@ -49,13 +37,7 @@ def within_runs(rows: Sequence[Row], runs: Mapping[str, str], prediction: Predic
         runs: the runs that count.
         prediction: of a pair.
     """
-    return [
-        fmean(
-            rank_correlation([row for row in rows if (row["seed"], row["run"]) == (seed, run)], prediction)
-            for run in runs
-        )
-        for seed in common_seeds(rows, runs)
-    ]
+    return [rank_correlation(own, prediction, by="run") for own in _by_seed(rows, runs)]
 
 
 def across_runs(rows: Sequence[Row], runs: Mapping[str, str], prediction: Prediction) -> list[float]:
@@ -66,10 +48,12 @@ def across_runs(rows: Sequence[Row], runs: Mapping[str, str], prediction: Predic
         runs: the runs that count.
         prediction: of a pair.
     """
-    return [
-        rank_correlation([row for row in rows if row["seed"] == seed and row["run"] in runs], prediction)
-        for seed in common_seeds(rows, runs)
-    ]
+    return [rank_correlation(own, prediction) for own in _by_seed(rows, runs)]
+
+
+def _by_seed(rows: Sequence[Row], runs: Mapping[str, str]) -> list[list[Row]]:
+    counted = [row for row in rows if row["run"] in runs]
+    return [[row for row in counted if row["seed"] == seed] for seed in common_seeds(rows, runs)]
 
 
 def common_seeds(rows: Sequence[Row], runs: Mapping[str, str]) -> list[int]:
