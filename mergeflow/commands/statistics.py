@@ -15,7 +15,7 @@ from mergeflow.commands.pairs import read_pairs
 Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
 Architecture = Annotated[
-    str, typer.Option(help="open_clip's name, pocket-clip, or the base of a project of texts (a .safetensors file).")
+    str, typer.Option(help="open_clip's name, pocket-clip, or the base of a project (a .safetensors file).")
 ]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 Samples = Annotated[int, typer.Option(min=1, help="Images; all where there are fewer.")]
@@ -36,9 +36,9 @@ def add_commands(app: typer.Typer) -> None:
 def fisher(
     expert: Expert,
     task: Task,
-    head: Annotated[Path, typer.Option(help="The task's head.")],
     architecture: Architecture,
     out: Out,
+    head: Annotated[Path | None, typer.Option(help="The task's head; a causal model has none.")] = None,
     samples: Samples = 256,
     split: Split = "train",
     labels: Annotated[str, typer.Option(help="sampled: one label per image from the model; all: every class.")] = (
@@ -53,7 +53,7 @@ def fisher(
     if labels not in ("sampled", "all"):
         raise unknown_name("kind of labels", labels, ("sampled", "all"))
     shared = {"samples": samples, "split": split, "seed": seed, "device": device, "architecture": architecture}
-    _write(out, kind="fisher", expert=str(expert), task=str(task), head=str(head), labels=labels, **shared)
+    _write(out, kind="fisher", expert=str(expert), task=str(task), head=head and str(head), labels=labels, **shared)
 
 
 def gram(
@@ -77,9 +77,12 @@ def adamerge(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A recipe of the method adamerging.")],
     task: Annotated[list[str], typer.Option(metavar="TASK=FOLDER", help="A prepared folder; repeat for each task.")],
-    head: Annotated[list[str], typer.Option(metavar="TASK=FILE", help="The task's head; repeat for each task.")],
     architecture: Architecture,
     out: Annotated[Path, typer.Option(help="Folder for the coefficients and the recipe that uses them.")],
+    head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK=FILE", help="The task's head; repeat for each task that has one."),
+    ] = None,
     split: Annotated[
         str, typer.Option(help="The split whose images are used, without labels; the paper takes test.")
     ] = ("validation"),
@@ -91,19 +94,22 @@ def adamerge(
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on images without labels."""
     from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, learn_coefficients
+    from mergeflow.estimates.recorded_coefficients import learn_recorded
     from mergeflow.merging import load_recipe
+    from mergeflow.modalities.recorded import is_recorded
 
     loaded = load_recipe(recipe, overrides or [])
     order = AdamergeOrder(
         architecture,
         read_pairs(task, "--task", "TASK=PATH"),
-        read_pairs(head, "--head", "TASK=PATH"),
+        read_pairs(head or [], "--head", "TASK=PATH"),
         split,
         batch_size,
         seed,
     )
     with progress_bar("adamerging") as progress:
-        found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
+        learn = learn_recorded if is_recorded(architecture) else learn_coefficients
+        found = learn(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in found.coefficients.items():
         numbers = list(values.values())
         mean = sum(numbers) / len(numbers)

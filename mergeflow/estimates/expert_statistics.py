@@ -13,6 +13,7 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.estimates.fisher import Labels, diagonal_fisher
 from mergeflow.estimates.gram import input_grams
+from mergeflow.estimates.headed import open_headed
 from mergeflow.merging.device import check_device
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
@@ -34,7 +35,7 @@ class StatisticOrder:
         kind: `fisher` or `gram`.
         expert: The expert's checkpoint.
         task: Its prepared folder.
-        head: Its head's file; a Gram needs none.
+        head: Its head's file; a Gram needs none, and neither does a task without a head.
         architecture: Of the image encoder; or the file of a base that says itself what it is, as of texts.
         samples: Images, drawn without replacement; all where there are fewer.
         split: Whose images; their labels are not used. Test is refused.
@@ -100,9 +101,11 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
 def _recorded(order: StatisticOrder) -> tuple[Model, Predictions]:
     """Return the model of a base that says itself what it is, and the drawn examples."""
     modality, model = open_recorded(order.architecture, order.device)
-    head = None if order.head is None else load_head(order.head).to(order.device)
-    folder = Path(order.task)
-    examples = modality.open(folder.name, folder, order.split, head, torch.device(order.device))
+    name = Path(order.task).name
+    if order.kind == "gram":
+        examples = modality.open(name, Path(order.task), order.split, None, torch.device(order.device))
+    else:
+        examples = open_headed(modality, name, order.task, order.split, order.head, order.device)
     return model, Subset(examples, _drawn(order, len(examples)))
 
 
@@ -126,7 +129,7 @@ def _check(order: StatisticOrder, out: Path) -> None:
         raise MergeflowError("statistics that shape a merge are never taken from test: use train or validation.")
     if order.samples < 1 or order.batch_size < 1:
         raise MergeflowError(f"samples and batch_size are at least 1, found {order.samples} and {order.batch_size}.")
-    if order.kind == "fisher" and order.head is None:
+    if order.kind == "fisher" and order.head is None and not is_recorded(order.architecture):
         raise MergeflowError("the Fisher information needs the task's head: give --head.")
     if out.suffix != ".safetensors":
         raise MergeflowError(f"out '{out}' must end in .safetensors.")

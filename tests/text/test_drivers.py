@@ -1,10 +1,12 @@
-"""Both drivers make the same bits of a project of texts."""
+"""Both drivers make the same bits of a project of texts, with heads and without."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.causal.small_project import make_causal_project
 from tests.flows.small_project import registry_template, run_in
 from tests.text.small_project import make_text_project
 
@@ -17,10 +19,11 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.nightly
-def test_dvc_repro_gives_the_bits_of_mergeflow_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [make_text_project, make_causal_project])
+def test_dvc_repro_gives_the_bits_of_mergeflow_run(make: Callable[[Path], Path], tmp_path: Path) -> None:
     made: dict[str, dict[str, bytes]] = {}
     for driver in (("mergeflow", "run"), ("dvc", "repro")):
-        folder = make_text_project(tmp_path / driver[0])
+        folder = make(tmp_path / driver[0])
         shutil.copyfile(registry_template(), folder / "mlflow.db")
         assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
         done = run_in(folder, *driver, timeout=900)
