@@ -23,11 +23,12 @@ RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if pa
 NOT_RUN = {
     "adviser_regimes",
     "adviser_suites",
+    "analogy",
     "glue",
     "linearity_experts",
     "mergeability",
-    "structure",
     "unlearning",
+    "unseen_tasks",
 }
 
 

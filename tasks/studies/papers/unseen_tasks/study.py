@@ -1,0 +1,85 @@
+"""Study `unseen_tasks`: which coefficients reach a task that nobody trained, from a few labelled samples?
+
+**Question.** Theorem 3 promises a task between the experts' if its coefficients meet two sums; Equations 75 and 76 give
+such coefficients from how the task correlates with each expert's. What are they worth where γ must be estimated from a
+few labelled samples, next to ridge regression, a search, and tuning on these samples?
+
+**Method.** Two groups of tasks on digits with a small vision transformer that knows all ten, upright in white:
+colourings (odd or even, r_o of the experts 0.95, 0.75, 0.5, 0.05; unseen 0.9, 0.6, 0.2) and rotations (all ten digits,
+experts for 0°, 30°, 60°, 90°; unseen 15°, 45°, 75°). Samples are training digits of the unseen task, and every choice
+is made on them; validation is not read, and test is looked at once for each way:
+
+- `nearest expert`: the one with the smallest loss on the samples;
+- `theory`: the corrected closed form of Equations 75 and 76, or the smallest coefficients where it leaves the box, with
+  β = 0.01, c = 0.02 as in the paper; γ̂ by Equation 11 with the labels instead of an expert's answers; where the theory
+  has no coefficients, the nearest expert;
+- `ridge`: coefficients with which the changes of the experts' logits add up to the labels, the penalty by leaving each
+  sample out;
+- `search`: sixty merges of Nelder and Mead's simplex from 1/K, by the loss on the samples;
+- `tuned on the samples`: the base tuned on them alone; beside it the base, the mean of the experts, and the base tuned
+  on all training digits of the task.
+
+Rules were written before the first run.
+
+**Source.** Li et al. 2025, Theorem 3, Equations 7, 11, 75 and 76; the corrections are ours.
+"""
+
+from functools import cache, partial
+from typing import Any
+
+from pydantic import Field
+
+from mergeflow import layout
+from tasks.project.declaration import Declaration
+from tasks.project.sections import Section
+from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.coloured import ColouredWorld, Digits, open_digits
+from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, group_rows, open_group
+from tasks.studies.papers.unseen_tasks.results import figures, findings, tables
+from tasks.studies.pieces import Row, kept_by_seed
+from tasks.studies.results import StudyResult
+from tasks.studies.rows import tidy
+
+STUDY = "unseen_tasks"
+
+
+class Options(Section):
+    """The study's choices.
+
+    seeds: of nets, orders and samples. world: digits, net and training. steps: of tuning. short: steps of tuning on the
+    samples alone. counts: of labelled samples.
+    """
+
+    seeds: list[int] = Field(min_length=1)
+    world: ColouredWorld
+    steps: int = Field(120, ge=1)
+    short: int = Field(60, ge=1)
+    counts: list[int] = Field([16, 64, 256], min_length=1)
+
+
+DECLARED = Declaration(Options, systems=("P9",))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/unseen_tasks`."""
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    digits = cache(partial(open_digits, options.world, io.root))
+    pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
+    rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(STUDY)), figures(rows))
+
+
+def measure(options: Options, digits: Any, seed: int) -> Row:
+    """Return the rows of one seed.
+
+    Args:
+        options: the study's choices.
+        digits: gives the splits.
+        seed: of nets, orders and samples.
+    """
+    splits: dict[str, Digits] = digits()
+    rows: list[Row] = []
+    for name in EXPERTS:
+        group = open_group(options.world, splits, name, options.steps, seed)
+        rows += group_rows(group, name, splits, options.counts, options.short, seed)
+    return {"rows": rows}

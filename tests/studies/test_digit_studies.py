@@ -1,0 +1,130 @@
+"""Studies `analogy` and `unseen_tasks` with a small net and few steps, and their arithmetic against references."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.studies.coloured import ColouredWorld, Digits, open_digits
+from tasks.studies.digit_tasks import Look, shown
+from tasks.studies.papers.analogy.measuring import ATTRIBUTES, SCALES
+from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, findings, with_nearest
+from tasks.studies.papers.unseen_tasks import results as unseen
+from tasks.studies.papers.unseen_tasks.combining import (
+    Answered,
+    _left_out_error,
+    _solve,
+    by_ridge,
+    by_theory,
+    similarities,
+)
+from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, TARGETS, few
+from tasks.studies.pieces import Row
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import ROOT, run_study
+from tests.studies.test_coloured import WORLD
+
+SMALL = {"seeds": [0], "world": {**WORLD, "validation": 24, "test": 24}, "steps": 6}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the project's choices alone: the studies read no outputs."""
+    root = tmp_path_factory.mktemp("digit_studies")
+    for name in ("params.yaml", "studies"):
+        (root / name).symlink_to(ROOT / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return open_digits(ColouredWorld.model_validate(WORLD), ROOT)["train"]
+
+
+def test_looks_show_what_they_say(digits: Digits) -> None:
+    upright, turned, dark = (shown(digits, look, "a", (0, 1)) for look in (Look(), Look(angle=90), Look(dark=True)))
+    assert set(upright.labels.tolist()) == {0, 1}
+    images = [np.asarray(one.inputs) for one in (upright, turned, dark)]
+    assert (np.rot90(images[0], axes=(1, 2)) == images[1]).all()
+    assert (images[2][..., 0] == 255 - images[0][..., 0]).all()
+    assert not images[2][..., 2].any()
+    kept = few(upright, 5, 0)
+    assert len(kept) == 5
+    assert (few(upright, 5, 0).labels == kept.labels).all()
+
+
+def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) -> None:
+    found = StudyResult.read(run_study(root, "analogy", tmp_path, **SMALL))
+    assert len({(row["attributes"], row["target"]) for row in found.rows}) == 8
+    own = [row for row in found.rows if row["target"] == "0 to 4 upright"]
+    assert len(own) == len(found.rows) / 8 == 9
+    ways = {row["way"]: row for row in own}
+    assert ways[NEAREST]["validation"] == max(ways[way]["validation"] for way in SINGLE)
+    assert all(ways[way]["scale"] in SCALES for way in (*SINGLE, SUM, ANALOGY))
+    assert ways[ANALOGY]["validation"] >= ways[f"{ANALOGY}, λ = 1"]["validation"]  # 1 is among the λ
+    assert (len(found.tables), len(found.findings), found.figures) == (2, 6, ["targets"])
+
+
+def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> None:
+    found = StudyResult.read(run_study(root, "unseen_tasks", tmp_path, **SMALL, short=4, counts=[8, 16]))
+    assert len(found.rows) == sum(map(len, TARGETS.values())) * (3 + 2 * 5)
+    for row in found.rows:
+        scales = [row[f"scale_{number}"] for number in range(1, 5)]
+        if row["way"] == unseen.NEAREST:
+            assert sorted(scales) == [0, 0, 0, 1]
+        assert (None in scales) == (row["way"] not in (unseen.NEAREST, unseen.THEORY, unseen.RIDGE, unseen.SEARCH))
+    assert (len(found.tables), len(found.findings), found.figures) == (2, 8, ["samples"])
+    assert all(len(values) == 4 for values in EXPERTS.values())
+
+
+@pytest.fixture
+def answered() -> Answered:
+    """Two experts, of which the labels follow the first and are the opposite of the second's answers in part."""
+    draw = torch.Generator().manual_seed(0)
+    base, first, noise = (torch.randn(24, 3, generator=draw) for _ in range(3))
+    return Answered(base, [base + 3 * first, base - first + noise], (base + 3 * first).argmax(1))
+
+
+def test_ridge_leaves_out_as_if_it_solved_again(answered: Answered) -> None:
+    draw = np.random.default_rng(0)
+    features, wanted = draw.normal(size=(24, 2)), draw.normal(size=24)
+    again = 0.0
+    for start in range(0, 24, 3):
+        kept = np.r_[:start, start + 3 : 24]
+        scales = _solve(features[kept], wanted[kept], 0.7)
+        again += float(((wanted - features @ scales)[start : start + 3] ** 2).sum())
+    assert _left_out_error(features, wanted, 0.7, 3) == pytest.approx(again)
+    first, second = by_ridge(answered)
+    assert first > 0.3
+    assert abs(second) < first
+
+
+def test_the_theory_takes_labels_for_the_missing_expert(answered: Answered) -> None:
+    gammas = similarities(answered)
+    assert gammas[0] > 0.5 > gammas[1]
+    scales = by_theory(answered)
+    assert scales is not None
+    assert scales @ np.array(gammas) >= 1.02 - 1e-9
+    alike = Answered(answered.base, [torch.ones(24, 3)] * 2, answered.labels)
+    assert by_theory(alike) is None  # all γ are 0
+
+
+def rows_of(heights: dict[str, float], **known: Any) -> list[Row]:
+    return [
+        {"seed": seed, "way": way, "validation": height, "test": height, "samples": 16, **known}
+        for seed in range(3)
+        for way, height in heights.items()
+    ]
+
+
+def test_findings_follow_the_numbers() -> None:
+    heights = {"A": 60.0, "B": 70.0, "C": 20.0, SUM: 75.0, ANALOGY: 80.0, TRAINED: 95.0}
+    rows = with_nearest(rows_of(heights, attributes="a", target="t"))
+    assert [row["expert"] for row in rows if row["way"] == NEAREST] == ["B"] * 3
+    assert [one.holds for one in findings(rows)] == [True, True, False]
+    ways = {unseen.NEAREST: 80.0, unseen.THEORY: 70.0, unseen.RIDGE: 85.0, unseen.SEARCH: 85.5, unseen.TUNED: 60.0}
+    rows = rows_of(ways | dict.fromkeys(unseen.WITHOUT, 50.0), group="g", target="t")
+    assert [one.holds for one in unseen.findings(rows)] == [False, True, True, True]
+    assert {tuple(sorted(one.splits)) for one in ATTRIBUTES.values()} == {("0 to 4", "5 to 9"), ("even", "odd")}
