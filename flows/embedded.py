@@ -99,6 +99,8 @@ async def _serve(listener: socket.socket, ready: "Future[uvicorn.Server]") -> No
             ready.set_result(server)
             await server.serve([listener])
     except Exception as error:
-        if ready.done():
+        if not ready.done():
+            ready.set_exception(error)
+        elif not ready.result().should_exit:
             raise
-        ready.set_exception(error)
+        # else the run is over: services of Prefect's that had not started yet fail when they are told to stop

@@ -31,6 +31,8 @@ for name in ("first", "second"):
 
         assert sums() == 12
         assert not is_server_chosen()
+with embedded_server(Path("home")):
+    pass  # a run that fails at once, before Prefect's services have started
 assert "prefect-server" not in [thread.name for thread in threading.enumerate()]
 """
 CHOSEN = """
