@@ -194,6 +194,10 @@ def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool
     console.print(
         f"{task} scored {100 * done.before.accuracy[task]:.2f} %{''.join(likely)} before; λ = 0 leaves it out"
     )
+    for text in done.texts[:1]:
+        told = {f"{task}, held out": text["text"], "before": text["before"], "after": text["after"]}
+        for name, words in told.items():
+            console.print(f"  {name}: {words!r}", markup=False)
     _print_rebuilt(console, done.rebuilt, promote)
 
 

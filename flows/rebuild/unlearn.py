@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flows.rebuild.forgetting import Bounds, Figures, Tried, choose, written
+from flows.rebuild.passages import before_and_after
 from flows.rebuild.remerge import lay_out, register_view
 from mergeflow import layout
 from mergeflow.checkpoints import read_state, write_checkpoint
@@ -29,6 +30,7 @@ from tasks.project.beside import project_beside, write_params
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
 from tasks.project.runner import open_stage
+from tasks.report.texts import UNLEARNED_TEXTS
 
 SCALES = (0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.8, -1.0, -1.25, -1.5, -2.0)
 """Weights of the task to forget that are tried; 0 leaves it out, and shows what unlearning adds to that."""
@@ -44,12 +46,14 @@ class Unlearnt:
         chosen: The weight that was chosen, among `tried`.
         tried: All weights, from 0 down.
         before: Validation figures of the version it began from.
+        texts: Of causal models, passages with what is written behind them before and after.
     """
 
     rebuilt: Rebuilt
     chosen: Tried
     tried: list[Tried]
     before: Figures
+    texts: list[dict[str, Any]]
 
 
 def unlearn(
@@ -111,6 +115,7 @@ def unlearn(
                 report(f"λ = {scale:g}: {task} {100 * found.accuracy[task]:.2f} %{told}")
             chosen = choose(tried, task)
             work.write(chosen, tried)
+            texts = work.texts(chosen.scale)
         finally:
             work.close()
         origin["unlearned"] = {task: origin["experts"].pop(task) | {"weight": chosen.scale}}
@@ -122,7 +127,10 @@ def unlearn(
         report(
             f"these weights are version {rebuilt.version} already, whose gates keep the limit it was registered with"
         )
-    return Unlearnt(rebuilt, chosen, tried, before)
+    if texts:
+        facts = {"model": name, "version": rebuilt.version, "parent": version, "task": task, "weight": chosen.scale}
+        write_document(root / UNLEARNED_TEXTS, {**facts, "texts": texts})
+    return Unlearnt(rebuilt, chosen, tried, before, texts)
 
 
 def weighable(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +202,11 @@ class _Work:
         self._model.load(state)
         lost = losses(self._model, written(self._data), self._batch)
         return Figures(accuracies(self._model, self._data, self._batch), lost)
+
+    def texts(self, scale: float) -> list[dict[str, Any]]:
+        """Return how the version and that merge go on from passages of the tasks that are texts."""
+        tasks = sorted(written(self._data), key=lambda one: one != self.task)
+        return before_and_after(self.scratch, tasks, self.merged(1.0), self.merged(scale)) if tasks else []
 
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""

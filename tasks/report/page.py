@@ -28,7 +28,7 @@ from tasks.report.tables import (
     lineage_table,
     results_table,
 )
-from tasks.report.texts import texts_table
+from tasks.report.texts import OF_TEXTS, texts_table, unlearned_table
 
 _PARTS = Path(__file__).parent
 
@@ -59,7 +59,7 @@ def write_report(root: Path, target: Path) -> Path:
         MergeflowError: the pipeline has no results yet, or a file of it cannot be read.
     """
     run = read_run(root)
-    page = render(run, texts_table(root, run))
+    page = render(run, texts_table(root, run), unlearned_table(root, run))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -73,12 +73,13 @@ def write_report(root: Path, target: Path) -> Path:
     return target
 
 
-def render(run: RunFiles, texts: Table | None = None) -> str:
+def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = None) -> str:
     """Return the page of a run.
 
     Args:
         run: its files.
         texts: of a project of texts, those whose answer changed.
+        unlearned: of causal models, how a version goes on that has unlearned a task.
     """
     environment = Environment(
         loader=FileSystemLoader(_PARTS),
@@ -95,13 +96,14 @@ def render(run: RunFiles, texts: Table | None = None) -> str:
         facts=_facts(run),
         source=_about(run),
         embedded=_embedded(run),
-        of_texts=run.params.get("model", {}).get("modality") == "text",
+        of_texts=run.params.get("model", {}).get("modality") in OF_TEXTS,
         error=_standard_error(run),
         edges=[(name, choice) for name, choice in run.selection["methods"].items() if choice.get("at_grid_edge")],
         results=results_table(run),
         candidates={method: candidates_table(run, method) for method in run.sweeps},
         advice=advice_section(run),
         texts=texts,
+        unlearned=unlearned,
         lineage=lineage_table(run),
         costs=cost_table(run) if run.costs else None,
         started=_started(run),

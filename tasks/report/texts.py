@@ -8,11 +8,15 @@ from typing import Any
 
 from mergeflow import layout
 from tasks.project.stage import STATE
+from tasks.report.continued import changed_passages
 from tasks.report.files import RunFiles
 from tasks.report.tables import Cell, Column, Row, Table
 
 LOOKED_AT = 200  # validation examples of a task: a second for an encoder of a million parameters
 SHOWN = 4  # of a task
+OF_TEXTS = ("text", "causal")
+UNLEARNED_TEXTS = f"{STATE}/unlearned_texts.json"  # written by `mergeflow unlearn`
+UNLEARNED = ("task", "text", "right", "before", "after")
 
 
 @dataclass(frozen=True)
@@ -30,31 +34,60 @@ class Changed:
 def texts_table(root: Path, run: RunFiles) -> Table | None:
     """Return the texts on which expert and merge differ; None where the project has other examples, or lacks files.
 
-    The first 200 validation examples of each task are answered once for each merge and kept in `.mergeflow`.
+    The first 200 validation examples of each task, or 24 passages, are answered once for each merge and kept in
+    `.mergeflow`.
 
     Args:
         root: the project folder.
         run: its files.
     """
     winner, tasks = run.selection["winner"], list(run.selection["tasks"])
-    if run.params.get("model", {}).get("modality") != "text" or not all(map(Path.exists, _needed(root, winner, tasks))):
+    modality = run.params.get("model", {}).get("modality")
+    if modality not in OF_TEXTS or not all(map(Path.exists, _needed(root, winner, tasks, modality))):
         return None
     fingerprint = run.selection["methods"][winner]["fingerprint"]
     kept = root / STATE / "report_texts.json"
     known: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
     if known.get("merge") != fingerprint:
-        known = {"merge": fingerprint, "texts": [vars(one) for task in tasks for one in _changed(root, winner, task)]}
+        if modality == "causal":
+            texts = changed_passages(root, winner, tasks)
+        else:
+            texts = [vars(one) for task in tasks for one in _changed(root, winner, task)]
+        known = {"merge": fingerprint, "texts": texts}
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps(known, ensure_ascii=False), "utf-8")
     return _table([Changed(**one) for one in known["texts"]])
 
 
-def _needed(root: Path, winner: str, tasks: list[str]) -> Iterator[Path]:
+def unlearned_table(root: Path, run: RunFiles) -> Table | None:
+    """Return how the newest version that has unlearned a task of texts goes on, beside the version it was made of.
+
+    Args:
+        root: the project folder.
+        run: its files; versions of another registered model are not shown.
+    """
+    path = root / UNLEARNED_TEXTS
+    if run.registration is None or not path.exists():
+        return None
+    known: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if known["model"] != run.registration["model"]:
+        return None
+    caption = (
+        f"How version {known['version']}, which has unlearned {known['task']} (λ = {known['weight']:g}), goes on from "
+        f"held-out passages, beside version {known['parent']}, of which it was made"
+    )
+    titles = ("task", "text", "its own next words", "before", "after")
+    rows = [Row([Cell(text[name], text[name]) for name in UNLEARNED]) for text in known["texts"]]
+    return Table(caption, [Column(title, numeric=False) for title in titles], rows)
+
+
+def _needed(root: Path, winner: str, tasks: list[str], modality: str) -> Iterator[Path]:
     yield root / layout.BASE_MODEL
     yield root / layout.merge(winner)
     for task in tasks:
         yield root / layout.expert_model(task)
-        yield root / layout.expert_head(task)
+        if modality == "text":
+            yield root / layout.expert_head(task)
         yield root / layout.split("validation", task) / "validation.parquet"
 
 
@@ -101,15 +134,10 @@ def _changed(root: Path, winner: str, task: str) -> list[Changed]:
 
 
 def _table(texts: list[Changed]) -> Table:
-    titles = ("task", "text", "second text", "right", "expert", "merge")
-    rows = [
-        Row(
-            [
-                Cell(value, value)
-                for value in (one.task, one.text, one.text_pair or "", one.right, one.expert, one.merge)
-            ]
-        )
-        for one in texts
-    ]
-    caption = f"Answers that changed between expert and merge, of the first {LOOKED_AT} validation texts of each task"
-    return Table(caption, [Column(title, numeric=False) for title in titles], rows)
+    titles = {"task": "task", "text": "text", "text_pair": "second text", "right": "right"}
+    if not any(one.text_pair for one in texts):
+        del titles["text_pair"]
+    titles |= {"expert": "expert", "merge": "merge"}
+    rows = [Row([Cell(vars(one)[name] or "", vars(one)[name] or "") for name in titles]) for one in texts]
+    caption = "Answers that changed between expert and merge, of the first validation texts of each task"
+    return Table(caption, [Column(title, numeric=False) for title in titles.values()], rows)

@@ -1,5 +1,6 @@
 """Causal models go the whole way: registered, served as text in and out, made again, a task taken out and added."""
 
+import html
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from flows.rebuild.reproduce import reproduce
 from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
 from registry.lookup import load, show
+from tasks.report import write_report
 from tests.causal.small_project import tale
 from tests.project_folder import register
 
@@ -37,6 +39,11 @@ def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, t
     assert {one.form for one in done.chosen.criteria if one.task == "trees"} == {"accuracy", "loss"}
     assert done.chosen.figures.loss["trees"] > done.before.loss["trees"]
     assert done.rebuilt.decision is not None
+    shown = {text["task"]: (text["before"], text["after"]) for text in done.texts}
+    assert set(shown) == {"ships", "trees"}
+    page = write_report(folder, tmp_path / "report.html").read_text()
+    assert f"How version {done.rebuilt.version}, which has unlearned trees" in page
+    assert all(html.escape(text, quote=False) in page for pair in shown.values() for text in pair)
     reasons = {gate.reason: gate.passed for gate in done.rebuilt.decision.gates if gate.name == "forgotten"}
     assert reasons == {one.reason: one.holds for one in done.chosen.criteria if not one.kept}
     assert reproduce(folder, store, MODEL, done.rebuilt.version, from_data=False).same

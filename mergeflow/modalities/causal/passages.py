@@ -1,0 +1,77 @@
+"""How models go on from the beginnings of held-out passages: texts for people to read beside the figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from mergeflow.modalities.causal.model import LanguageModule
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+
+PROMPT, WRITTEN = 16, 32  # tokens: a sentence is given, two are written
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What a model writes behind the beginning of a passage.
+
+    Attributes:
+        prompt: The beginning.
+        own: The passage's own next words.
+        written: The model's.
+        right: Tokens of the model's that stand at the same place in the passage.
+    """
+
+    prompt: str
+    own: str
+    written: str
+    right: int
+
+
+def held_out(folder: Path, split: str, count: int) -> list[str]:
+    """Return pieces of a prepared split of texts, spread evenly over it; none of a split of questions.
+
+    Args:
+        folder: the prepared split.
+        split: train, validation or test.
+        count: how many at most.
+    """
+    rows = pq.read_table(folder / f"{split}.parquet", columns=["text", "document"]).to_pylist()
+    texts = [row["text"] for row in rows if row["document"] is not None]
+    if not texts:
+        return []
+    return [texts[number] for number in np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(int))]
+
+
+@torch.no_grad()
+def go_on(module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str]) -> list[Continued]:
+    """Return how a model goes on from the first 16 tokens of each passage with 32 more, the likeliest ones.
+
+    Args:
+        module: the model.
+        tokenizer: of its base.
+        passages: texts; those that end before they could be told are left out.
+    """
+    found = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN]
+    if not found:
+        return []
+    given = torch.tensor([ids[:PROMPT] for ids in found], device=next(module.parameters()).device)
+    # Asked for as many tokens whatever comes: an end token would stop a row, and what is behind it would be padding.
+    ids = module.eval().whole.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=WRITTEN,
+        min_new_tokens=WRITTEN,
+        do_sample=False,
+        pad_token_id=tokenizer.end,
+    )
+    continued = []
+    for known, new in zip(found, ids[:, PROMPT:].tolist(), strict=True):
+        own = known[PROMPT : PROMPT + WRITTEN]
+        right = sum(a == b for a, b in zip(own, new, strict=True))
+        prompt, rest, written = map(tokenizer.decode, (known[:PROMPT], own, new))
+        continued.append(Continued(prompt, rest, written, right))
+    return continued
