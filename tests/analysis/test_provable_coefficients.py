@@ -149,3 +149,14 @@ def test_the_pages_python_runs() -> None:
     page = (Path(__file__).parents[2] / "docs/advising.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     exec(compile(block, "docs/advising.md", "exec"), {})
+
+
+def test_numbers_that_cannot_be_are_all_named_at_once() -> None:
+    with pytest.raises(MergeflowError) as told:
+        unseen_coefficients([0.5, float("nan"), 1.5], beta=-1, c=2)
+    assert str(told.value) == (
+        "coefficients for an unseen task cannot be computed from γ = nan, expected −1 to 1; γ = 1.5, expected −1 to 1; "
+        "β = -1, expected 0 or more; c = 2, expected a number between 0 and 1."
+    )
+    with pytest.raises(MergeflowError, match="c = 0"):
+        smallest_coefficients([0.5], 0)

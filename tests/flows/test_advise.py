@@ -8,7 +8,8 @@ import pytest
 import torch
 import typer
 import yaml
-from safetensors.torch import save_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -123,3 +124,44 @@ def test_bad_input_is_one_message(folder: Path, tmp_path: Path) -> None:
     told = run(str(tmp_path / "one.yaml")).exception
     assert isinstance(told, MergeflowError)
     assert "missing.safetensors" in str(told)
+
+
+def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folder: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((folder / "acd.yaml").read_text())
+    recipe["experts"]["d"] = str(folder / "base.safetensors")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
+    assert found["answered"] == ["a", "c"]
+    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
+    assert found["remarks"] == ["α̂ of 'd': not computed. it answers all samples of 'd' as the base does."]
+    assert found["theory"] is None  # of all of them it expects nothing
+    broken = {name: value * torch.nan for name, value in load_file(folder / "c.safetensors").items()}
+    recipe["experts"]["d"] = save(tmp_path / "nan.safetensors", broken)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
+    assert [remark.split(" ")[0] for remark in found["remarks"]] == ["the", "α̂"]
+    assert "a NaN or an infinity" in found["remarks"][0]
+    assert found["alphas"] is not None
+    assert found["pairs"] is None, "without task vectors there are no cosines"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("suite:pocket8/digits?colour=1.5", "expected P(red | odd), a number from 0 to 1"),
+        ("folder:one", "one class only ('x') found"),
+        ("folder:empty", "no class folders found"),
+    ],
+)
+def test_samples_that_cannot_be_read_leave_the_weights_to_judge(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one/x", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    Image.new("RGB", (32, 32)).save(tmp_path / "one/x/1.png")
+    done = run(str(folder / "ac.yaml"), "--architecture", "pocket-clip", "--data", source, "--json")
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.output)
+    assert len(found["scales"]) == 4
+    assert told in found["remarks"][0]

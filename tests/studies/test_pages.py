@@ -23,7 +23,6 @@ RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if pa
 NOT_RUN = {
     "adviser_regimes",
     "adviser_suites",
-    "analogy",
     "glue",
     "linearity_experts",
     "mergeability",

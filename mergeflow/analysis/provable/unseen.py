@@ -25,7 +25,7 @@ def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0
         λ, [K].
 
     Raises:
-        MergeflowError: no coefficients meet both sums.
+        MergeflowError: no coefficients meet both sums, or a number is not what it can be.
 
     Example:
         >>> smallest_coefficients([0.8, 0.4], 0.2).round(3)
@@ -36,6 +36,7 @@ def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0
     """
     from scipy.optimize import linprog
 
+    _check(gammas, 0.0, c)
     towards = np.asarray(gammas, dtype=float)
     closed_form(gammas, c)  # raises where there are none, with the reason
     count = len(towards)
@@ -64,7 +65,7 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
         λ, [K]; `out_of_domain` is true of it.
 
     Raises:
-        MergeflowError: no coefficients meet both sums, or all of them leave the box.
+        MergeflowError: no coefficients meet both sums, or all of them leave the box; a number is not what it can be.
 
     Example:
         >>> unseen_coefficients([0.792, -0.637], 0.01, 0.02).round(3)
@@ -73,6 +74,7 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
     Source:
         Li et al. 2025, Theorem 3, Equations 75 and 76, corrected.
     """
+    _check(gammas, beta, c)
     smallest = smallest_coefficients(gammas, c)
     if float(np.abs(smallest).max()) * beta > c * (1 + 1e-9):
         raise MergeflowError(
@@ -82,3 +84,12 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
     closed = closed_form(gammas, c)
     # A hair of slack for sums that are exactly 1 + c.
     return closed if out_of_domain(closed[None], gammas, beta, c, 1 - 1e-9)[0] else smallest
+
+
+def _check(gammas: Sequence[float], beta: float, c: float) -> None:
+    """Raise one error for all numbers that are not what they can be."""
+    faults = [f"γ = {one}, expected −1 to 1" for one in gammas if not -1 <= one <= 1]
+    faults += [] if beta >= 0 else [f"β = {beta}, expected 0 or more"]
+    faults += [] if 0 < c < 1 else [f"c = {c}, expected a number between 0 and 1"]
+    if faults:
+        raise MergeflowError(f"coefficients for an unseen task cannot be computed from {'; '.join(faults)}.")
