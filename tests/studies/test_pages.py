@@ -26,6 +26,7 @@ NOT_RUN = {
     "glue",
     "linearity_experts",
     "mergeability",
+    "structure_suite",
     "unlearning",
     "unseen_tasks",
 }
