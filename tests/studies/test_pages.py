@@ -28,7 +28,6 @@ NOT_RUN = {
     "mergeability",
     "structure_suite",
     "unlearning",
-    "unseen_tasks",
 }
 
 
