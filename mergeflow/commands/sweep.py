@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
-    from mergeflow.search.sweep import SweepResult, Trial
+    from mergeflow.search.sweep_results import SweepResult, Trial
 
 SweepLogger = Callable[["SweepResult"], str]
 """Logs a finished sweep somewhere and says where; the project half supplies one."""

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mergeflow.checkpoints.fingerprint import SCHEME, scheme_of
-from mergeflow.evaluation.scoring import Score, score_of
-from mergeflow.merging import Recipe, configure
+from mergeflow.evaluation.scoring import score_of
+from mergeflow.merging import configure
 from mergeflow.search.candidates import Strategy, score_all
 from mergeflow.search.grid import grid
 from mergeflow.search.journal import Journal
@@ -17,75 +16,12 @@ from mergeflow.search.scoreboard import Scoreboard
 from mergeflow.search.space import Space, at_edge, values_of
 from mergeflow.search.sweep_file import Sweep
 from mergeflow.search.sweep_inputs import open_sweep
-from mergeflow.search.sweep_results import write_parquet, write_winner
+from mergeflow.search.sweep_results import SweepResult, Trial, write_parquet, write_winner
 
 JOURNAL, TABLE, WINNER = "trials.jsonl", "trials.parquet", "winner.yaml"
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, trials done and trials in all."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One candidate and its score.
-
-    Attributes:
-        number: From 0, in the order of the sweep.
-        method: A name of the catalog.
-        args: All arguments with their defaults.
-        varied: Those that the sweep names.
-        score: On validation.
-        objective: What the sweep maximises.
-        edges: Arguments that stand at an end of what was tried.
-    """
-
-    number: int
-    method: str
-    args: dict[str, Any]
-    varied: dict[str, Any]
-    score: Score
-    objective: float
-    edges: tuple[str, ...]
-
-    def row(self) -> dict[str, Any]:
-        """Return the trial as plain values, for a table or a tracking server."""
-        kept = {"trial": self.number, "method": self.method, "args": self.args, "accuracy": self.score.accuracy}
-        return {**kept, "mean": self.score.mean, "normalised": self.score.normalised, "objective": self.objective}
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """What a sweep found.
-
-    Attributes:
-        sweep: What was asked.
-        folder: Where trials.jsonl, trials.parquet and winner.yaml are.
-        trials: In the order of the sweep.
-        winner: The trial with the highest objective, the first of equals.
-        recipe: The winner, as `mergeflow merge` takes it.
-        base: The base itself on all tasks (zero-shot).
-        individual: Each task's expert on its own task; missing where a task has none, or where nothing asks for it.
-        test: The winner on test, where the sweep asks for that one look.
-        scored: How many models were scored now; the others were known from an earlier run.
-        prepared: How many directions were computed.
-        seconds: Wall time.
-    """
-
-    sweep: Sweep
-    folder: Path
-    trials: tuple[Trial, ...]
-    winner: Trial
-    recipe: Recipe
-    base: Score
-    individual: dict[str, float] | None
-    test: Score | None
-    scored: int
-    prepared: int
-    seconds: float
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return all trials as plain values."""
-        return [trial.row() for trial in self.trials]
 
 
 def run_sweep(
