@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.evaluation.small import make_world
+from tests.once import once
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    make_world(folder)
+    folder = once(tmp_path_factory, "evaluation_world", make_world)
     torch.set_num_threads(before)
     return folder

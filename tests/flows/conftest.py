@@ -1,16 +1,15 @@
 """Fixtures: the small project, run once for all tests of this folder."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.flows.small_project import make_project, run_in
+from tests.once import once
 
 
 @pytest.fixture(scope="session")
@@ -19,15 +18,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 
     It is made once for all processes of a parallel test run.
     """
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder, printed = shared / "finished", shared / "finished.json"
-    with FileLock(shared / "finished.lock"):
-        if not printed.exists():
-            folder.mkdir()
-            done = run_in(make_project(folder), "mergeflow", "run")
-            printed.write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))
-    return folder, subprocess.CompletedProcess(*json.loads(printed.read_text()))
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        done = run_in(make_project(folder), "mergeflow", "run")
+        told = json.dumps([done.args, done.returncode, done.stdout, done.stderr])
+        folder.with_name("printed.json").write_text(told)
+
+    folder = once(tmp_path_factory, "finished", make)
+    return folder, subprocess.CompletedProcess(*json.loads(folder.with_name("printed.json").read_text()))
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """One small laboratory for the tests of all studies."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.once import once
 from tests.studies.small_lab import ROOT, make_lab
 from tests.studies.toy_lab import make_toy_lab
 
@@ -47,21 +49,22 @@ TOY: dict[str, dict[str, Any]] = {
 def toy_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tasks of small nets, trained far enough for the papers' findings to show."""
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("toy") / "lab"
-    return make_toy_lab(root, TOY, 3, [128], learning_rate=0.005, save_every=1000)
+    make = partial(make_toy_lab, training=TOY, classes=3, widths=[128], learning_rate=0.005, save_every=1000)
+    return once(tmp_path_factory, "toy_lab", make)
 
 
 @pytest.fixture(scope="session")
 def toy_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Deeper small nets, whose experts are merged once."""
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("toy_experts") / "lab"
     runs = {"experts": {"regime": "steps", "steps": 64}, "mima_8": _rounds(8)}
-    return make_toy_lab(root, runs, 2, [64, 64], learning_rate=0.01, save_every=1000)
+    make = partial(make_toy_lab, training=runs, classes=2, widths=[64, 64], learning_rate=0.01, save_every=1000)
+    return once(tmp_path_factory, "toy_experts", make)
 
 
 @pytest.fixture(scope="session")
 def many_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The laboratory of the studies of many tasks: three tasks; studies take the first 2 or 3."""
     torch.set_num_threads(1)
-    return make_lab(tmp_path_factory.mktemp("many_lab"), MANY, world=ROOT / "worlds/pocket20")
+    make = partial(make_lab, training=MANY, world=ROOT / "worlds/pocket20")
+    return once(tmp_path_factory, "many_lab", make)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
 from tests.project_folder import run_pipeline
 from tests.text.small_project import make_base, make_text_project
 
@@ -11,10 +12,10 @@ from tests.text.small_project import make_base, make_text_project
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a RoBERTa of 2 layers × 32 and its tokenizer."""
-    return make_base(tmp_path_factory.mktemp("base") / "base")
+    return once(tmp_path_factory, "text_base", make_base)
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of three tasks that has run up to `evaluate`; nobody changes it."""
-    return run_pipeline(make_text_project(tmp_path_factory.mktemp("text") / "project"))
+    return once(tmp_path_factory, "text_project", lambda folder: run_pipeline(make_text_project(folder)))

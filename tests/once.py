@@ -1,0 +1,29 @@
+"""Folders that no test changes, made once for all processes of a parallel run."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that `make` has made, in this process or in another one of the same run.
+
+    Args:
+        factory: pytest's; one of a worker has its folder in that of the run.
+        name: of the folder, unique in the run.
+        make: makes the folder whose path it gets, which is not there yet.
+    """
+    own = factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, done = shared / name / "made", shared / name / "done"
+    (shared / name).mkdir(exist_ok=True)
+    with FileLock(shared / f"{name}.lock"):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that failed here
+            make(folder)
+            done.touch()
+    return folder
