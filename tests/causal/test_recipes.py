@@ -1,0 +1,79 @@
+"""Arithmetic on causal models as the examples have it: a chat vector, and three domains by every method."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from mergeflow.checkpoints import read_state
+from mergeflow.merging import make_recipe, merge
+from mergeflow.merging.catalog import methods
+from mergeflow.modalities.causal.modality import MODALITY
+from mergeflow.modalities.causal.opening import Opened, open_language
+from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.search.sweep import run_sweep
+from mergeflow.search.sweep_file import make_sweep
+from tests.project_folder import ROOT
+
+BASE = "outputs/base/model.safetensors"
+EXPERT = "outputs/experts/{}/model.safetensors"
+# Not in domains.yaml: two experts at most; experts that are adapters; statistics or coefficients from files; one model.
+OTHERS = {"slerp", "nuslerp", "nearswap", "arcee_fusion", "core_space", "knots", "fisher", "regmean", "adamerging"}
+OTHERS |= {"passthrough"}
+
+
+@pytest.fixture
+def opened(project: Path) -> Opened:
+    return open_language(BASE, project)
+
+
+def surprise(opened: Opened, project: Path, task: str) -> float:
+    texts = MODALITY.open(task, project / f"outputs/data/validation/{task}", "validation", None, torch.device("cpu"))
+    return perplexity(opened.model, texts)  # type: ignore[arg-type]
+
+
+def test_a_chat_vector_gives_a_domains_model_what_instruction_tuning_changed(
+    project: Path, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"base": BASE, "instruct": EXPERT.format("trees"), "domain": EXPERT.format("ships")}
+    for name, file in files.items():
+        opened.load(project / file)
+        opened.save(tmp_path / "models" / name)
+    told = json.loads((tmp_path / "models/instruct/tokenizer_config.json").read_text())
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (tmp_path / "models/instruct/tokenizer_config.json").write_text(json.dumps({**told, "chat_template": template}))
+    values = yaml.safe_load((ROOT / "examples/recipes/chat_vector.yaml").read_text())
+    merge(make_recipe({**values, "weights": {"instruct": 0.5}}))
+    base, instruct, domain = (read_state(project / file) for file in files.values())
+    merged = read_state(tmp_path / "merged/domain-chat")
+    for name, value in merged.items():
+        torch.testing.assert_close(value, domain[name] + 0.5 * (instruct[name] - base[name]), rtol=1e-5, atol=1e-6)
+    assert any(template in path.read_text() for path in (tmp_path / "merged/domain-chat").glob("*.j*"))
+    found: dict[str, dict[str, float]] = {}
+    for name in (*(f"models/{name}" for name in files), "merged/domain-chat"):
+        opened.load(tmp_path / name)
+        found[Path(name).name] = {task: surprise(opened, project, task) for task in ("trees", "ships")}
+    assert found["domain-chat"]["trees"] < found["domain"]["trees"]  # it took the style
+    assert found["domain-chat"]["ships"] < found["base"]["ships"]  # and kept the domain
+
+
+def test_three_domains_are_merged_by_every_method_of_the_example(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    values: dict[str, Any] = yaml.safe_load((ROOT / "examples/sweeps/domains.yaml").read_text())
+    assert set(values["methods"]) == set(methods()) - OTHERS
+    shutil.copyfile(ROOT / "examples/sweeps/domains.py", tmp_path / "domains.py")
+    first = {name: {key: found[:1] for key, found in args.items()} for name, args in values["methods"].items()}
+    experts = {task: EXPERT.format(task) for task in ("ships", "trees", "colours")}
+    values |= {"experts": experts, "score": f"{tmp_path / 'domains.py'}:score", "methods": first}
+    found = run_sweep(make_sweep(values), tmp_path / "sweep")
+    assert {trial.method for trial in found.trials} == set(values["methods"])
+    assert set(found.base.accuracy) == {"ships", "trees"}  # the colours are questions
+    assert all(found.winner.score.accuracy[task] > found.base.accuracy[task] for task in ("ships", "trees"))
+    assert found.test is not None
