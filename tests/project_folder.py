@@ -23,9 +23,14 @@ def write_project(folder: Path, values: dict[str, Any], finetune: dict[str, Any]
     values["run"]["device"] = "cpu"
     (folder / "inputs").mkdir(parents=True, exist_ok=True)
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    link_code(folder)
+    return folder
+
+
+def link_code(folder: Path) -> None:
+    """Link a folder of choices to this checkout's graph and code."""
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (folder / name).symlink_to(ROOT / name)
-    return folder
 
 
 def run_pipeline(folder: Path, stages: tuple[str, ...] = PIPELINE) -> Path:
