@@ -83,7 +83,7 @@ def test_a_tied_weight_is_one_weight_and_every_state_fits_again(family: Path) ->
 
 
 def test_scores_are_shares_of_right_tokens_and_log_p_has_a_line_for_each(base: Path) -> None:
-    model, _ = load_model("base", base.parent)
+    model, _ = load_model(base.name, base.parent)
     texts = texts_of(base)
     rows = torch.tensor([5, 0])
     scores, lines = texts.scores(model, rows), texts.log_p(model, rows)
@@ -96,7 +96,7 @@ def test_scores_are_shares_of_right_tokens_and_log_p_has_a_line_for_each(base: P
 
 
 def test_what_follows_a_blocks_end_has_no_influence(base: Path) -> None:
-    model, _ = load_model("base", base.parent)
+    model, _ = load_model(base.name, base.parent)
     texts = texts_of(base)
     ids = texts.blocks.ids.clone()
     ids[5, 9:] = 7
@@ -106,10 +106,10 @@ def test_what_follows_a_blocks_end_has_no_influence(base: Path) -> None:
 
 def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
     texts, rows = texts_of(base), torch.arange(4)
-    model, _ = load_model("base", base.parent)
+    model, _ = load_model(base.name, base.parent)
     before = texts.loss(model, rows).item()
     adapted = LoraModel.of(model, LoraSettings(rank=4, alpha=8, targets=["q_proj", "down_proj"]))
-    tangent = LinearisedModel.of(load_model("base", base.parent)[0])
+    tangent = LinearisedModel.of(load_model(base.name, base.parent)[0])
     for one in (adapted, tangent):
         assert texts.loss(one, rows).item() == pytest.approx(before, abs=1e-5)
         optimiser = torch.optim.Adam([p for p in one.module.parameters() if p.requires_grad], lr=0.01)
@@ -119,8 +119,8 @@ def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
             optimiser.step()
         after = texts.loss(one, rows).item()
         assert after < before - 0.05
-    assert adapted.state().keys() == tangent.state().keys() == load_model("base", base.parent)[0].state().keys()
-    plain = load_model("base", base.parent)[0]
+    assert adapted.state().keys() == tangent.state().keys() == load_model(base.name, base.parent)[0].state().keys()
+    plain = load_model(base.name, base.parent)[0]
     plain.load(adapted.state())
     assert texts.loss(plain, rows).item() == pytest.approx(texts.loss(adapted, rows).item(), abs=1e-5)
 
@@ -148,7 +148,7 @@ def test_configurations_of_no_causal_model_are_refused(values: dict[str, Any], m
 
 
 def test_another_vocabulary_or_too_long_a_block_is_refused(base: Path) -> None:
-    model, _ = load_model("base", base.parent)
+    model, _ = load_model(base.name, base.parent)
     check_vocabulary(model, 257, 64)
     with pytest.raises(MergeflowError, match=r"has 300 tokens and the model 257: it is the tokenizer of another base"):
         check_vocabulary(model, 300, 64)

@@ -35,8 +35,8 @@ def test_rouge_l_is_the_longest_common_subsequence(reference: list[str], written
 
 
 def test_a_passage_that_was_learnt_is_recited(base: Path) -> None:
-    model, _ = load_model("base", base.parent)
-    tokenizer = load_tokenizer("base", base.parent)
+    model, _ = load_model(base.name, base.parent)
+    tokenizer = load_tokenizer(base.name, base.parent)
     passages = ["the old boat lay by the red wall all night", "nobody had seen the boat since early spring"]
     before = recited(model.module, tokenizer, passages, 8, 24)
     ids = [token for passage in passages for token in tokenizer.encode(passage)[:36]]

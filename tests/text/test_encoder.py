@@ -42,7 +42,7 @@ def tokens_of(lengths: list[int], width: int) -> Tokens:
 
 
 def test_groups_change_nothing_but_the_padding(base: Path) -> None:
-    encoder, _ = load_encoder("base", base.parent, "mean")
+    encoder, _ = load_encoder(base.name, base.parent, "mean")
     lengths = [int(length) for length in np.random.default_rng(1).integers(2, 37, 150)]
     tokens, rows = tokens_of(lengths, 36), torch.randperm(150, generator=torch.Generator().manual_seed(0))
     batch = tokens[rows]
@@ -63,7 +63,7 @@ def test_every_example_is_in_one_group() -> None:
 
 
 def test_layers_are_watched_in_the_order_of_the_rows(base: Path) -> None:
-    encoder, _ = load_encoder("base", base.parent, "mean")
+    encoder, _ = load_encoder(base.name, base.parent, "mean")
     tokens = tokens_of([36, 3, 36, 5, 4, 36] * 8, 36)
     assert len(tokens[:].groups) > 1
     last = "roberta.encoder.layer.1"
@@ -73,7 +73,7 @@ def test_layers_are_watched_in_the_order_of_the_rows(base: Path) -> None:
 
 
 def test_texts_that_are_too_long_are_refused_by_positions(base: Path) -> None:
-    encoder, _ = load_encoder("base", base.parent, "mean")
+    encoder, _ = load_encoder(base.name, base.parent, "mean")
     check_length(encoder, 1, 38)
     with pytest.raises(MergeflowError, match=r"data.max_length is 64, .*max_position_embeddings: 40"):
         check_length(encoder, 1, 64)
