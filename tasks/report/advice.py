@@ -37,9 +37,10 @@ def advice_section(run: RunFiles) -> AdviceSection | None:
     if (advice := run.advice) is None:
         return None
     tables = [found for found in (_matrix(advice), _unlearning(advice)) if found]
-    return AdviceSection(
-        _sentences(advice, advice_note(advice, run.selection)), tables, _pairs(advice), advice["remarks"]
-    )
+    sentences = _sentences(advice, advice_note(advice, run.selection))
+    if "scale" in run.selection["methods"].get(SUM, {}).get("at_grid_edge", []):
+        sentences.append("That λ is at the edge of the grid, so a better one may lie outside of what the sweep tried.")
+    return AdviceSection(sentences, tables, _pairs(advice), advice["remarks"])
 
 
 def _sentences(advice: AdviceDocument, note: AdviceNote) -> list[str]:

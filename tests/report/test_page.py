@@ -140,6 +140,11 @@ def test_advice_says_where_the_choice_lies_and_what_is_missing(make_run):
         "something: not computed.",
     ):
         assert words in page
+    assert "at the edge of the grid, so a better one" not in page
+    selection = json.loads((root / "outputs/results/selection.json").read_text())
+    selection["methods"]["task_arithmetic"]["at_grid_edge"] = ["scale"]
+    (root / "outputs/results/selection.json").write_text(json.dumps(selection))
+    assert "at the edge of the grid, so a better one" in written(root)
     nothing = dict.fromkeys(advice) | {"experts": ["a", HOSTILE], "remarks": ["advice: not computed. why"]}
     (root / "outputs/results/advice.json").write_text(json.dumps(nothing))
     page = written(root)
