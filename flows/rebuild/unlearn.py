@@ -206,7 +206,9 @@ class _Work:
     def texts(self, scale: float) -> list[dict[str, Any]]:
         """Return how the version and that merge go on from passages of the tasks that are texts."""
         tasks = sorted(written(self._data), key=lambda one: one != self.task)
-        return before_and_after(self.scratch, tasks, self.merged(1.0), self.merged(scale)) if tasks else []
+        if not tasks:
+            return []
+        return before_and_after(self.scratch, self._model, tasks, self.merged(1.0), self.merged(scale))
 
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""

@@ -14,6 +14,7 @@ from tasks.report.tables import Cell, Column, Row, Table
 
 LOOKED_AT = 200  # validation examples of a task: a second for an encoder of a million parameters
 SHOWN = 4  # of a task
+LARGEST = 1 << 30  # bytes of weights: a page is written on the processor, where a larger model is asked for minutes
 OF_TEXTS = ("text", "causal")
 UNLEARNED_TEXTS = f"{STATE}/unlearned_texts.json"  # written by `mergeflow unlearn`
 UNLEARNED = ("task", "text", "right", "before", "after")
@@ -32,10 +33,10 @@ class Changed:
 
 
 def texts_table(root: Path, run: RunFiles) -> Table | None:
-    """Return the texts on which expert and merge differ; None where the project has other examples, or lacks files.
+    """Return the texts on which expert and merge differ.
 
-    The first 200 validation examples of each task, or 24 passages, are answered once for each merge and kept in
-    `.mergeflow`.
+    None where the project has other examples, lacks files, or has a model of more than 1 GiB. The first 200 validation
+    examples of each task, or 24 passages, are answered once for each merge and kept in `.mergeflow`.
 
     Args:
         root: the project folder.
@@ -44,6 +45,8 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     winner, tasks = run.selection["winner"], list(run.selection["tasks"])
     modality = run.params.get("model", {}).get("modality")
     if modality not in OF_TEXTS or not all(map(Path.exists, _needed(root, winner, tasks, modality))):
+        return None
+    if (root / layout.BASE_MODEL).stat().st_size > LARGEST:
         return None
     fingerprint = run.selection["methods"][winner]["fingerprint"]
     kept = root / STATE / "report_texts.json"

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -11,7 +12,7 @@ from mergeflow import layout
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
 from mergeflow.modalities.causal.passages import PROMPT, WRITTEN, go_on, held_out
-from tasks.report import write_report
+from tasks.report import texts, write_report
 from tasks.report.files import read_run
 from tasks.report.texts import UNLEARNED_TEXTS, texts_table, unlearned_table
 
@@ -33,6 +34,11 @@ def test_it_shows_what_expert_and_merge_say(project: Path, tmp_path: Path) -> No
     for row in (row for row in shown if row[0] == "colours"):
         assert row[2] == row[1].rpartition(" ")[2].rstrip(":")  # the answer stands in the question
         assert row[3] in {names[number] for number in chosen}
+
+
+def test_a_model_that_would_be_asked_for_minutes_is_not_asked(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "LARGEST", 1000)
+    assert texts_table(project, read_run(project)) is None
 
 
 def test_a_text_goes_on_as_transformers_generates_it(project: Path, base: Path) -> None:

@@ -47,15 +47,18 @@ def held_out(folder: Path, split: str, count: int) -> list[str]:
 
 
 @torch.no_grad()
-def go_on(module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str]) -> list[Continued]:
+def go_on(
+    module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], most: int | None = None
+) -> list[Continued]:
     """Return how a model goes on from the first 16 tokens of each passage with 32 more, the likeliest ones.
 
     Args:
         module: the model.
         tokenizer: of its base.
         passages: texts; those that end before they could be told are left out.
+        most: how many of the others are continued, the first ones; all by default.
     """
-    found = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN]
+    found = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
     if not found:
         return []
     given = torch.tensor([ids[:PROMPT] for ids in found], device=next(module.parameters()).device)
