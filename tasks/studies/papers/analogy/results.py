@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import fmean
+from textwrap import fill
 
 from matplotlib.figure import Figure
 
@@ -15,6 +16,7 @@ ANALOGY, SUM, TRAINED, NEAREST = "A + B − C", "A + B", "trained on it", "neare
 SINGLE = ("A", "B", "C")
 WAYS = ("base", *SINGLE, NEAREST, SUM, ANALOGY, f"{ANALOGY}, λ = 1", TRAINED)
 GAIN, BEHIND = 2.0, 3.0
+_BESIDE = 0.13  # between the marks of a target
 
 
 def with_nearest(rows: Sequence[Row]) -> list[Row]:
@@ -103,7 +105,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         for number, way in enumerate(("base", NEAREST, SUM, ANALOGY, TRAINED)):
             means = [fmean(scores(rows, name, way, target)) for target in targets]
             label = way if panel is axes[0] else "_again"
-            panel.plot(range(len(targets)), means, label=label, **series_style(number) | {"linestyle": ""})
-        panel.set_xticks(range(len(targets)), labels=[target.replace(" ", "\n", 1) for target in targets], fontsize=6)
+            places = [place + _BESIDE * (number - 2) for place in range(len(targets))]
+            panel.plot(places, means, label=label, **series_style(number) | {"linestyle": ""})
+        panel.set_xticks(range(len(targets)), labels=[fill(target, 10) for target in targets])
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return {"targets": figure}

@@ -35,6 +35,9 @@ def _over(scores: Scores, kinds: Sequence[str], label: str) -> Figure:
             amounts = scores.amounts(kind)
             means = [fmean(scores.of(kind, amount, score)) for amount in amounts]
             panel.plot(amounts, means, label=kind if first else "_again", **series_style(number))
+        shown = sorted({amount for kind in kinds for amount in scores.amounts(kind)})
         panel.set_xscale("log")
+        panel.set_xticks(shown, labels=[f"{amount:g}" for amount in shown])
+        panel.set_xticks([], minor=True)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
