@@ -7,7 +7,7 @@ projection gets 2·B·A (huggingface/peft pull request 3774, open with PEFT 0.21
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from mergeflow.training.settings import LoraSettings
 class LoraModule(nn.Module):
     """A module with W + (alpha/rank)·B·A instead of each adapted weight matrix W; A and B alone are trained.
 
-    B starts at 0, so it computes what the module does; A is drawn uniformly on ±1/√(inputs), as PEFT draws it.
+    B starts at 0, so it computes what the module does; A is drawn uniformly on ±1/√(inputs), as PEFT draws it. Of a
+    matrix that is stored [inputs, outputs] (Conv1D, as GPT-2 has it) the transpose of B·A is added.
 
     Args:
         module: the module; its weights are frozen, and stay as they are.
@@ -33,7 +34,8 @@ class LoraModule(nn.Module):
         seed: of A.
 
     Raises:
-        MergeflowError: PEFT is not installed, or no submodule has one of the names.
+        MergeflowError: PEFT is not installed, no submodule has one of the names, or some store inputs first and others
+            outputs first.
 
     Source: Hu et al. 2022, equation 3.
     """
@@ -47,12 +49,15 @@ class LoraModule(nn.Module):
                 raise unknown_name("entry of finetune.lora.targets", target, {target for target, _, _ in found})
         self.original, self.settings = module.requires_grad_(False), settings
         self.adapted = {weight: name for target, weight, name in found if target in settings.targets}
+        self.inputs_first = _inputs_first(module, self.adapted)
         generator = torch.Generator().manual_seed(seed)
         weights = [module.get_parameter(weight) for weight in self.adapted]
-        drawn = [torch.empty(settings.rank, w.shape[1]).uniform_(-1, 1, generator=generator) for w in weights]
+        sizes = [w.shape[::-1] if self.inputs_first else w.shape for w in weights]  # outputs, inputs
+        drawn = [torch.empty(settings.rank, inputs).uniform_(-1, 1, generator=generator) for _, inputs in sizes]
         down = [(values / math.sqrt(values.shape[1])).to(w) for values, w in zip(drawn, weights, strict=True)]
         self.down = nn.ParameterList([nn.Parameter(values) for values in down])
-        self.up = nn.ParameterList([nn.Parameter(w.new_zeros(w.shape[0], settings.rank)) for w in weights])
+        empty = [w.new_zeros(outputs, settings.rank) for w, (outputs, _) in zip(weights, sizes, strict=True)]
+        self.up = nn.ParameterList([nn.Parameter(values) for values in empty])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module with the adapted weights returns."""
@@ -63,7 +68,8 @@ class LoraModule(nn.Module):
         factor = self.settings.alpha / self.settings.rank
         with torch.autocast(self.up[0].device.type, enabled=False):
             return {
-                weight: self.original.get_parameter(weight).detach() + (up @ down) * factor
+                weight: self.original.get_parameter(weight).detach()
+                + ((up @ down).T if self.inputs_first else up @ down) * factor
                 for weight, down, up in zip(self.adapted, self.down, self.up, strict=True)
             }
 
@@ -72,7 +78,10 @@ class LoraModule(nn.Module):
         from peft import LoraConfig
 
         config = LoraConfig(
-            r=self.settings.rank, lora_alpha=self.settings.alpha, target_modules=sorted(self.settings.targets)
+            r=self.settings.rank,
+            lora_alpha=self.settings.alpha,
+            target_modules=sorted(self.settings.targets),
+            fan_in_fan_out=self.inputs_first,
         )
         config.inference_mode = True
         config.save_pretrained(str(folder))
@@ -129,8 +138,30 @@ def _matrices(module: nn.Module) -> Iterator[tuple[str, str, str]]:
         if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is not None:
             yield target, f"{name}.in_proj_weight", name
             yield target, f"{name}.out_proj.weight", f"{name}.base_layer.out_proj"
-        elif isinstance(part, nn.Linear) and target != "out_proj":
+        elif _is_conv1d(part) or (isinstance(part, nn.Linear) and target != "out_proj"):
             yield target, f"{name}.weight", name
+
+
+def _is_conv1d(part: nn.Module) -> bool:
+    """Return whether a submodule is transformers' Conv1D, a linear layer with its weight stored [inputs, outputs]."""
+    return type(part).__name__ == "Conv1D" and hasattr(part, "nf")
+
+
+def _inputs_first(module: nn.Module, weights: Iterable[str]) -> bool:
+    """Return whether the adapted weights are stored [inputs, outputs]; an adapter says it once for all.
+
+    Raises:
+        MergeflowError: some are and others are not.
+    """
+    names = {True: list[str](), False: list[str]()}
+    for weight in weights:
+        names[_is_conv1d(module.get_submodule(weight.rpartition(".")[0]))].append(weight)
+    if names[True] and names[False]:
+        raise MergeflowError(
+            f"finetune.lora.targets: {names[True][0]} is stored [inputs, outputs] and {names[False][0]} the other way, "
+            "which one adapter cannot say: adapt layers of one kind."
+        )
+    return bool(names[True])
 
 
 def _require_peft() -> None:

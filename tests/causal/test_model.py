@@ -1,5 +1,6 @@
 """Causal models of transformers by configuration: what they compute, what they are weights of, what they refuse."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
+from mergeflow.merging import make_recipe, merge
 from mergeflow.modalities.causal.blocks import cut
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
@@ -123,6 +126,54 @@ def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
     plain = load_model(base.name, base.parent)[0]
     plain.load(adapted.state())
     assert texts.loss(plain, rows).item() == pytest.approx(texts.loss(adapted, rows).item(), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
+def test_adapters_of_gpt2_whose_matrices_store_inputs_first_are_those_of_peft(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    make_base(tmp_path / "gpt2", "gpt2")
+    texts, rows = texts_of(tmp_path / "gpt2"), torch.arange(4)
+    model, _ = load_model("gpt2", tmp_path)
+    before = {name: value.clone() for name, value in model.state().items()}
+    adapted = LoraModel.of(model, LoraSettings(rank=4, alpha=8, targets=["c_attn", "c_proj", "c_fc"]), seed=3)
+    optimiser = torch.optim.Adam([p for p in adapted.module.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(6):
+        optimiser.zero_grad()
+        texts.loss(adapted, rows).backward()
+        optimiser.step()
+    state, loss = adapted.state(), texts.loss(adapted, rows)
+    assert {
+        name.rpartition(".")[0].rpartition(".")[2] for name in state if not torch.equal(state[name], before[name])
+    } == {
+        "c_attn",
+        "c_proj",
+        "c_fc",
+    }
+    adapted.module.save(tmp_path / "adapter")
+    told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert told["fan_in_fan_out"] is True
+    plain = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2"), tmp_path / "adapter"
+    ).eval()
+    ids = texts.blocks.ids[rows].long()
+    torch.testing.assert_close(plain(input_ids=ids, labels=ids).loss, loss, rtol=1e-5, atol=1e-6)
+    # As an expert of a recipe the adapter is the model that was trained.
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "gpt2")}
+    recipe |= {"experts": {"one": str(tmp_path / "adapter")}, "out": str(tmp_path / "merged.safetensors")}
+    merged = read_state(merge(make_recipe(recipe)).path)
+    for name, value in merged.items():
+        torch.testing.assert_close(value, state[name])
+
+
+def test_adapters_of_layers_that_are_stored_in_both_ways_are_refused(tmp_path: Path) -> None:
+    make_base(tmp_path / "gpt2", "gpt2")
+    model, _ = load_model("gpt2", tmp_path)
+    settings = LoraSettings(rank=4, alpha=8, targets=["c_attn", "lm_head"])
+    with pytest.raises(
+        MergeflowError, match=r"c_attn.weight is stored \[inputs, outputs\] and lm_head.weight the other"
+    ):
+        LoraModel.of(model, settings)
 
 
 def test_weights_are_drawn_from_a_configuration_and_a_seed() -> None:
