@@ -20,7 +20,6 @@ from mergeflow.commands import language
 from mergeflow.data import load_manifest
 from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
 from mergeflow.estimates.entropy import entropies, entropy_gradient
-from mergeflow.estimates.recorded_coefficients import learn_recorded
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
@@ -220,8 +219,8 @@ def adapt_texts(outputs: Path, out: Path, device: str) -> Any:
     heads = {task: str(outputs / f"experts/{task}/head.safetensors") for task in TEXTS}
     recipe = {"method": "adamerging", "args": {"steps": 2}, "base": base, "experts": experts, "device": device}
     order = AdamergeOrder(base, folders, heads)
-    found = [learn(make_recipe(recipe), order, out / learn.__name__) for learn in (learn_recorded, learn_coefficients)]
-    return [(one.coefficients, one.losses) for one in found]
+    found = learn_coefficients(make_recipe(recipe), order, out)
+    return found.coefficients, found.losses
 
 
 def answer_texts(outputs: Path, out: Path, device: str) -> Any:

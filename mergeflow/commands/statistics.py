@@ -94,9 +94,7 @@ def adamerge(
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on images without labels."""
     from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, learn_coefficients
-    from mergeflow.estimates.recorded_coefficients import learn_recorded
     from mergeflow.merging import load_recipe
-    from mergeflow.modalities.recorded import is_recorded
 
     loaded = load_recipe(recipe, overrides or [])
     order = AdamergeOrder(
@@ -108,8 +106,7 @@ def adamerge(
         seed,
     )
     with progress_bar("adamerging") as progress:
-        learn = learn_recorded if is_recorded(architecture) else learn_coefficients
-        found = learn(loaded, order, out, resolve=context.obj, progress=progress)
+        found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in found.coefficients.items():
         numbers = list(values.values())
         mean = sum(numbers) / len(numbers)

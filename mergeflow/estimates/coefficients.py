@@ -8,8 +8,9 @@ import torch
 
 from mergeflow.checkpoints import write_checkpoint, write_text
 from mergeflow.data import load_split
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.estimates.entropy import entropy_gradient
+from mergeflow.estimates.headed import open_headed
 from mergeflow.merging import Recipe, make_recipe
 from mergeflow.merging.device import check_device
 from mergeflow.merging.files.inputs import open_inputs
@@ -32,7 +33,7 @@ class AdamergeOrder:
     Attributes:
         architecture: Of the image encoder; or the file of a base that says itself what it is, as of texts.
         tasks: Prepared folders by task.
-        heads: Heads' files by task.
+        heads: Heads' files by task; a task of a causal model has none.
         split: Whose images; the labels are not used, so the paper takes those of test.
         batch_size: Images per task and step.
         seed: Of the batches.
@@ -68,13 +69,16 @@ def learn_coefficients(
     """
     if recipe.method != "adamerging":
         raise MergeflowError(f"only 'adamerging' learns coefficients, the recipe's method is '{recipe.method}'.")
-    if order.tasks.keys() != order.heads.keys() or not order.tasks:
+    recorded = is_recorded(order.architecture)
+    if other := sorted(order.heads.keys() - order.tasks.keys()):
+        raise unknown_name("task of --head", other[0], order.tasks)
+    if not order.tasks or (not recorded and order.tasks.keys() != order.heads.keys()):
         told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
         raise MergeflowError(f"every task needs a folder and a head: found {told}.")
     place = Path(out)
     _files(recipe, place)  # names that collide are refused before the work
     check_device(recipe.device)
-    model, tasks = (_recorded if is_recorded(order.architecture) else _pictured)(order, recipe.device)
+    model, tasks = (_recorded if recorded else _pictured)(order, recipe.device)
     with open_inputs(recipe, resolve) as inputs:
         model.load(inputs.base)
         place.mkdir(parents=True, exist_ok=True)
@@ -123,9 +127,8 @@ def _files(recipe: Recipe, place: Path) -> dict[str, Path]:
 
 def _recorded(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predictions]]:
     modality, model = open_recorded(order.architecture, device)
-    heads = {task: load_head(file).to(device) for task, file in order.heads.items()}
     tasks: dict[str, Predictions] = {
-        task: modality.open(task, Path(folder), order.split, heads[task], torch.device(device))
+        task: open_headed(modality, task, folder, order.split, order.heads.get(task), device)
         for task, folder in order.tasks.items()
     }
     return model, tasks

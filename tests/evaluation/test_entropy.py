@@ -124,7 +124,7 @@ def test_the_command_prints_and_writes(world: Path, tmp_path: Path):
 def test_bad_orders_are_refused(world: Path, tmp_path: Path):
     with pytest.raises(MergeflowError, match="only 'adamerging'"):
         learn_coefficients(make_recipe({**recipe_values(world), "method": "average"}), order(world), tmp_path)
-    part = AdamergeOrder("pocket-clip", {"red": "x"}, {"blue": "y"})
+    part = AdamergeOrder("pocket-clip", {"red": "x", "blue": "y"}, {"blue": "y"})
     with pytest.raises(MergeflowError, match="every task needs a folder and a head"):
         learn_coefficients(make_recipe(recipe_values(world)), part, tmp_path)
     assert not list(tmp_path.iterdir())
