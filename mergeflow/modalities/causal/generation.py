@@ -43,3 +43,26 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
         new = whole_ids[0, ids.shape[1] :].tolist()
         found.append(new[: new.index(end)] if end in new else new)
     return found
+
+
+@torch.no_grad()
+def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, end: int) -> list[list[int]]:
+    """Return the likeliest tokens behind prompts of one length, as many for each whatever comes.
+
+    Args:
+        module: the model.
+        given: the prompts' tokens, [n][L].
+        tokens: how many are written: an end token would stop a row, and what is behind it would be padding.
+        end: the id of the token that ends a text.
+    """
+    prompts = torch.tensor([list(ids) for ids in given], device=next(module.parameters()).device)
+    ids = module.eval().whole.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=end,
+    )
+    found: list[list[int]] = ids[:, prompts.shape[1] :].tolist()
+    return found

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
 
+from mergeflow.modalities.causal.generation import greedy
 from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
@@ -46,7 +46,6 @@ def held_out(folder: Path, split: str, count: int) -> list[str]:
     return [texts[number] for number in np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(int))]
 
 
-@torch.no_grad()
 def go_on(
     module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], most: int | None = None
 ) -> list[Continued]:
@@ -61,18 +60,9 @@ def go_on(
     found = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
     if not found:
         return []
-    given = torch.tensor([ids[:PROMPT] for ids in found], device=next(module.parameters()).device)
-    # Asked for as many tokens whatever comes: an end token would stop a row, and what is behind it would be padding.
-    ids = module.eval().whole.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=WRITTEN,
-        min_new_tokens=WRITTEN,
-        do_sample=False,
-        pad_token_id=tokenizer.end,
-    )
+    told = greedy(module, [ids[:PROMPT] for ids in found], WRITTEN, tokenizer.end)
     continued = []
-    for known, new in zip(found, ids[:, PROMPT:].tolist(), strict=True):
+    for known, new in zip(found, told, strict=True):
         own = known[PROMPT : PROMPT + WRITTEN]
         right = sum(a == b for a, b in zip(own, new, strict=True))
         prompt, rest, written = map(tokenizer.decode, (known[:PROMPT], own, new))

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.generation import greedy
 from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
@@ -27,7 +26,6 @@ class Recalled:
     exact: int
 
 
-@torch.no_grad()
 def recited(
     module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], prompt: int = 16, tokens: int = 32
 ) -> list[Recalled]:
@@ -47,17 +45,8 @@ def recited(
     found = [tokenizer.encode(passage)[: prompt + tokens] for passage in passages]
     if short := [passage for passage, ids in zip(passages, found, strict=True) if len(ids) <= prompt]:
         raise ValueError(f"'{short[0]}' is not longer than the prompt of {prompt} tokens")
-    given = torch.tensor([ids[:prompt] for ids in found], device=next(module.parameters()).device)
-    # Asked for as many tokens whatever comes: an end token would stop a row, and what is behind it would be padding.
-    ids = module.eval().whole.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        do_sample=False,
-        pad_token_id=tokenizer.end,
-    )
-    pairs = zip(found, ids[:, prompt:].tolist(), strict=True)
+    told = greedy(module, [ids[:prompt] for ids in found], tokens, tokenizer.end)
+    pairs = zip(found, told, strict=True)
     return [_held(own[prompt:], new[: len(own) - prompt], tokenizer) for own, new in pairs]
 
 

@@ -9,6 +9,7 @@ from tasks.project.sections import Section
 Row = dict[str, Any]
 FORGOTTEN, ALIGNED, LESS_ALIGNED = "harbour", "lighthouse", "orchard"
 BOOKS = (FORGOTTEN, ALIGNED, LESS_ALIGNED)
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class Options(Section):
@@ -27,6 +28,7 @@ class Options(Section):
         rate: peak learning rate of full fine-tuning.
         adapter_rate: of adapters.
         rank: of adapters.
+        targets: the layers that adapters are on, by the last part of their names.
         scales: λ, with 0 among them.
         ascent_rate: of gradient ascent.
         ascent_steps: of gradient ascent, at most; it ends where as much is forgotten as the truth forgets.
@@ -47,6 +49,7 @@ class Options(Section):
     rate: float = Field(2e-3, gt=0)
     adapter_rate: float = Field(6e-3, gt=0)
     rank: int = Field(32, ge=1)
+    targets: list[str] = Field(TARGETS, min_length=1)
     scales: list[float] = Field([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], min_length=2)
     ascent_rate: float = Field(2e-4, gt=0)
     ascent_steps: int = Field(60, ge=1)

@@ -21,7 +21,6 @@ from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN
 
 State = dict[str, Tensor]
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Workshop:
     def adapted(self, title: str) -> State:
         """Return the expert of one book by adapters of the base."""
         options = self.corpus.options
-        settings = LoraSettings(rank=options.rank, alpha=2 * options.rank, targets=TARGETS)
+        settings = LoraSettings(rank=options.rank, alpha=2 * options.rank, targets=options.targets)
         model = LoraModel.of(self.model(), settings, self.corpus.seed)
         return self._tuned(f"adapted {title}", [title], options.alone, model, options.adapter_rate)
 
