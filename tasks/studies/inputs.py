@@ -61,6 +61,12 @@ class TrainingRun:
     def experts(self, seed: int) -> dict[str, State]:
         return {task: self.expert(seed, task) for task in self.tasks}
 
+    def heads(self, seed: int) -> Heads:
+        """Return the heads that came out of the training of the experts, where there are any."""
+        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{seed}" / "experts"
+        files = {task: folder / task / layout.HEAD_FILE for task in self.tasks}
+        return {task: read_state(file) for task, file in files.items() if file.exists()}
+
     def epoch(self, seed: int, task: str, number: int) -> State:
         """Return θ_t after an epoch of a run with `keep_epochs`.
 
@@ -215,7 +221,8 @@ class StudyInputs:
             if task not in self.heads:
                 raise MergeflowError(
                     f"this study judges models with the base's heads, and the head of task '{task}' is trained beside "
-                    "the model: every expert has its own. For such tasks there is the study glue."
+                    "the model: every expert has its own. A study of such tasks names them: inputs.with_heads("
+                    "inputs.run(NAME).heads(seed)); of the papers' studies glue does."
                 )
             head.load_state_dict(self.heads[task])
         return head

@@ -32,7 +32,7 @@ def left_heads(inputs: StudyInputs, run: str, seed: int) -> Heads:
     folder = _folder(inputs, run, seed)
     if trained_jointly(inputs, run, seed):
         return {task: read_state(head_file(folder / "model", inputs.tasks, task)) for task in inputs.tasks}
-    return {task: read_state(folder / "experts" / task / layout.HEAD_FILE) for task in inputs.tasks}
+    return inputs.run(run).heads(seed)
 
 
 def _folder(inputs: StudyInputs, run: str, seed: int) -> Path:

@@ -130,7 +130,7 @@ def of_weights(first: State, second: State) -> Row:
 
     Example:
         >>> one, other = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([3.0, -1.0])}
-        >>> of_weights(one, other)
+        >>> {key: round(value, 6) for key, value in of_weights(one, other).items()}
         {'cosine': 0.8, 'distance': 2.0, 'sign_conflict': 0.25}
     """
     smaller = {key: torch.minimum(first[key].abs(), second[key].abs()).double() for key in first}
