@@ -26,21 +26,22 @@ def lineage_picture(run: RunFiles) -> str:
     """Return the picture as SVG: a row per expert and one for the base; what the registry knows where there is one."""
     tasks = run.selection["tasks"]
     known = {expert["task"]: expert for expert in lineage_of(run).get("experts") or []}
-    height = _TOP + _PITCH * (len(tasks) + 1)
+    base = _base_box(run)
+    first = _TOP + max(_PITCH, _size(base) + _PITCH - _HEIGHT)  # where the experts' rows begin
+    height = first + _PITCH * len(tasks)
     picture = Picture(_WIDTH, height, "Lineage: data, experts, merge, registered version")
     _headings(picture, run.registration is not None)
     middle = _TOP + (height - _TOP) / 2 - (_PITCH - _HEIGHT) / 2
     merge, version = _merge_box(run), _version_box(run)
     port = (_MERGE[0], middle)
-    for row, task in enumerate([None, *tasks]):
-        top = _TOP + row * _PITCH
+    picture.curve((sum(_EXPERT), _TOP + _size(base) / 2), port, "link")
+    _draw(picture, base, _EXPERT, _TOP)
+    for row, task in enumerate(tasks):
+        top = first + row * _PITCH
         picture.curve((sum(_EXPERT), top + _HEIGHT / 2), port, "link")
-        if task is None:
-            _draw(picture, _base_box(run), _EXPERT, top)
-        else:
-            picture.curve((sum(_DATA), top + _HEIGHT / 2), (_EXPERT[0], top + _HEIGHT / 2), "link")
-            _draw(picture, _data_box(run, task), _DATA, top)
-            _draw(picture, _expert_box(run, task, known.get(task, {})), _EXPERT, top)
+        picture.curve((sum(_DATA), top + _HEIGHT / 2), (_EXPERT[0], top + _HEIGHT / 2), "link")
+        _draw(picture, _data_box(run, task), _DATA, top)
+        _draw(picture, _expert_box(run, task, known.get(task, {})), _EXPERT, top)
     if version is not None:
         picture.curve((sum(_MERGE), middle), (_VERSION[0], middle), "link")
         _draw(picture, version, _VERSION, middle - _size(version) / 2)

@@ -4,6 +4,7 @@ import json
 import re
 from html import unescape
 from html.parser import HTMLParser
+from itertools import combinations
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import make_recipe
 from tasks.report import write_report
 from tasks.report.drawings import inline
+from tasks.report.files import read_run
+from tasks.report.lineage import lineage_picture
 
 HOSTILE = "<script>alert('x')</script>\"&"
 
@@ -200,6 +203,19 @@ def test_the_decision_is_drawn_against_what_is_allowed(make_run):
     assert [text for text in ("+1.20", "+2.00", "−6.10", "+0.00", "allowed: −5.00") if text not in picture] == []
     assert picture.count('class="worse"') == 1
     assert "<strong>Promoted.</strong>" in page
+
+
+def test_boxes_of_the_lineage_do_not_lie_on_each_other(make_run):
+    root = make_run()
+    values = yaml.safe_load((root / "params.yaml").read_text())
+    values["model"] |= {"layers": 12, "pooling": "mean", "head": "probed"}  # many lines about the base
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    picture = lineage_picture(read_run(root))
+    corners = r'<rect [^>]*?x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"'
+    boxes = [tuple(map(float, box)) for box in re.findall(corners, picture)]
+    assert len(boxes) == 2 * len(values["tasks"]) + 3
+    for (x, y, width, height), (u, v, wide, high) in combinations(boxes, 2):
+        assert x + width <= u or u + wide <= x or y + height <= v or v + high <= y
 
 
 def test_the_lineage_says_what_the_registry_knows(make_run):
