@@ -1,21 +1,16 @@
-"""What the pre-training of the embedded bases of texts has in common: Muon beside AdamW, the loop, the saved folder."""
+"""What the pre-training of the embedded bases of texts has in common: Muon beside AdamW, the saved folder."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.pretraining import SHARDS, descend, one_thread, rate_factor
 from mergeflow.schema import Frozen
-
-Progress = Callable[[int, int], None]
 
 
 def muon_and_adamw(
@@ -40,43 +35,6 @@ def muon_and_adamw(
         torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=weight_decay),
         torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-
-
-def descend_all(
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    batches: Iterable[Sequence[Callable[[], Tensor]]],
-    steps: int,
-    warmup: float,
-    progress: Progress | None,
-) -> float:
-    """Train a model on all batches; return the mean loss of the last fiftieth of the steps.
-
-    Args:
-        model: trained in place.
-        optimizers: of its parameters, at their peak rates.
-        batches: of each step the functions that compute its shards' losses, whose sum is the batch's loss.
-        steps: how many batches there are.
-        warmup: share of the steps with rising learning rates; then they follow a cosine to 0.
-        progress: called with the steps done and in all.
-    """
-    parameters, tail = list(model.parameters()), list[float]()
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    peaks = [group["lr"] for group in groups]
-    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
-        for step, losses in enumerate(batches):
-            for group, peak in zip(groups, peaks, strict=True):
-                group["lr"] = peak * rate_factor(step, steps, warmup)
-            shards = [pool.submit(_gradients, loss, parameters) for loss in losses]
-            tail = [*tail[-max(1, steps // 50) + 1 :], descend(shards, parameters, optimizers)]
-            if progress and (step % 20 == 0 or step + 1 == steps):
-                progress(step + 1, steps)
-    return sum(tail) / len(tail)
-
-
-def _gradients(loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> tuple[Tensor, ...]:
-    value = loss()
-    return (value.detach(), *torch.autograd.grad(value, parameters))
 
 
 def check_empty(out: Path) -> None:

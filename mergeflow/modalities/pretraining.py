@@ -1,13 +1,14 @@
-"""What the pre-training of the shipped bases has in common: a batch in halves, a thread each; AdamW; one schedule."""
+"""What the pre-training of the shipped bases has in common: the loop, batches in halves, AdamW, one schedule."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+Progress = Callable[[int, int], None]
 SHARDS = 2  # halves of a batch, each on its own thread: faster on two cores than two threads inside every operation
 
 
@@ -56,7 +57,47 @@ def rate_factor(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-def descend(
+def descend_all(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    batches: Iterable[Sequence[Callable[[], Tensor]]],
+    steps: int,
+    warmup: float,
+    progress: Progress | None = None,
+    after: Callable[[], object] = lambda: None,
+) -> float:
+    """Train a model on all batches; return the mean loss of the last fiftieth of the steps.
+
+    Args:
+        model: trained in place.
+        optimizers: of its parameters, at their peak rates.
+        batches: of each step the functions that compute its shards' losses, whose sum is the batch's loss.
+        steps: how many batches there are.
+        warmup: share of the steps with rising learning rates; then they follow a cosine to 0.
+        progress: called with the steps done and in all.
+        after: called after each step.
+    """
+    parameters, tail = list(model.parameters()), list[float]()
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in groups]
+    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
+        for step, losses in enumerate(batches):
+            for group, peak in zip(groups, peaks, strict=True):
+                group["lr"] = peak * rate_factor(step, steps, warmup)
+            shards = [pool.submit(_gradients, loss, parameters) for loss in losses]
+            tail = [*tail[-max(1, steps // 50) + 1 :], _step(shards, parameters, optimizers)]
+            after()
+            if progress and (step % 20 == 0 or step + 1 == steps):
+                progress(step + 1, steps)
+    return sum(tail) / len(tail)
+
+
+def _gradients(loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter]) -> tuple[Tensor, ...]:
+    value = loss()
+    return (value.detach(), *torch.autograd.grad(value, parameters))
+
+
+def _step(
     shards: Iterable["Future[tuple[Tensor, ...]]"],
     parameters: Sequence[nn.Parameter],
     optimizers: Iterable[torch.optim.Optimizer],

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mergeflow.modalities.drawing import own_generator
-from mergeflow.modalities.language_bases import Progress, check_empty, descend_all, muon_and_adamw, write_base
-from mergeflow.modalities.pretraining import SHARDS
+from mergeflow.modalities.language_bases import check_empty, muon_and_adamw, write_base
+from mergeflow.modalities.pretraining import SHARDS, Progress, descend_all
 from mergeflow.schema import Frozen
 from mergeflow.suites.books.book import general
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from mergeflow.modalities.drawing import own_generator
-from mergeflow.modalities.language_bases import Progress, check_empty, descend_all, muon_and_adamw, write_base
-from mergeflow.modalities.pretraining import SHARDS
+from mergeflow.modalities.language_bases import check_empty, muon_and_adamw, write_base
+from mergeflow.modalities.pretraining import SHARDS, Progress, descend_all
 from mergeflow.modalities.text.corruption import IGNORED, Batch, Corruption, CorruptionSettings
 from mergeflow.modalities.text.words import word_tokenizer
 from mergeflow.schema import Frozen

@@ -8,7 +8,7 @@ caption of the next class in it. `docs/embedded-suite.md` has the recipe, the me
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mergeflow.checkpoints import write_checkpoint
-from mergeflow.modalities.pretraining import SHARDS, adamw, descend, one_thread, rate_factor
+from mergeflow.modalities.pretraining import SHARDS, adamw, descend_all
 from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
 from mergeflow.schema import Frozen
@@ -176,22 +176,20 @@ def draw_in_chunks(
 
 
 class _Loss:
-    """Cross-entropy of images against the prompts of all classes; gradients by shards, summed in fixed order."""
+    """Cross-entropy of images against the prompts of all classes."""
 
     def __init__(self, clip: ClipModel, class_names: list[str]) -> None:
         self.model = clip.model
         self.encoder = ImageEncoder(clip)
-        self.parameters = list(clip.model.parameters())
         self.prompts = [clip.tokenizer([t.replace("{}", name) for name in class_names]) for t in TEMPLATES]
 
-    def shard(self, images: Tensor, captions: Tensor, step: int, total: int) -> tuple[Tensor, ...]:
-        """Return (loss, *gradients) of a shard's part of the batch mean."""
+    def shard(self, images: Tensor, captions: Tensor, step: int, total: int) -> Tensor:
+        """Return a shard's part of the batch mean."""
         text = nn.functional.normalize(self.model.encode_text(self.prompts[step % len(self.prompts)]), dim=-1)
         # The whole tower, not the encoder's shortcut: it made the shipped base, which must come out bit for bit.
         features = nn.functional.normalize(self.model.visual(self.encoder.normalised_pixels(images)).float(), dim=-1)
         logits = self.model.logit_scale.exp() * features @ text.T
-        loss = nn.functional.cross_entropy(logits, captions, reduction="sum") / total
-        return (loss.detach(), *torch.autograd.grad(loss, self.parameters))
+        return nn.functional.cross_entropy(logits, captions, reduction="sum") / total
 
 
 def _batches(count: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
@@ -223,22 +221,19 @@ def train_base(
     optimizer = adamw(clip.model.train(), settings.learning_rate, settings.weight_decay)
     batch = min(settings.batch, len(images))
     steps = max(1, settings.passes // batch)
-    tail: list[float] = []
-    with one_thread(), ThreadPoolExecutor(SHARDS) as pool:
-        for step, chosen in enumerate(_batches(len(images), batch, steps, settings.seed)):
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * rate_factor(step, steps, settings.warmup)
-            shards = [
-                pool.submit(loss.shard, images[part], captions[part], step, batch) for part in chosen.chunk(SHARDS)
-            ]
-            value = descend(shards, loss.parameters, [optimizer])
-            with torch.no_grad():
-                clip.model.logit_scale.clamp_(max=math.log(100))
-            tail = [*tail[-max(1, steps // 50) + 1 :], value]
-            if progress and (step % 20 == 0 or step + 1 == steps):
-                progress("train", step + 1, steps)
+    losses = (
+        [partial(loss.shard, images[part], captions[part], step, batch) for part in chosen.chunk(SHARDS)]
+        for step, chosen in enumerate(_batches(len(images), batch, steps, settings.seed))
+    )
+    told = None if progress is None else partial(progress, "train")
+
+    def clamp() -> None:
+        with torch.no_grad():
+            clip.model.logit_scale.clamp_(max=math.log(100))
+
+    found = descend_all(clip.model, [optimizer], losses, steps, settings.warmup, told, clamp)
     clip.model.eval()
-    return clip, sum(tail) / len(tail)
+    return clip, found
 
 
 def pretrain(
