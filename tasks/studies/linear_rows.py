@@ -128,6 +128,15 @@ def loss_gap(rows: Sequence[Row]) -> float:
     return max(abs(ends[0] - ends[1]), barrier)
 
 
+def loss_gaps(rows: Sequence[Row], **wanted: Any) -> dict[int, dict[tuple[str, str], float]]:
+    """Return by seed, then by (pair, D), how far the paths with these values are from linear mode connectivity."""
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    for seed, own in by_seed(rows, **wanted).items():
+        keys = dict.fromkeys((row["pair"], row["on"]) for row in own)
+        found[seed] = {key: loss_gap([row for row in own if (row["pair"], row["on"]) == key]) for key in keys}
+    return found
+
+
 def samples_file(io: StageIO, name: object) -> Path:
     """Return where the samples of a piece are kept until the study is complete."""
     return io.scratch / "samples" / f"{name}.parquet"

@@ -9,7 +9,7 @@ from tasks.studies.linear_rows import (
     by_seed,
     direction,
     length,
-    loss_gap,
+    loss_gaps,
     mean_over,
     worst_share,
 )
@@ -36,7 +36,7 @@ def findings(rows: Rows, scale: float, scales: Sequence[float]) -> list[Finding]
     found = [Finding("L1", claim, told, verdict, DIRECTION_RULE)]
     told, verdict = length(rows["pairs"])
     found.append(Finding("L1", f"They have their length too: {where}.", told, verdict, LENGTH_RULE))
-    smallest = [min(gaps.values()) for gaps in _gaps(rows["paths"]).values()]
+    smallest = [min(gaps.values()) for gaps in loss_gaps(rows["paths"]).values()]
     found.append(
         Finding(
             "L4",
@@ -64,7 +64,7 @@ def tables(rows: Rows) -> list[Table]:
                 "error": with_interval(mean_over(rows["pairs"], "error", layer=layer), 4),
             }
         )
-    gaps, pairs = _gaps(rows["paths"]).values(), []
+    gaps, pairs = loss_gaps(rows["paths"]).values(), []
     for pair in dict.fromkeys(row["combination"] for row in rows["pairs"]):
         shares = [worst_share(one) for one in by_seed(rows["pairs"], combination=pair).values()]
         smallest = [min(value for (own, _), value in one.items() if own == pair) for one in gaps]
@@ -81,12 +81,3 @@ def tables(rows: Rows) -> list[Table]:
         *edits.tables(rows["edits"]),
         *stitches.tables(rows["stitches"]),
     ]
-
-
-def _gaps(rows: list[Row]) -> dict[int, dict[tuple[str, str], float]]:
-    """Return by seed, then by (pair, D), how far the path is from linear mode connectivity."""
-    found: dict[int, dict[tuple[str, str], float]] = {}
-    for seed, own in by_seed(rows).items():
-        keys = dict.fromkeys((row["pair"], row["on"]) for row in own)
-        found[seed] = {key: loss_gap([row for row in own if (row["pair"], row["on"]) == key]) for key in keys}
-    return found

@@ -10,7 +10,7 @@ from tasks.studies.linear_rows import (
     by_seed,
     direction,
     length,
-    loss_gap,
+    loss_gaps,
     mean_over,
     worst_share,
 )
@@ -54,7 +54,7 @@ def _connectivity(rows: list[Row], world: str) -> list[Finding]:
     """Judge LMC on the pair's own tasks, and on the task of the pre-training."""
     rule = f"the larger of (difference of the ends, barrier) above {FLAT} nat, for each pair and D"
     own, first = [], []
-    for gaps in _gaps(rows, world).values():
+    for gaps in loss_gaps(rows, world=world).values():
         own.append(min(value for (pair, on), value in gaps.items() if on in pair.split(" – ")))
         first.append(min(value for (pair, on), value in gaps.items() if on not in pair.split(" – ")))
     claim = f"Linear mode connectivity fails between nets tuned on different tasks: {world}"
@@ -66,15 +66,6 @@ def _connectivity(rows: list[Row], world: str) -> list[Finding]:
             "L4", f"{claim}, on D_PT too.", f"smallest {with_interval(first, 2)} nat", within(first, low=FLAT), rule
         ),
     ]
-
-
-def _gaps(rows: list[Row], world: str) -> dict[int, dict[tuple[str, str], float]]:
-    """Return by seed, then by (pair, D), how far the path is from LMC."""
-    found: dict[int, dict[tuple[str, str], float]] = {}
-    for seed, own in by_seed(rows, world=world).items():
-        keys = dict.fromkeys((row["pair"], row["on"]) for row in own)
-        found[seed] = {key: loss_gap([row for row in own if (row["pair"], row["on"]) == key]) for key in keys}
-    return found
 
 
 def _share_below(rows: list[Row]) -> float:
@@ -143,7 +134,7 @@ def _layer_lines(rows: list[Row], world: str, mode: str) -> list[Row]:
 
 def _pair_lines(rows: dict[str, list[Row]], world: str) -> list[Row]:
     features, lines = judged(rows["features"]), []
-    gaps = _gaps(rows["paths"], world)
+    gaps = loss_gaps(rows["paths"], world=world)
     for pair in dict.fromkeys(row["combination"] for row in features if row["world"] == world):
         wanted = {"world": world, "combination": pair}
         (_, llfc), (_, long) = direction(features, **wanted), length(features, **wanted)
