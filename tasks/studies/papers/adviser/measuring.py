@@ -64,8 +64,8 @@ def measured_rows(
             for chosen in combinations(range(len(names)), size):
                 part = [names[i] for i in chosen]
                 ranges = {
-                    "theory": scales_of_theory(_part(changes.values, chosen)),
-                    "lengths": scales_of_lengths([norms[i] for i in chosen], _part(cosines, chosen)),
+                    "theory": scales_of_theory(part_of(changes.values, chosen)),
+                    "lengths": scales_of_lengths([norms[i] for i in chosen], part_of(cosines, chosen)),
                 }
                 rows.append(_set_row(base, vectors, part, ranges, validation, test, seed))
         return rows
@@ -99,7 +99,8 @@ def combined(start: State, vectors: Mapping[str, State], scales: Mapping[str, fl
     }
 
 
-def _part(matrix: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[list[float]]:
+def part_of(matrix: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[list[float]]:
+    """Return the rows and columns of some tasks."""
     return [[matrix[i][j] for j in chosen] for i in chosen]
 
 
@@ -124,16 +125,40 @@ def _set_row(
         return score
 
     on_validation, on_test = scorer(validation), scorer(test)
-    tried = {"grid": GRID, "fixed": [FIXED], "optuna": _optuna(on_validation, seed)}
-    for way, found in ranges.items():
-        tried[way] = [FIXED] if found.empty else suggested(found)
+    tried = tried_scales(GRID, ranges, on_validation, seed)
     row: Row = {"tasks": " ".join(part), "size": len(part)}
     for way in WAYS:
         best = best_scale(tried[way], on_validation)
         row |= {f"scale_{way}": best, f"tried_{way}": len(tried[way]), f"test_{way}": on_test(best)}
+    return row | range_columns(ranges, row["scale_grid"])
+
+
+def tried_scales(
+    scales: Sequence[float], ranges: Mapping[str, Interval], score: Callable[[float], float], seed: int
+) -> dict[str, Sequence[float]]:
+    """Return the λ that each way of choosing one tries.
+
+    Args:
+        scales: the grid; Optuna tries λ between its ends.
+        ranges: predicted ones, by way.
+        score: of a λ, on validation.
+        seed: of Optuna.
+    """
+    told = {way: [FIXED] if found.empty else suggested(found) for way, found in ranges.items()}
+    return {"grid": scales, "fixed": [FIXED], "optuna": _optuna(scales, score, seed), **told}
+
+
+def range_columns(ranges: Mapping[str, Interval], best: float) -> Row:
+    """Return the ends of predicted ranges, and whether the best λ of the grid lies inside.
+
+    Args:
+        ranges: by way.
+        best: the λ.
+    """
+    row: Row = {}
     for way, found in ranges.items():
         row |= {f"low_{way}": None if found.empty else found.low, f"high_{way}": None if found.empty else found.high}
-        row[f"hit_{way}"] = not found.empty and found.low <= row["scale_grid"] <= found.high
+        row[f"hit_{way}"] = not found.empty and found.low <= best <= found.high
     return row
 
 
@@ -153,9 +178,9 @@ def best_scale(scales: Sequence[float], score: Callable[[float], float]) -> floa
     return best[(len(best) - 1) // 2]
 
 
-def _optuna(score: Callable[[float], float], seed: int) -> list[float]:
-    """Return the λ that Optuna tries."""
-    space = {"scale": {"low": GRID[0], "high": GRID[-1]}}
+def _optuna(scales: Sequence[float], score: Callable[[float], float], seed: int) -> list[float]:
+    """Return the λ that Optuna tries between the ends of the grid."""
+    space = {"scale": {"low": scales[0], "high": scales[-1]}}
     strategy = optuna_search("task_arithmetic", space, SearchPart(trials=TRIALS), seed)
     found = score_all("task_arithmetic", strategy, lambda call: {"all": score(call.scale)}, lambda one: one["all"])
     return [one.call.scale for one in found]

@@ -12,23 +12,17 @@ from mergeflow.analysis.provable.answers import Answers
 from mergeflow.analysis.provable.conditions import Interval
 from mergeflow.analysis.provable.correlation import correlations, responses
 from mergeflow.analysis.provable.questions import ask_all, one_each
-from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
+from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.subsets import draw_subsets
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
-from mergeflow.search.candidates import score_all
-from mergeflow.search.optuna import optuna_search
-from mergeflow.search.sweep_file import SearchPart
 from tasks.project.sections import Section
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.adviser.measuring import best_scale, combined
+from tasks.studies.papers.adviser.measuring import WAYS, best_scale, combined, part_of, range_columns, tried_scales
 from tasks.studies.pieces import Row, grid
 
 GRID = [*grid(0.05, 0.5, 0.05), *grid(0.6, 1.5, 0.1)]
-FIXED = 0.4
-TRIALS = 4
-WAYS = ("grid", "theory", "lengths", "optuna", "fixed")
 RANGES = ("theory", "lengths")
 _BATCH = 256
 
@@ -131,15 +125,11 @@ def suite_rows(suite: Suite, options: Options, seed: int) -> list[Row]:
     for part in drawn:
         chosen = [suite.tasks.index(task) for task in part]
         ranges = {
-            "theory": scales_of_theory(_part(changes, chosen)),
-            "lengths": scales_of_lengths([norm(suite.vectors[task]) for task in part], _part(suite.cosines, chosen)),
+            "theory": scales_of_theory(part_of(changes, chosen)),
+            "lengths": scales_of_lengths([norm(suite.vectors[task]) for task in part], part_of(suite.cosines, chosen)),
         }
         rows.append(_set_row(suite, part, ranges, _scorer(suite, part, validation), _scorer(suite, part, test), seed))
     return [*rows, *_edit_rows(suite, answers, suite.first("test", options.edited))]
-
-
-def _part(matrix: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[list[float]]:
-    return [[matrix[i][j] for j in chosen] for i in chosen]
 
 
 def _scorer(suite: Suite, part: Sequence[str], examples: Mapping[str, Examples]) -> Callable[[float], float]:
@@ -164,25 +154,13 @@ def _set_row(
     seed: int,
 ) -> Row:
     """Return what each way of choosing λ on validation gives; test is looked at once for each."""
-    tried = {"grid": GRID, "fixed": [FIXED], "optuna": _optuna(validation, seed)}
-    tried |= {way: [FIXED] if found.empty else suggested(found) for way, found in ranges.items()}
+    tried = tried_scales(GRID, ranges, validation, seed)
     row: Row = {"part": "set", "tasks": " ".join(part), "size": len(part)}
     for way in WAYS:
         best = best_scale(tried[way], validation)
         row |= {f"scale_{way}": best, f"tried_{way}": len(tried[way])}
         row |= {f"validation_{way}": validation(best), f"test_{way}": test(best)}
-    for way, found in ranges.items():
-        row |= {f"low_{way}": None if found.empty else found.low, f"high_{way}": None if found.empty else found.high}
-        row[f"hit_{way}"] = not found.empty and found.low <= row["scale_grid"] <= found.high
-    return row
-
-
-def _optuna(score: Callable[[float], float], seed: int) -> list[float]:
-    """Return the λ that Optuna tries between the ends of the grid."""
-    space = {"scale": {"low": GRID[0], "high": GRID[-1]}}
-    strategy = optuna_search("task_arithmetic", space, SearchPart(trials=TRIALS), seed)
-    found = score_all("task_arithmetic", strategy, lambda call: {"all": score(call.scale)}, lambda one: one["all"])
-    return [one.call.scale for one in found]
+    return row | range_columns(ranges, row["scale_grid"])
 
 
 def _edit_rows(suite: Suite, answers: Answers, test: Mapping[str, Examples]) -> list[Row]:
