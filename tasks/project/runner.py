@@ -243,7 +243,7 @@ def _ready(path: Path) -> Path:
 def _write_json(path: Path, value: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
+        json.dump(value, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)

@@ -48,7 +48,7 @@ def write_page(root: Path, study: Study) -> Path:
     if (seconds := record.get("seconds")) is not None:
         tables = {"tables": record["tables"]} if "tables" in record else {}
         costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": hardware(), **tables}}
-        (folder / _COSTS).write_text(json.dumps(costs, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        (folder / _COSTS).write_text(json.dumps(dict(sorted(costs.items())), indent=1, ensure_ascii=False) + "\n")
     page = folder / f"{name}.md"
     page.write_text(page_text(study, found, read_times(folder, name)))
     return page

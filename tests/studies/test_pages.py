@@ -58,6 +58,13 @@ def test_the_page_of_costs_names_figures_that_are_there() -> None:
     assert set(named) <= {path.stem for path in (PAGES / "figures").iterdir()}
 
 
+def test_tables_of_times_keep_the_order_of_their_columns() -> None:
+    """The first one names what a row is of; sorted keys would put `GPU-seconds` there."""
+    tables = [table for name in RECORDED for table in read_times(PAGES, name)]
+    assert tables
+    assert all(next(iter(row)) in {"model", "method", "stage"} for table in tables for row in table.rows)
+
+
 def test_an_interval_that_straddles_the_margin_is_undecided() -> None:
     assert within([2.0, 2.0, 2.0], low=2.0) is True
     assert within([1.0, 2.0, 3.5], low=2.0) is None
