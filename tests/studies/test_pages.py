@@ -26,6 +26,7 @@ NOT_RUN = {
     "glue",
     "linearity_experts",
     "mergeability",
+    "mergeability_suites",
     "structure_suite",
     "unlearning",
 }

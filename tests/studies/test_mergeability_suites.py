@@ -1,0 +1,61 @@
+"""Study `mergeability_suites` on a small CLIP; by which prediction the command answers, on made-up rows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.studies.papers.mergeability.choosing import chosen, losses_by_thirds
+from tasks.studies.papers.mergeability.results import LAST
+from tasks.studies.papers.mergeability_suites.results import findings, pairs_of, tables
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import run_study
+
+RUNS = {"experts": "200 steps"}
+NAMES = "abcde"
+
+
+def test_every_pair_of_the_largest_suite_is_merged_once(many_lab: Path, tmp_path: Path) -> None:
+    runs = {**RUNS, "mima_3": "MIMA, N = 2"}
+    folder = run_study(many_lab, "mergeability_suites", tmp_path, runs=runs, counts=[2, 3], images=32)
+    result = StudyResult.read(folder)
+    assert len(result.rows) == 2 * 2 * 3, "runs, seeds, pairs of three tasks"
+    assert {f"block_{n}" for n in range(1, 5)} < set(result.rows[0])
+    assert {path.stem for path in folder.glob("*.svg")} == {"predictions"}
+    assert [(row["tasks"], row["pairs"]) for row in result.tables[1].rows] == [(2, 1), (3, 3)] * 2
+    assert all(finding.ours and finding.system == "L1" for finding in result.findings)
+
+
+def made_up(sign: int) -> list[dict[str, Any]]:
+    """Rows whose loss rises with the CTL error; the cosine follows it (sign 1) or has nothing to do with it (0)."""
+    pairs = [f"{a} – {b}" for n, a in enumerate(NAMES) for b in NAMES[n + 1 :]]
+    return [
+        {"seed": seed, "run": "experts", "pair": pair, "loss": float(number), "distance": 1.0}
+        | {"cosine": -sign * number / 10, "sign_conflict": number % 3, "block_1": number % 2, "block_2": number / 100}
+        for seed in range(3)
+        for number, pair in enumerate(pairs)
+    ]
+
+
+def test_findings_are_of_each_suite() -> None:
+    suites = {3: NAMES[:3], 5: NAMES}
+    assert len(pairs_of(made_up(0), suites[3])) == 3 * 3
+    found = findings(made_up(0), suites, RUNS)
+    assert [one.holds for one in found] == [True] * 5
+    assert "3 tasks: 1.00 ± 0.00; 5 tasks: 1.00 ± 0.00" in found[0].measured
+    assert [one.holds for one in findings(made_up(1), suites, RUNS)][:2] == [True, False], "no better than the cosine"
+    backwards = [row | {"loss": -row["loss"]} for row in made_up(0)]
+    assert findings(backwards, suites, RUNS)[0].holds is False
+    assert [len(table.rows) for table in tables(made_up(0), suites, RUNS)] == [6, 2]
+
+
+def test_the_command_answers_by_weights_alone_where_features_rank_no_better() -> None:
+    assert chosen(made_up(0), RUNS) == LAST
+    assert chosen(made_up(1), RUNS) == "cosine of task vectors"
+
+
+def test_losses_are_told_by_thirds_of_the_prediction() -> None:
+    """Of 30 pairs with losses 0 to 9, three of each, the first ten lose 0, 0, 0, 1, … 3."""
+    thirds = losses_by_thirds(made_up(0), RUNS, LAST)
+    assert [high for high, _ in thirds] == pytest.approx([0.03, 0.06, 0.09])
+    assert thirds[0][1] == pytest.approx((0.25, 1.0, 2.0))
