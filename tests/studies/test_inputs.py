@@ -8,7 +8,9 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
+from mergeflow.merging import MethodCall, configure
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.pieces import choose_scale
 from tasks.studies.published import take_experts
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
@@ -47,6 +49,22 @@ def test_the_same_weights_are_judged_once(inputs: StudyInputs, monkeypatch: pyte
     inputs.accuracy(copied, "test", inputs.tasks[:1])
     inputs.accuracy(copied, "test")
     assert passes[1:] == [inputs.tasks, inputs.tasks[:1], inputs.tasks[1:]]
+
+
+def test_every_scale_is_tried_and_taken_with_the_other_arguments(
+    inputs: StudyInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CART without its rank would be scored, or looked at on test, at the rank that it has by itself."""
+    merged: list[MethodCall] = []
+    merge = CandidateScorer.merge
+    monkeypatch.setattr(CandidateScorer, "merge", lambda scorer, call: merged.append(call) or merge(scorer, call))
+    scorer = inputs.blind().scorer(inputs.run("mima_1").experts(SEEDS[0]))
+    chosen = choose_scale(inputs, scorer, "cart", [0.5, 1.0], 0.5, {"rank_ratio": 0.3})
+    tried = [configure("cart", {"rank_ratio": 0.3, "scale": scale}) for scale in (0.5, 1.0)]
+    assert merged[:-1] == tried
+    assert merged[-1] == configure("cart", chosen.args) in tried
+    assert chosen.validation == scorer.candidate(merged[-1])
+    assert chosen.test == inputs.accuracy(scorer.merge(merged[-1]), "test")
 
 
 def test_published_checkpoints_are_experts_of_as_many_seeds_as_there_are(inputs: StudyInputs) -> None:
