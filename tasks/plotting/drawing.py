@@ -116,7 +116,7 @@ def ring(axes: Axes, x: float, y: float, label: str) -> None:
 
 
 def legend(target: Axes | Figure, room: float, title: str | None = None, **where: Any) -> None:
-    """Add a legend in the figure's quiet style.
+    """Add a legend in the figure's quiet style; what several panels have in common stands in it once.
 
     Args:
         target: a panel, or the figure for all its panels.
@@ -125,11 +125,13 @@ def legend(target: Axes | Figure, room: float, title: str | None = None, **where
         where: passed to matplotlib's `legend`, such as `loc="lower center"`.
     """
     axes = target.axes if isinstance(target, Figure) else [target]
-    labels = [label for panel in axes for label in panel.get_legend_handles_labels()[1]]
+    drawn = [pair for panel in axes for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+    entries = {label: handle for handle, label in reversed(drawn)}  # the first panel's
+    labels = list(dict.fromkeys(label for _, label in drawn))
     widths = [0.55 + 0.075 * len(label) for label in labels]
     columns = len(labels) if sum(widths) <= room else max(int(room / max(widths)), 1)
     where |= {"ncols": columns, "fontsize": SMALL, "title_fontsize": SMALL, "frameon": False, "labelcolor": INK}
-    target.legend(title=title, **where).get_title().set_color(MUTED)
+    target.legend([entries[label] for label in labels], labels, title=title, **where).get_title().set_color(MUTED)
 
 
 def number_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:

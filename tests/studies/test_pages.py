@@ -28,7 +28,6 @@ NOT_RUN = {
     "mergeability",
     "mergeability_suites",
     "structure_suite",
-    "unlearning",
 }
 
 
