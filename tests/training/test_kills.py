@@ -15,14 +15,14 @@ from tests.training.projects import make_project, outputs, set_finetune, start_s
 
 ROUNDS = {"regime": "iterative", "iterative": {"rounds": 3}}
 KEPT = {"regime": "iterative", "iterative": {"rounds": 2, "optimiser": "kept", "schedule": "per_round"}}
-SLOW = pytest.mark.slow
+NIGHTLY = pytest.mark.nightly
 CASES = [
-    pytest.param("multitask", None, ROUNDS, id="rounds"),
+    pytest.param("multitask", None, ROUNDS, id="rounds", marks=pytest.mark.slow),
     pytest.param("finetune", "red", {"regime": "lora", "keep_epochs": True}, id="lora"),
-    pytest.param("multitask", None, KEPT, id="rounds-kept", marks=SLOW),
-    pytest.param("multitask", None, {"regime": "joint", "keep_epochs": True}, id="joint", marks=SLOW),
-    pytest.param("finetune", "red", {"regime": "steps", "keep_epochs": True}, id="steps", marks=SLOW),
-    pytest.param("finetune", "red", {"regime": "linearised"}, id="linearised", marks=SLOW),
+    pytest.param("multitask", None, KEPT, id="rounds-kept", marks=NIGHTLY),
+    pytest.param("multitask", None, {"regime": "joint", "keep_epochs": True}, id="joint", marks=NIGHTLY),
+    pytest.param("finetune", "red", {"regime": "steps", "keep_epochs": True}, id="steps"),
+    pytest.param("finetune", "red", {"regime": "linearised"}, id="linearised", marks=NIGHTLY),
 ]
 
 
