@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tasks.studies.linear_rows import loss_gap, read_samples, rows_of, worst_length, worst_share
+from tasks.studies.papers.linearity_matching.results import findings as matching_findings
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import ROOT, run_study
 
@@ -39,6 +40,7 @@ SPLITS: dict[str, Any] = {
 CHOICES: dict[str, dict[str, Any]] = {
     "linearity_pairs": {"worlds": {"digits": DIGITS}},
     "linearity_controls": {"digits": DIGITS, "pair": [22.5, 67.5], "splits": SPLITS, "rates": [0.05, 0.02]},
+    "linearity_matching": {"worlds": {"digits": {**DIGITS, "angles": [0, 22.5, 45]}, "splits": SPLITS}},
     "linearity_edits": {"world": DIGITS, "scale": 0.4, "scales": [0.4]},
     "linearity_stitches": {"world": DIGITS, "add": [0.3, 1.0], "negate": [0.0, 1.0]},
     "linearity_why": {
@@ -84,6 +86,7 @@ def run(folder: Callable[[str], Path]) -> Run:
     [
         ("linearity_pairs", {"L2", "L4", "L8", "L9"}),
         ("linearity_controls", {"L17", "L18"}),
+        ("linearity_matching", {"L17"}),
         ("linearity_edits", {"L11", "L12", "L13"}),
         ("linearity_stitches", {"L14", "L15"}),
         ("linearity_why", {"L19"}),
@@ -121,6 +124,39 @@ def test_no_pretraining_is_less_linear_and_matching_brings_some_of_it_back(run: 
     assert mean["normal"] < mean["weight matching"] < mean["none"]
     assert mean["common start"] < mean["weight matching"]
     assert mean["none"] > 3 * mean["normal"]
+
+
+def test_matching_mends_averages_of_different_starts_and_leaves_others_alone(run: Run) -> None:
+    rows = run("linearity_matching").rows
+    assert len(rows) == 2 * 3 * 2, "worlds, starts, one task and two"
+    by = {(row["world"], row["start"], row["tasks"]): row for row in rows}
+    for tasks in ("one task", "two tasks"):
+        tuned, apart = by["digits", "pre-trained", tasks], by["digits", "different starts", tasks]
+        assert tuned["moved"] < 5
+        assert apart["moved"] > 50
+        assert apart["accuracy_matched"] > apart["accuracy_plain"] + 10
+        assert apart["loss_matched"] < apart["loss_plain"]
+    assert by["splits", "different starts", "one task"]["moved"] > 50
+
+
+def test_when_matching_pays_is_read_off_the_rows() -> None:
+    def row(seed: int, start: str, tasks: str, plain: float, matched: float) -> dict[str, Any]:
+        known = {"world": "w", "seed": seed, "start": start, "tasks": tasks, "ends": 95.0, "moved": 0.0}
+        return known | {"accuracy_plain": plain, "accuracy_matched": matched, "loss_plain": 1.0, "loss_matched": 1.0}
+
+    def verdicts(matched: float, common: float) -> list[bool | None]:
+        levels = {"pre-trained": (92.0, 92.0), "common start": (90.0, common), "different starts": (60.0, matched)}
+        kinds = ("one task", "two tasks")
+        return [
+            one.holds
+            for one in matching_findings(
+                [row(s, name, k, *two) for s in range(3) for name, two in levels.items() for k in kinds]
+            )
+        ]
+
+    assert verdicts(92.0, 90.0) == [True] * 4
+    assert verdicts(65.0, 90.0) == [False, True, False, False]
+    assert verdicts(92.0, 93.0) == [True, False, True, True], "a change for the better is a change"
 
 
 def test_edits_are_linear_and_a_zero_edit_is_exact(run: Run) -> None:
