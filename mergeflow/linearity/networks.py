@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mergeflow.checkpoints.reader import tied_names
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.linearity.affine import Featured
 from mergeflow.linearity.samples import Samples, read_images, read_prepared, read_texts
@@ -39,6 +40,10 @@ class Opened:
         own = self.model.state()
         known = {name.removeprefix(self.prefix): name for name in state}
         found = {name: state[known[name]] for name in own if name in known}
+        # Of names that share their weights, such as T5's three embeddings, a checkpoint has one.
+        first = {name: name for name in own} | tied_names(own)
+        stored = {first[name]: value for name, value in found.items()}
+        found |= {name: stored[first[name]] for name in own if name not in found and first[name] in stored}
         if found.keys() != own.keys() or any(found[name].shape != own[name].shape for name in own):
             check_fit(f"'{path}'", found, own)
         return {name: value.to(own[name].dtype) for name, value in found.items()}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from flows import advise_command
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
-from tests.linearity.test_command import noisy
+from tests.linearity.checkpoints import noisy
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:

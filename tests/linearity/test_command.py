@@ -10,7 +10,7 @@ import pytest
 import torch
 import typer
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from typer.testing import CliRunner
 
 from flows import linearity_command
@@ -20,8 +20,7 @@ from mergeflow.linearity.networks import open_network
 from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.linearity.samples import Sequences
 from mergeflow.modality import Network
-
-WORDS = "the a cat dog sat ran on mat hill and then it was very small far away".split()  # noqa: SIM905
+from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
@@ -29,16 +28,6 @@ def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
     app.callback()(lambda: None)
     linearity_command.add_commands(app, root or Path("/"), root is not None)
     return CliRunner().invoke(app, ["linearity", *arguments], env={"COLUMNS": f"{columns}"})
-
-
-def noisy(state: dict[str, Tensor], seed: int, by: float = 0.3) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: value + by * value.std() * torch.randn(value.shape, generator=generator)
-        if value.ndim > 1 and value.is_floating_point()
-        else value.clone()
-        for name, value in state.items()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -134,20 +123,7 @@ def test_a_residual_net_of_torchvision(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["[PAD]", "[UNK]", *WORDS])}, "[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", eos_token="far")
-
-
-def texts(folder: Path, count: int = 40) -> Path:
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(2, 12, (count,), generator=generator).tolist()
-    lines = [" ".join(WORDS[n % len(WORDS)] for n in range(row, row + size)) for row, size in enumerate(lengths)]
-    (folder / "lines.txt").write_text("\n".join(lines))
-    return folder / "lines.txt"
+    return word_tokenizer()
 
 
 def small_bert() -> nn.Module:
@@ -176,7 +152,7 @@ def test_the_padding_of_a_batch_changes_no_feature(tmp_path: Path, tokenizer: An
     from transformers import T5Config, T5Model
 
     torch.manual_seed(0)
-    size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    size: Any = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     net = Network(T5Model(T5Config(vocab_size=len(WORDS) + 2, decoder_start_token_id=0, **size)).eval())
     batch = tokenizer(texts(tmp_path).read_text().splitlines(), padding=True, return_tensors="pt")
     data = Sequences(batch["input_ids"], batch["attention_mask"])

@@ -1,0 +1,189 @@
+"""Study `linearity_texts` on a tiny T5, its identities on broken inputs, and published checkpoints of T5's classes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save_file
+
+from tasks.studies.papers.linearity_texts.identities import distance_in_places, feature_rows, sample_rows
+from tasks.studies.papers.linearity_texts.results import findings
+from tasks.studies.papers.linearity_texts.study import Options
+from tasks.studies.papers.linearity_texts.world import EDITS, TextWorld, TunedTexts, draw_answers, new_model
+from tasks.studies.results import StudyResult
+from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
+from tests.studies.small_lab import ROOT, run_study
+
+SHORT = {"learning_rate": 0.003, "steps": 3, "batch_size": 8}
+WORLD: dict[str, Any] = {
+    "width": 16,
+    "blocks": 1,
+    "heads": 2,
+    "inner": 16,
+    "symbols": 6,
+    "train": 64,
+    "test": 32,
+    "tasks": ["repeated", "reversed", "sorted"],
+    "pretrain": SHORT,
+    "tune": SHORT,
+}
+SMALL: dict[str, Any] = {"seeds": [0], "world": WORLD, "texts": 32, "scale": 0.4, "scales": [0.4]}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    torch.set_num_threads(1)
+    folder = run_study(ROOT, "linearity_texts", tmp_path_factory.mktemp("texts"), **SMALL)
+    assert {path.name for path in folder.glob("*.*")} >= {"edits.svg", "samples.parquet"}
+    return StudyResult.read(folder)
+
+
+def test_the_whole_study_on_a_tiny_model(result: StudyResult) -> None:
+    assert {one.system for one in result.findings} == {"L10", "L11", "L12", "L13", "L16", "L20"}
+    assert all(one.margin for one in result.findings)
+    edits = [row for row in result.rows if row["part"] == "edits"]
+    assert {row["layer"] for row in edits} == {"encoder.block.0", "decoder.block.0"}
+    assert len(edits) == (2 * 1 + 2 * 2) * 2, "one pair in two readings, two tasks in two equations; two blocks"
+
+
+def test_identities_hold_for_the_code_as_it_is(result: StudyResult) -> None:
+    by = {(one["part"], one.get("type")): one for one in result.rows}
+    assert by["vectors", "float32"]["places"] <= 1
+    assert by["vectors", "bfloat16"]["places"] <= 1
+    assert max(row["apart"] for row in result.rows if row["part"] == "features") < 1e-5
+    assert max(row["apart"] for row in result.rows if row["part"] == "samples") < 1e-6
+
+
+def test_what_does_not_hold_is_found() -> None:
+    one, other = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.5, 4.0])}
+    assert distance_in_places(one, other, {"w": torch.tensor([1.5, 4.1])})["places"] > 1e4
+
+    class Leaky:
+        """Features of a text that depend on the texts beside it."""
+
+        def __len__(self) -> int:
+            return 32
+
+        def features(self, model: Any, rows: torch.Tensor, layers: list[str]) -> dict[str, torch.Tensor]:
+            return {layer: torch.ones(len(rows), 2) * len(rows) for layer in layers}
+
+    model = new_model(TextWorld.model_validate(WORLD), 0)
+    rows = feature_rows(TunedTexts(model, model.state(), {}, {"leaky": Leaky()}), 0)
+    assert min(row["apart"] for row in rows) > 1
+
+
+def test_a_file_of_samples_that_are_others_is_found(tmp_path: Path) -> None:
+    import numpy as np
+
+    from mergeflow.linearity.affine import Linearity
+    from tasks.studies.linear_rows import write_samples
+
+    values = np.linspace(0.1, 0.2, 40)
+    found = {"Eq. 3": {"block": Linearity(values, values, values, values, np.array(["a"] * 40))}}
+    write_samples(
+        {"Eq. 3": {"block": Linearity(2 * values, values, values, values, np.array(["a"] * 40))}}, tmp_path / "s"
+    )
+    apart = {row["number"]: row["apart"] for row in sample_rows([], found, tmp_path / "s", 0)}
+    assert apart["distance"] == pytest.approx(1.0, rel=1e-5)
+    assert apart["coef"] < 1e-6
+
+
+def test_answers_are_the_edited_questions() -> None:
+    world = TextWorld.model_validate(WORLD)
+    expected = {"repeated": [2, 5, 3, 4], "reversed": [4, 3, 5, 2], "sorted": [2, 3, 4, 5], "shifted": [3, 6, 4, 5]}
+    expected |= {"rotated": [5, 3, 4, 2], "swapped": [5, 2, 4, 3], "halved": [2, 3]}
+    assert {task: edit([2, 5, 3, 4], 6) for task, edit in EDITS.items()} == expected
+    assert EDITS["shifted"]([7], 6) == [2], "the last symbol is followed by the first"
+    drawn = draw_answers(world, "halved", 16, 1)
+    model = new_model(world, 0)
+    assert drawn.scores(model, torch.arange(16)).shape == (16,)
+    torch.testing.assert_close(
+        drawn.log_p(model, torch.arange(2)).exp().sum(1), torch.ones(int((drawn.labels[:2] >= 0).sum()))
+    )
+    told = -drawn.log_p(model, torch.arange(16)).gather(1, drawn.labels[drawn.labels >= 0][:, None]).mean()
+    assert float(drawn.loss(model, torch.arange(16))) == pytest.approx(float(told), rel=1e-5)
+
+
+def published(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any]:
+    """Write a T5 of random weights with a tokenizer, and experts beside it, as transformers saves them."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    known: Any = {"vocab_size": len(WORDS) + 2, "decoder_start_token_id": 0, **config}
+    whole: Any = T5ForConditionalGeneration(T5Config(**known))
+    whole.save_pretrained(folder / "base")
+    word_tokenizer().save_pretrained(folder / "base")
+    texts(folder)
+    names = [f"task_{n}" for n in range(count)]
+    for number, name in enumerate(names, start=1):
+        own = names_of(folder / "base")
+        changed = noisy({key: value for key, value in whole.state_dict().items() if key in own}, number, 0.02)
+        save_file(changed, folder / f"{name}.safetensors")
+    experts = {name: f"{name}.safetensors" for name in names}
+    return {"base": "base", "experts": experts, "texts": dict.fromkeys(names, "text:lines.txt")}
+
+
+def names_of(folder: Path) -> set[str]:
+    """The tensors that a saved folder has: of tied ones one."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+def test_published_checkpoints_take_the_place_of_the_world(tmp_path: Path) -> None:
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    asked = published(tmp_path, size, 2)
+    root = run_root(tmp_path)
+    folder = run_study(root, "linearity_texts", tmp_path / "work", **{**SMALL, "world": None, "checkpoints": asked})
+    result = StudyResult.read(folder)
+    assert {row["layer"] for row in result.rows if row["part"] == "edits"} == {
+        f"{stack}.block.{n}" for stack in ("encoder", "decoder") for n in (0, 1)
+    }
+    assert "Whole answers that are right, on test" not in [table.title for table in result.tables]
+
+
+def run_root(folder: Path) -> Path:
+    """Make a folder with inputs a project whose studies are the root's."""
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).write_text((ROOT / name).read_text())
+    (folder / "studies").mkdir()
+    (folder / "studies/params.yaml").write_text((ROOT / "studies/params.yaml").read_text())
+    return folder
+
+
+def test_choices_that_contradict_each_other_are_refused() -> None:
+    both = {
+        **SMALL,
+        "checkpoints": {"base": "b", "experts": {"a": "1", "c": "2"}, "texts": {"a": "text:1", "c": "text:2"}},
+    }
+    with pytest.raises(ValidationError, match="either `world` or `checkpoints`"):
+        Options.model_validate(both)
+    both["checkpoints"]["texts"].pop("c")
+    with pytest.raises(ValidationError, match="expected the same tasks"):
+        Options.model_validate(both)
+    with pytest.raises(ValidationError, match="did you mean 'reversed'"):
+        Options.model_validate({**SMALL, "world": {**WORLD, "tasks": ["repeated", "revers", "sorted"]}})
+
+
+EQUATIONS = ("Eq. 2, ends 2λ", "Eq. 2, ends λ", "Eq. 3", "Eq. 4")
+
+
+def test_findings_follow_the_numbers() -> None:
+    edit = {"seed": 0, "scale": 0.4, "base": 0.5, "distance": 0.01, "coef": 1.0, "error": 0.01}
+    rows: dict[str, Any] = {
+        "edits": [
+            {**edit, "seed": s, "equation": e}
+            for s in range(3)
+            for e in ("Eq. 2, ends 2λ", "Eq. 2, ends λ", "Eq. 3", "Eq. 4")
+        ],
+        "vectors": [{"seed": s, "type": "float32", "places": 0.5} for s in range(3)],
+        "features": [{"seed": s, "apart": 1e-7} for s in range(3)],
+        "samples": [{"seed": s, "apart": 1e-8} for s in range(3)],
+    }
+    assert all(one.holds for one in findings(rows, 0.4, [0.4]))
+    for part, column in (("vectors", "places"), ("features", "apart"), ("samples", "apart")):
+        worse = {**rows, part: [row | {column: 10.0} for row in rows[part]]}
+        assert [one.holds for one in findings(worse, 0.4, [0.4])].count(False) == 1
