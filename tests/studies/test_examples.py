@@ -70,7 +70,7 @@ def test_an_examples_sources_are_the_20_in_order_and_open_as_far_as_they_can(exa
 
 @pytest.mark.parametrize("example", ROUNDS, ids=lambda path: path.name)
 def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: Path, tmp_path: Path) -> None:
-    """G1 to G9, M1 to M7: every run that a study reads is there, and the graph can be written."""
+    """G1 to G9, M1 to M7, L1 and more: every run that a study reads is there, and the graph can be written."""
     (tmp_path / "studies").mkdir()
     shutil.copy(example / "params.yaml", tmp_path)
     shutil.copy(example / "studies.yaml", tmp_path / "studies/params.yaml")
@@ -80,7 +80,10 @@ def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: P
     studies = load_study_params(tmp_path, params)
     assert "mima_16_kept" in study_graph(tmp_path, studies)
     systems = {system for study in check_study_options(tmp_path, studies) for system in study.systems}
-    assert systems == {*(f"G{number}" for number in range(1, 10)), *(f"M{number}" for number in range(1, 8))}
+    linear = {"L1", "L4", "L11", "L12", "L13", "L14", "L15"}
+    assert systems == {*(f"G{number}" for number in range(1, 10)), *(f"M{number}" for number in range(1, 8)), *linear}
+    blocks = 12 if params.model.architecture == "ViT-B-32" else 24
+    assert max(studies.studies["linearity_experts"]["blocks"]) <= blocks
     longer = {name for name, run in studies.runs.items() if run.finetune.steps != 2000}
     assert longer == {"mima_1_4000", "mima_16_4000"}
     assert all(run.finetune.batch_size == 128 for run in studies.runs.values())

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
@@ -75,8 +77,6 @@ def test_what_does_not_hold_is_found() -> None:
 
 
 def test_a_file_of_samples_that_are_others_is_found(tmp_path: Path) -> None:
-    import numpy as np
-
     from mergeflow.linearity.affine import Linearity
     from tasks.studies.linear_rows import write_samples
 
@@ -103,7 +103,7 @@ def test_answers_are_the_edited_questions() -> None:
         drawn.log_p(model, torch.arange(2)).exp().sum(1), torch.ones(int((drawn.labels[:2] >= 0).sum()))
     )
     told = -drawn.log_p(model, torch.arange(16)).gather(1, drawn.labels[drawn.labels >= 0][:, None]).mean()
-    assert float(drawn.loss(model, torch.arange(16))) == pytest.approx(float(told), rel=1e-5)
+    torch.testing.assert_close(drawn.loss(model, torch.arange(16)), told)
 
 
 def published(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any]:
@@ -187,3 +187,17 @@ def test_findings_follow_the_numbers() -> None:
     for part, column in (("vectors", "places"), ("features", "apart"), ("samples", "apart")):
         worse = {**rows, part: [row | {column: 10.0} for row in rows[part]]}
         assert [one.holds for one in findings(worse, 0.4, [0.4])].count(False) == 1
+
+
+@pytest.mark.nightly
+def test_the_example_of_t5_runs_at_the_real_size(tmp_path: Path) -> None:
+    """T5-base with random weights, two of the six experts and one λ: some 8 GB and a few minutes."""
+    example = yaml.safe_load((ROOT / "examples/linearity/studies.yaml").read_text())["studies"]["linearity_texts"]
+    size = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32128}
+    asked = published(tmp_path, size, 2)
+    short = {**example, "checkpoints": asked, "texts": 32, "scales": [0.4]}
+    folder = run_study(run_root(tmp_path), "linearity_texts", tmp_path / "work", world=None, **short)
+    rows = [row for row in StudyResult.read(folder).rows if row["part"] == "edits"]
+    assert {row["depth"] for row in rows} == set(range(24))
+    assert all(np.isfinite([row["distance"], row["coef"], row["error"]]).all() for row in rows)
+    assert max(row["apart"] for row in StudyResult.read(folder).rows if row["part"] == "features") < 1e-5

@@ -37,6 +37,8 @@ STUDIES: dict[str, dict[str, Any]] = {
     "one_epoch": {"epochs": [1, 2]},
     "merge_frequency": {"rounds": [1, 4], "multiples": [1], "course": ["mima_4"]},
     "gradients": {"runs": {"paper": "converged"}, "images": 4},
+    "linearity_experts": {"images": 32, "path": 3, "scales": [0.4], "add": [1.0], "negate": [1.0], "blocks": [9, 10]},
+    "mergeability": {"runs": {"one_epoch": "one epoch", "mima_1": "four steps"}, "rounds": [1, 4], "images": 32},
     "cost": {"rates": ["joint_half"], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.08]},
 }
 
