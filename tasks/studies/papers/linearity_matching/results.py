@@ -16,7 +16,14 @@ STARTS, KINDS = ("pre-trained", "common start", "different starts"), ("one task"
 
 
 def gain(rows: Sequence[Row], world: str, start: str, tasks: str) -> list[float]:
-    """Return how many points the average is better with matched units, for each seed."""
+    """Return how many points the average is better with matched units, for each seed.
+
+    Args:
+        rows: of all worlds.
+        world: which one.
+        start: how its nets begin.
+        tasks: one or two.
+    """
     own = [row for row in rows if (row["world"], row["start"], row["tasks"]) == (world, start, tasks)]
     return paired(mean_over(own, "accuracy_matched"), mean_over(own, "accuracy_plain"))
 

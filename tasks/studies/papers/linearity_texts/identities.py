@@ -52,6 +52,11 @@ def distance_in_places(base: Mapping[str, Tensor], expert: Mapping[str, Tensor],
 
     A unit is that of the larger of |θ0| and |θ_t|: no difference of two numbers is known better than they are.
 
+    Args:
+        base: θ0.
+        expert: θ_t.
+        again: θ0 + 1·τ.
+
     Example:
         >>> one, other = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.5, 4.0])}
         >>> distance_in_places(one, other, {"w": torch.tensor([1.5, 4.0 + 2**-21])})

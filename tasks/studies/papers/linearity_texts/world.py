@@ -105,12 +105,12 @@ class Answers:
         return len(self.asked)
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the tokens of the answers, in nats."""
+        """Return the mean cross-entropy over the tokens of the answers to `rows`, in nats, a scalar []."""
         found: Tensor = self._called(model, rows).loss
         return found
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
-        """Return 1 where every token is the likeliest after the right ones before it: the greedy answer is right."""
+        """Return 1 where every token is the likeliest after the right ones before it, [n]: greedy answers are right."""
         labels = self.labels[rows].to(device_of(model))
         said = self._called(model, rows).logits.argmax(-1)
         return ((said == labels) | (labels == _IGNORED)).all(1).float()
