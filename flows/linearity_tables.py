@@ -21,7 +21,7 @@ def show(pairs: Sequence["Pair"], console: Console) -> None:
     from mergeflow.linearity.layers import short_names
     from mergeflow.linearity.verdict import word
 
-    names = dict(zip(layers := [one.layer for one in pairs[0].layers], short_names(layers), strict=True))
+    names = dict(zip(layers := [one.layer for one in pairs[0].layers], narrow(short_names(layers)), strict=True))
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
     table = Table(Column("layer", no_wrap=True), title="By layer, over all pairs", **shared)
     for column in ("1 − cos", "baseline", "worst share", "coef", "error", "direction", "length"):
@@ -37,14 +37,36 @@ def show(pairs: Sequence["Pair"], console: Console) -> None:
         table.add_row(
             f"{pair.first} – {pair.second}",
             names[worst.layer],
-            f"{worst.distance[1]:.4f}",
-            f"{worst.base:.4f}",
+            small(worst.distance[1]),
+            small(worst.base),
             f"{worst.coef[1]:.3f}",
             word(pair.verdict["LLFC"]),
             word(pair.verdict["CTL"]),
         )
     console.print(table)
     console.print(sentence(pairs), highlight=False)
+
+
+def small(value: float) -> str:
+    """Return a number with four decimals, or with two digits where these would all be zeros.
+
+    Example:
+        >>> small(0.0372), small(0.000021), small(0.0)
+        ('0.0372', '2.1e-05', '0.0000')
+    """
+    return f"{value:.4f}" if value >= 1e-3 or value == 0 else f"{value:.1e}"
+
+
+def narrow(names: Sequence[str]) -> list[str]:
+    """Return names of layers without the parts between the first and the last that all of them have.
+
+    Example:
+        >>> narrow(["encoder.block.0", "decoder.block.11"]), narrow(["layer1.0", "layer2.0"])
+        (['encoder.0', 'decoder.11'], ['layer1.0', 'layer2.0'])
+    """
+    parts = [name.split(".") for name in names]
+    same = len({tuple(part[1:-1]) for part in parts}) == 1 and len(parts[0]) > 2
+    return [f"{part[0]}.{part[-1]}" for part in parts] if same else list(names)
 
 
 def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
@@ -59,11 +81,11 @@ def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
         rows.append(
             [
                 first.layer,
-                f"{sum(one.distance[1] for one in layers) / count:.4f}",
-                f"{sum(one.base for one in layers) / count:.4f}",
+                small(sum(one.distance[1] for one in layers) / count),
+                small(sum(one.base for one in layers) / count),
                 f"{share:.2f}",
                 spread,
-                f"{sum(one.error for one in layers) / count:.3f}",
+                small(sum(one.error for one in layers) / count),
                 f"{sum(one.direction is True for one in layers)} of {count}",
                 f"{sum(one.length is True for one in layers)} of {count}",
             ]
@@ -73,19 +95,22 @@ def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
 
 def sentence(pairs: Sequence["Pair"]) -> str:
     """Return what the verdicts come to, and the first layer where a pair breaks."""
-    from mergeflow.linearity.verdict import TRIVIAL
+    from mergeflow.linearity.verdict import TRIVIAL, word
 
     holding = sum(pair.verdict["CTL"] is True for pair in pairs)
     failing = [pair for pair in pairs if pair.verdict["CTL"] is False]
     near = sum(all(layer.base <= TRIVIAL for layer in pair.layers) for pair in pairs)
     said = f"Features combine as weights do in {holding} of {len(pairs)} pairs"
+    if len(pairs) == 1:
+        one = word(pairs[0].verdict["CTL"])
+        said = f"That features combine as weights do {'is undecided' if one == 'undecided' else one} for this pair"
     if failing:
         worst = max(failing, key=lambda pair: max(layer.error for layer in pair.layers))
         broken = next(one for one in worst.layers if False in (one.direction, one.length))
         how = "direction" if broken.direction is False else "length"
         said += f"; {worst.first} – {worst.second} breaks first at {broken.layer}, in {how}"
     if near:
-        said += f"; {near} pairs have features too near to each other to tell"
+        said += f"; {near} {'pair has' if near == 1 else 'pairs have'} features too near to each other to tell"
     return said + "."
 
 

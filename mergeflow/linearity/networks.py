@@ -44,6 +44,12 @@ class Opened:
         first = {name: name for name in own} | tied_names(own)
         stored = {first[name]: value for name, value in found.items()}
         found |= {name: stored[first[name]] for name in own if name not in found and first[name] in stored}
+        if len(found) <= len(own) // 2:  # a list of all that is missing would fill a page
+            missing = next(name for name in own if name not in found)
+            raise MergeflowError(
+                f"'{path}' has {len(found)} of the {len(own)} tensors of the model and lacks '{missing}', for example: "
+                "it is of another architecture. Name checkpoints that were tuned from the base."
+            )
         if found.keys() != own.keys() or any(found[name].shape != own[name].shape for name in own):
             check_fit(f"'{path}'", found, own)
         return {name: value.to(own[name].dtype) for name, value in found.items()}
@@ -75,14 +81,36 @@ def _torchvision(name: str, base: Mapping[str, Tensor]) -> Opened:
 
     if name not in models.list_models(models):
         raise unknown_name("architecture of torchvision", name, models.list_models(models))
-    last = [value for value in base.values() if value.ndim == 1][-1]  # the last layer's bias
-    net: nn.Module = models.get_model(name, weights=None, num_classes=len(last))
+    net: nn.Module = models.get_model(name, weights=None, num_classes=count_classes(name, base))
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _STD))
 
     def encode(module: nn.Module, images: Tensor) -> Any:
         return module((images.permute(0, 3, 1, 2).float() / 255 - mean.to(images.device)) / std.to(images.device))
 
     return Opened(Network(net), _pictures(224, encode))
+
+
+def count_classes(name: str, base: Mapping[str, Tensor]) -> int:
+    """Return for how many classes one of torchvision's classifiers was built, whatever the order of its tensors.
+
+    Args:
+        name: As torchvision calls it.
+        base: Its weights.
+
+    Raises:
+        MergeflowError: they are not this net's.
+    """
+    from torchvision import models
+
+    with torch.device("meta"):
+        two, three = (models.get_model(name, weights=None, num_classes=count).state_dict() for count in (2, 3))
+    last = next(key for key, value in two.items() if value.ndim == 1 and value.shape != three[key].shape)
+    if last not in base or base[last].ndim != 1:
+        raise MergeflowError(
+            f"the base has no '{last}', which holds a number for each class of torchvision:{name}. Name the "
+            "architecture that it was trained with."
+        )
+    return len(base[last])
 
 
 def _pictures(size: int, encode: Callable[[nn.Module, Tensor], Any]) -> Callable[[str, int], Featured]:
@@ -103,7 +131,13 @@ def _pictures(size: int, encode: Callable[[nn.Module, Tensor], Any]) -> Callable
 def _transformers(folder: Path) -> Opened:
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-    net: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))
+    config: Any = AutoConfig.from_pretrained(folder)
+    if getattr(config, "vocab_size", None) is None or getattr(config, "vision_config", None) is not None:
+        raise MergeflowError(
+            f"{folder / 'config.json'} is of the kind '{config.model_type}', which does not read texts alone; expected "
+            "an encoder, an encoder-decoder or a language model. Image towers go by open_clip's or torchvision's names."
+        )
+    net: Any = AutoModel.from_config(config)
     # The pooler sees none of the blocks' features, and checkpoints with a head of their own lack it.
     if getattr(net, "pooler", None) is not None:
         net.pooler = None

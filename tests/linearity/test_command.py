@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from flows import linearity_command
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
-from mergeflow.linearity.networks import open_network
+from mergeflow.linearity.networks import count_classes, open_network
 from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.linearity.samples import Sequences
 from mergeflow.modality import Network
@@ -58,7 +58,7 @@ def test_tables_files_and_verdicts(clip: dict[str, str], common: list[str], tmp_
     named = [line.split()[0] for line in done.output.splitlines()[1:8] if line.split()]
     assert [named[0], *named[2:]] == ["layer", *"0123"]  # in a narrow terminal, too
     assert "cats – dogs" in done.output
-    assert "in 1 of 1 pairs" in done.output or "breaks first at" in done.output or "in 0 of 1" in done.output
+    assert re.search("combine as weights do (holds|does not hold|is undecided) for this pair", done.output)
     content = json.loads((tmp_path / "out/result.json").read_text())
     assert content["margins"] == {"direction": 0.3, "trivial": 0.02, "length": 0.1}
     (pair,) = content["pairs"]
@@ -148,6 +148,32 @@ def test_encoders_of_texts_with_heads_of_their_own(tmp_path: Path, tokenizer: An
     assert "expected text:FILE" in str(told)
 
 
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "roberta"])
+def test_models_as_transformers_saves_them(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+    """Tied weights have one name in the file, bodies a prefix, and heads are there; all columns fit 80 characters."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+    made: Any = {"t5": AutoModelForSeq2SeqLM, "gpt2": AutoModelForCausalLM, "roberta": AutoModelForMaskedLM}[kind]
+    sizes: dict[str, dict[str, int]] = {
+        "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0},
+        "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
+        "roberta": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
+    }
+    torch.manual_seed(0)
+    net = made.from_config(AutoConfig.for_model(kind, vocab_size=len(WORDS) + 2, **sizes[kind]))
+    for number, name in enumerate(("base", "left", "right")):  # each a step from the one before
+        with torch.no_grad():
+            for weight in (one for one in net.parameters() if one.ndim > 1):
+                weight.add_(0.1 * number * weight.std() * torch.randn(weight.shape))
+        net.save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / "base")
+    experts = [str(tmp_path / name) for name in ("left", "right")]
+    done = run(*experts, "--base", str(tmp_path / "base"), "--data", f"text:{texts(tmp_path)}", columns=80)
+    assert done.exit_code == 0, done.exception
+    assert "left – right" in done.output
+    assert "…" not in done.output
+
+
 def test_the_padding_of_a_batch_changes_no_feature(tmp_path: Path, tokenizer: Any) -> None:
     from transformers import T5Config, T5Model
 
@@ -168,3 +194,40 @@ def test_the_padding_of_a_batch_changes_no_feature(tmp_path: Path, tokenizer: An
     experts = {name: noisy(net.state(), seed) for seed, name in enumerate("ab", start=1)}
     (pair,) = measure_pairs(net, {"lines": data}, experts, layers, [0.5])
     assert [layer.layer for layer in pair.layers] == layers
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_the_classes_of_torchvisions_nets_are_read_in_any_order_of_names(name: str) -> None:
+    from torchvision import models
+
+    with torch.device("meta"):
+        state = models.get_model(name, num_classes=7).state_dict()
+    for ordered in (state, dict(sorted(state.items())), dict(reversed(state.items()))):
+        assert count_classes(name, ordered) == 7
+
+
+def test_a_base_that_is_no_net_of_this_name_is_said_to_be_none() -> None:
+    with pytest.raises(MergeflowError, match=r"the base has no 'fc\.bias', .* of torchvision:resnet18"):
+        count_classes("resnet18", {"a": torch.zeros(2)})
+
+
+def test_a_checkpoint_of_another_architecture_is_told_in_one_line(clip: dict[str, str], tmp_path: Path) -> None:
+    save_file({f"layer.{n}.weight": torch.zeros(2, 2) for n in range(50)}, tmp_path / "other.safetensors")
+    asked = ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs"]
+    told = str(run(clip["cats"], str(tmp_path / "other.safetensors"), *asked).exception)
+    assert re.search(r"other\.safetensors' has 0 of the \d+ tensors of the model and lacks 'visual", told)
+    assert len(told.splitlines()) == 1
+
+
+def test_models_that_read_no_texts_are_refused_by_their_kind(tmp_path: Path) -> None:
+    for kind in ("vit", "clip"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(MergeflowError, match=f"is of the kind '{kind}', which does not read texts alone"):
+            open_network(str(tmp_path), {})
+
+
+def test_classes_that_a_source_does_not_have_are_refused(clip: dict[str, str]) -> None:
+    asked = ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs?classes=900-905"]
+    told = run(clip["cats"], clip["dogs"], *asked).exception
+    assert isinstance(told, MergeflowError)
+    assert "900" in str(told)
