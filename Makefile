@@ -52,6 +52,7 @@ docs: $(INSTALLED)
 	@python -m mergeflow.commands.methods_page docs/methods.md
 	@python -m mergeflow.merging.architectures.page docs/architectures.md
 	@python -m mergeflow.commands.reference
+	@python -m tasks.studies.quoting docs/linearity-in-pictures.md
 
 clean:
 	@git clean -xdff --quiet
