@@ -118,7 +118,10 @@ def texts(code: CodeType) -> Iterator[str]:
 
 
 def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
-    """Edit modules of the copy in `root`, one after the other, and print which stages each edit makes stale."""
+    """Print which stages' closures differ from those here, and which stages the edit of a module makes stale.
+
+    Modules in `root` are edited one after the other, and put back.
+    """
     from tasks.project.code import Code
 
     def digests() -> dict[str, str]:
@@ -128,6 +131,8 @@ def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
     seen: list[dict[str, Any]] = []
     everything = modules(root)
     expected = {name: closure(root, module) for name, module in stages.items()}
+    whole = Code(root)
+    differ = [name for name, module in stages.items() if set(whole.closure(module)) != expected[name]]
     before = digests()
     for name in random.Random(seed).sample(sorted(everything.keys() - doors(root).keys()), count):
         path, text = everything[name], everything[name].read_text()
@@ -139,7 +144,7 @@ def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
         stale = sorted(stage for stage in stages if after[stage] != before[stage])
         wanted = sorted(stage for stage in stages if name in expected[stage])
         seen.append({"module": name, "same": same, "stale": stale, "wanted": wanted})
-    print(json.dumps(seen))
+    print(json.dumps({"differ": differ, "edits": seen}))
 
 
 if __name__ == "__main__":
