@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.vectors import extract
 from mergeflow.modalities.heads import Head, load_head, save_head
 from mergeflow.modalities.toy.preparation import open_toy
 from tasks.project.graph import load_graph
@@ -17,6 +18,7 @@ from tasks.project.parameters import load_params
 from tasks.project.runner import is_up_to_date, open_stage, run_stage
 from tests.toy_project import SWEPT, make_toy_project, run_pipeline
 
+PARTS = ("base/model", "vectors/left", "experts/left/model")
 LAYERS_OF = ("base/model", "merged/average", "merged/cart")
 
 
@@ -34,6 +36,17 @@ def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
     assert rows["individual"]["mean"] > rows["average"]["mean"] > 1 / 4
     selection = json.loads((project / "outputs/results/selection.json").read_text())
     assert selection["winner"] in SWEPT
+
+
+def test_task_vectors_say_what_they_are_and_of_which_base(project: Path, tmp_path: Path) -> None:
+    """A merge that took one for an expert would subtract the base from it once more."""
+    base, vector, expert = (project / f"outputs/{name}.safetensors" for name in PARTS)
+    extract(base, vector, tmp_path / "again.safetensors")  # of a task vector it is a copy
+    tuned, start = load_file(expert), load_file(base)
+    for name, value in load_file(tmp_path / "again.safetensors").items():
+        assert torch.allclose(value.double(), tuned[name] - start[name], atol=1e-6)
+    with pytest.raises(MergeflowError, match="taken from the base"):
+        extract(expert, vector, tmp_path / "wrong.safetensors")
 
 
 def test_weights_are_float64_and_heads_travel_with_their_experts(project: Path) -> None:

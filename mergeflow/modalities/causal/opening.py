@@ -39,7 +39,7 @@ class Opened:
         """
         second = self.model.module.state_dict().keys() - self.model.state().keys()
         with open_checkpoint(path) as state:
-            if state.is_task_vector or state.metadata.get("role") == "task vector":
+            if state.is_task_vector:
                 raise MergeflowError(f"{path} is a task vector, which is not a model: add it to its base first.")
             self.model.load({name: state[name] for name in state if name not in second})
 
