@@ -24,10 +24,8 @@ NOT_RUN = {
     "adviser_regimes",
     "adviser_suites",
     "glue",
-    "linearity_experts",
     "mergeability",
     "mergeability_suites",
-    "structure_suite",
 }
 
 
