@@ -24,7 +24,7 @@ from mergeflow.merging.catalog import Call
 from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.method import Model, Pass, Stack
-from mergeflow.merging.stacks import Stacks, Unit, unit_bytes
+from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20
@@ -99,7 +99,8 @@ class Engine:
             mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), self._arguments(unit.name))
 
         infos, model = self.stacks.infos, self.model
-        self._map(work, sampled_units(model) if one.sampled else units_of(self.call, model, infos, model.shapes))
+        names = [name for name in model.shapes if one.only is None or one.only(args, name, model)]
+        self._map(work, sampled_units(model) if one.sampled else units_of(self.call, model, infos, names))
         total = one.start(self.model, args)
         for (part,) in totals:
             total = one.merge(total, part)
@@ -125,7 +126,7 @@ class Engine:
         """Run the work on all pieces with worker threads, never more in flight than memory allows."""
         workers = self.workers or default_workers()
         units = list(pieces)
-        budget = max((unit_bytes(self.model, unit) for unit in units), default=0) + self.buffer
+        budget = max((unit_bytes(self.call, self.model, unit) for unit in units), default=0) + self.buffer
         # Element by element nothing calls SciPy's BLAS, so that it need not be loaded.
         whole = not all(treats_elements_alone(self.call, self.model, name) for name in self.model.shapes)
         flying: dict[Future[None], int] = {}
@@ -133,7 +134,7 @@ class Engine:
         with one_thread() if whole else nullcontext(), single_threaded(workers) as pool:
             try:
                 for unit in self._announced(units):
-                    cost = unit_bytes(self.model, unit)
+                    cost = unit_bytes(self.call, self.model, unit)
                     while flying and (len(flying) >= 4 * workers or sum(flying.values()) + cost > budget):
                         _collect(flying)
                     flying[pool.submit(work, unit)] = cost
@@ -209,6 +210,22 @@ def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:
     """
     found: bool = call.method.elementwise(call.arguments, model.tied.get(name, name), model)
     return found
+
+
+def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
+    """Return the bytes that work on a unit holds at most.
+
+    Args:
+        call: The configured method (or compressor).
+        model: What is known of the model.
+        unit: A whole tensor: base, task vectors and the method's workspace; or a block of one, four times as much.
+    """
+    size, experts = (unit.stop - unit.start) * model.dtype.itemsize, len(model.experts)
+    if unit.name not in model.shapes or treats_elements_alone(call, model, unit.name):
+        return (4 * (experts + 1) + model.beside) * size
+    own = model.tied.get(unit.name, unit.name)
+    workspace: int = call.method.workspace(call.arguments, own, model)
+    return (experts + 1 + model.beside) * size + workspace
 
 
 def _collect(flying: dict[Future[None], int]) -> None:

@@ -22,6 +22,7 @@ from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.args import Args
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
+from mergeflow.merging.workspace import TWO_TENSORS, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,6 +169,7 @@ class Pass:
         sampled: Whether runs of elements spread over the model are enough; their stacks are flat.
         finds: Names of further results that `finish` puts among what is known, where it can.
         unless: Name of a result that makes the pass needless where it is known already.
+        only: (args, tensor's name, model) → whether a tensor is read; all are by default.
     """
 
     name: str
@@ -178,11 +180,14 @@ class Pass:
     sampled: bool = False
     finds: tuple[str, ...] = ()
     unless: str = ""
+    only: Elementwise | None = None
 
     def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:
         """Return the same pass for a method that wraps another: it sees `inner(args)` instead of args."""
+        only = self.only
         return replace(
             self,
+            only=only and (lambda args, name, model: only(inner(args), name, model)),
             start=lambda model, args: self.start(model, inner(args)),
             observe=lambda total, stack, args: self.observe(total, stack, inner(args)),
             finish=lambda total, model, args: self.finish(total, model, inner(args)),
@@ -205,6 +210,7 @@ class Method:
         experts: Smallest and largest number of experts.
         given: The statistics of data it takes.
         linear: From its arguments: whether the result is θ0 + Σ c_t τ_t with factors that no weight plays a part in.
+        workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole.
     """
 
     name: str
@@ -217,6 +223,7 @@ class Method:
     experts: tuple[int, int | None]
     given: tuple[Datum, ...]
     linear: Callable[[Any], bool] = lambda _args: False
+    workspace: Workspace = TWO_TENSORS
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -280,6 +287,7 @@ def method(
     experts: tuple[int, int | None] = (1, None),
     data: tuple[Datum, ...] = (),
     linear: bool | Callable[[Any], bool] = False,
+    workspace: Workspace = TWO_TENSORS,
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
     """Declare a function (stack, args) → (anchor, direction) as a method; the catalog finds it in its module.
 
@@ -296,6 +304,8 @@ def method(
         data: The statistics of data it takes.
         linear: Whether (for some arguments) the result is θ0 + Σ c_t τ_t with factors c_t that depend on no weight of
             the models; then adapters are merged by algebra of their factors.
+        workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole, at
+            most; see `mergeflow.merging.workspace`. By default two tensors, the direction and one more.
 
     Example:
         >>> @method("halved", Args, elementwise=True)
@@ -309,6 +319,6 @@ def method(
         alone = elementwise if callable(elementwise) else lambda _args, _name, _model: bool(elementwise)
         of_factors = linear if callable(linear) else lambda _args: bool(linear)
         first = passes or (lambda _args, _dtype: ())
-        return Method(name, function, args, alone, first, anchor, weights, experts, data, of_factors)
+        return Method(name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace)
 
     return declare

@@ -13,7 +13,7 @@ from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
 from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import LazyStateDict, tied_names
+from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, tied_names
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
@@ -223,7 +223,15 @@ class Stacks:
             out.sub_(base)
 
     def _load(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
-        """Fill `out` with a unit of a state, checked; `on_piece` sees it in its storage type."""
+        """Fill `out` with a unit of a state, checked; `on_piece` sees it in its storage type, block by block."""
+        # A whole tensor in its storage type would be held beside its copy, and be out of the cache when it is digested.
+        apart = isinstance(state, LazyStateDict) and isinstance(state.entries[unit.name], FileEntry)
+        step = BLOCK if apart else max(len(out), 1)
+        for begin in range(0, max(len(out), 1), step):
+            start, stop = unit.start + begin, min(unit.start + begin + step, unit.stop)
+            self._load_piece(owner, state, Unit(unit.name, start, stop, ()), out[begin : begin + step], on_piece)
+
+    def _load_piece(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
         if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype.torch == out.dtype:
             state.read_into(unit.name, out, unit.start)
             stored = out
@@ -250,11 +258,6 @@ class Stacks:
     def _empty(self, *shape: int) -> Tensor:
         # A device reads pinned memory without a copy in between.
         return torch.empty(shape, dtype=self.model.dtype.torch, pin_memory=self.device != "cpu")
-
-
-def unit_bytes(model: Model, unit: Unit) -> int:
-    """Return the bytes that work on a unit holds at most: base, task vectors, and two tensors of its size beside."""
-    return (len(model.experts) + 3 + model.beside) * (unit.stop - unit.start) * model.dtype.itemsize
 
 
 def read(state: State, name: str, start: int, stop: int) -> Tensor:

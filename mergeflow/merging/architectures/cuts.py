@@ -77,6 +77,15 @@ class Form:
         parts = [part for matrix in matrices for part in (self.cut.split(matrix) if self.cut else [matrix])]
         return [part.mT for part in parts] if self.transposed else parts
 
+    def shapes(self, shape: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the shape [out, in] of each matrix of a tensor [..., m, n], in order of `split`; of a stack's one."""
+        rows, columns = shape[-2:]
+        parts = [(rows, columns)]
+        if self.cut is not None:
+            sizes = [self.cut.groups * size for size in self.cut.sizes]
+            parts = [(size, columns) if self.cut.axis == ROWS else (rows, size) for size in sizes]
+        return [(n, m) for m, n in parts] if self.transposed else parts
+
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the tensor [..., m, n] or [..., E, m, n] of its matrices, in order of `split`; one is not copied."""
         if self.transposed:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import np, torch
 from mergeflow.merging.method import Elementwise, Model, Pass, Stack
+from mergeflow.merging.workspace import TWO_TENSORS, Workspace
 from mergeflow.schema import Frozen
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Compressor:
         whole: Values of each task for the whole model, from the first passes.
         needs_base: Whether decoding needs θ0.
         elementwise: Never so: what is stored of a tensor is made of all of it.
+        workspace: Bytes held beside base and task vectors of a tensor: two of its size.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Compressor:
     whole: Callable[[Model], Mapping[str, Named]]
     needs_base: bool
     elementwise: Elementwise = lambda _args, _name, _model: False
+    workspace: Workspace = TWO_TENSORS
 
     def __call__(self, stack: Stack, args: Any) -> Payload:
         """Encode one tensor."""

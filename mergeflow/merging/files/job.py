@@ -1,7 +1,7 @@
 """One merge on its way from opened inputs to files: streaming, atomic, resumable."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow.checkpoints.config import config_of
-from mergeflow.checkpoints.fingerprint import combine, matches
+from mergeflow.checkpoints.fingerprint import BLOCK, combine, matches
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
@@ -102,9 +102,12 @@ class Job:
         scale, dtypes = self.plan.call.scale, {name: info.dtype.torch for name, info in self.infos.items()}
 
         def store(unit: Unit, stack: Stack | None, result: Any) -> None:
+            dtype = dtypes[unit.name]
             if stack is None:
-                return writer.write(unit.name, unit.start, result.to(dtypes[unit.name]))
-            return writer.write(unit.name, unit.start, settled(unit.name, result, scale, dtypes[unit.name]))
+                return writer.write(unit.name, unit.start, result.to(dtype))
+            # In blocks, so that no further tensor of the unit's size is made.
+            for start, anchor, direction in _in_blocks(*(part.reshape(-1) for part in result)):
+                writer.write(unit.name, unit.start + start, settled(unit.name, (anchor, direction), scale, dtype))
 
         self.engine.run(store, names)
         self.digests.settle()
@@ -209,6 +212,12 @@ class Job:
 
     def _card(self, result: str, inputs: Mapping[str, str]) -> str:
         return model_card(self.recipe, self.plan, self.inputs, result, inputs, version())
+
+
+def _in_blocks(*flat: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield the first element of each block of some tensors [n] of one length, and the block of each of them."""
+    for start in range(0, max(len(flat[0]), 1), BLOCK):
+        yield start, *(part[start : start + BLOCK] for part in flat)
 
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:

@@ -10,7 +10,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
-from mergeflow.merging.engine import BUFFER, units_of
+from mergeflow.merging.engine import BUFFER, default_workers, treats_elements_alone, unit_bytes, units_of
 from mergeflow.merging.files.computed import Computed
 from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.mixture import Mixture
@@ -20,11 +20,13 @@ from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.files.steps import steps_to_write
-from mergeflow.merging.stacks import unit_bytes
 from mergeflow.merging.treatment import Treatment, survey
 
-# What Python with torch (a build with CUDA) holds before any tensor is read.
-_PROCESS_BYTES = 530 * 2**20
+# What Python with torch (a build with CUDA) holds before any tensor is read, and a worker that reads blocks.
+_PROCESS, _WORKER = 545 * 2**20, 24 * 2**20
+# Where tensors are treated whole: SciPy and what BLAS packs; what the C library keeps of freed memory for each thread,
+# whose heaps of 64 MB are filled by tensors of up to 32 MB with gaps between.
+_ALGEBRA, _HEAP = 64 * 2**20, 96 * 2**20
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,13 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     return check_place(recipe.out, recipe.shard_size, inputs.paths, force)
 
 
-def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER, written: tuple[str, ...] | None = None) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    inputs: Inputs,
+    buffer: int = BUFFER,
+    written: tuple[str, ...] | None = None,
+    workers: int | None = None,
+) -> Plan:
     """Return what a merge of opened inputs will do.
 
     Args:
@@ -153,6 +161,7 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER, written: tup
         inputs: Its inputs.
         buffer: Bytes the merge may hold beyond its largest stack.
         written: The steps that are written first; by default those of `steps_to_write`.
+        workers: Threads, by default one per core: each holds one piece of work.
 
     Raises:
         MergeflowError: Matrices of the recipe or of a step that cannot be treated as the arguments say.
@@ -163,21 +172,25 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER, written: tup
     out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
     first = call.method.passes(call.arguments, model.dtype)
     found = {name for one in first for name in one.finds}
-    passes = 1 + sum(not one.sampled and one.unless not in found for one in first)
+    passes = 1 + sum(not one.sampled and one.only is None and one.unless not in found for one in first)
     states = [inputs.base, *(state for name, state in inputs.experts.items() if name != inputs.same)]
-    read = sum(info.nbytes for state in states for info in state.infos.values())
-    costs = [unit_bytes(model, unit) for unit in units_of(call, model, infos, infos)]
-    held = min(buffer + max(costs, default=0), sum(costs))
+    again = [{name for name in model.shapes if one.only(args, name, model)} for one in first if one.only is not None]
+    read = passes * sum(info.nbytes for state in states for info in state.infos.values())
+    read += sum(info.nbytes for state in states for some in again for name, info in state.infos.items() if name in some)
+    costs = sorted(unit_bytes(call, model, unit) for unit in units_of(call, model, infos, infos))
+    threads = workers or default_workers()
+    held = min(buffer + costs[-1], sum(costs[-threads:])) if costs else 0
+    whole = not all(treats_elements_alone(call, model, name) for name in model.shapes)
     return Plan(
         call=call,
         experts=tuple(inputs.experts),
         tensors=len(infos),
         treatment=survey(f"method '{call.name}'", args.selection, args.splits, merged, model.tied, model.architecture),
         parameters=sum(info.numel for info in infos.values() if info.dtype.is_floating_point),
-        bytes_read=read * passes,
+        bytes_read=read,
         bytes_written=sum(info.nbytes for info in out_infos.values()),
         passes=passes,
-        peak_memory=_PROCESS_BYTES + held,
+        peak_memory=process_bytes(threads, whole) + held,
         shards=_shards(recipe, inputs.base, out_infos),
         out=recipe.out,
         notes=inputs.notes,
@@ -186,6 +199,16 @@ def make_plan(recipe: Recipe, inputs: Inputs, buffer: int = BUFFER, written: tup
         steps={name: _in_words(step, inputs.steps.get(name), name in written) for name, step in recipe.steps or ()},
         written=written,
     )
+
+
+def process_bytes(threads: int, whole: bool) -> int:
+    """Return the bytes that a merge holds besides the tensors it works on.
+
+    Args:
+        threads: Workers.
+        whole: Whether some tensor is treated whole.
+    """
+    return _PROCESS + threads * _WORKER + (_ALGEBRA + threads * _HEAP if whole else 0)
 
 
 def _check_step(name: str, step: Computed) -> None:

@@ -70,7 +70,7 @@ def _passes(reader: str, step: Recipe | Slices | Mixture, times: Mapping[str, in
     if not isinstance(step, Recipe):
         return times[reader]
     model = inputs.model if reader == "" else inputs.steps[reader].inputs.model
-    return 1 + len(step.call().method.passes(step.call().arguments, model.dtype))
+    return 1 + sum(one.only is None for one in step.call().method.passes(step.call().arguments, model.dtype))
 
 
 def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices | Mixture) -> bool:

@@ -68,7 +68,7 @@ def merge(
             without it an unfinished one is started again.
         resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.
         workers: Threads, by default one per core; the result does not depend on it.
-        buffer: Bytes held at most beyond (experts + 3) × the largest tensor.
+        buffer: Bytes held at most beyond base, task vectors and workspace of the largest tensor that is treated whole.
         force: Replace the output file even if mergeflow did not make it (never an input, never a folder).
         scheme: Of the fingerprints; a merge that is resumed keeps that of its journal.
 
@@ -87,7 +87,7 @@ def merge(
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
         target = check_target(recipe, inputs, force)
-        plan = make_plan(recipe, inputs, buffer)
+        plan = make_plan(recipe, inputs, buffer, workers=workers)
         on_read = _counted(progress, plan.bytes_read)
         job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
 

@@ -14,7 +14,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.dtype import FLOAT32, DType
-from mergeflow.late import torch
+from mergeflow.late import np, torch
 from mergeflow.merging.method import Model, Pass, Stack
 
 if TYPE_CHECKING:
@@ -109,6 +109,16 @@ def _count(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
         counts += torch.bincount(found, minlength=len(counts)).cpu()
     elif found.numel():  # a histogram of its own would cost more than the few elements
         counts.index_add_(0, found.cpu(), torch.ones((), dtype=counts.dtype).expand(found.numel()))
+
+
+def kth_smallest(values: Tensor, k: int) -> Tensor:
+    """Return the k-th smallest of flat values [n], 0-d, k = 1 … n.
+
+    NumPy's partition holds one copy of the values; torch's `kthvalue` holds one and the indices, at 2 to 5 × the time.
+    """
+    if values.device.type != "cpu":
+        return values.kthvalue(k).values
+    return torch.from_numpy(np.partition(values.detach().numpy(), k - 1)[k - 1 : k])[0]
 
 
 def ordered_bits(values: Tensor) -> Tensor:

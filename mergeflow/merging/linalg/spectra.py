@@ -137,12 +137,16 @@ def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor
     return (right, sigma, left) if flipped else (left, sigma, right)
 
 
-def polar(matrix: Tensor) -> Tensor:
-    """Return the orthogonal polar factor U Vᵀ [m, n] of A = U Σ Vᵀ, float64; zero on what A maps to zero.
+def polar_(matrix: Tensor) -> Tensor:
+    """Turn A [m, n], float64, into its orthogonal polar factor U Vᵀ, in place; zero on what A maps to zero.
 
     It is the matrix with orthonormal columns (or rows) nearest to A.
     """
-    return polar_and_values(matrix)[0]
+    tall = matrix.T if matrix.shape[0] < matrix.shape[1] else matrix
+    whitening, _ = _whitening(tall)
+    for rows in tall.split(_ROWS):
+        rows.copy_(rows @ whitening)
+    return matrix
 
 
 def polar_and_values(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,9 +156,16 @@ def polar_and_values(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     flipped = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if flipped else matrix
+    whitening, sigma = _whitening(tall)
+    factor = _times(tall, whitening)
+    return (factor.T if flipped else factor), sigma
+
+
+def _whitening(tall: Tensor) -> tuple[Tensor, Tensor]:
+    """Return V Σ⁻¹ Vᵀ [n, n] and Σ [n], rising, of A = U Σ Vᵀ [m, n]."""
     values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")
     sigma = values.clamp_(min=0).sqrt_()
     real = sigma > _NULL * sigma[-1]
     kept = vectors[:, real]
-    factor = _times(tall, (kept / sigma[real]) @ kept.T)
-    return (factor.T if flipped else factor), sigma
+    del vectors
+    return (kept / sigma[real]) @ kept.T, sigma

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
+from mergeflow.merging.methods.spherical import combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# A sum of unit vectors shorter than this vanishes: its square is known to about 1e-16.
+_OPPOSITE = 1e-7
 # sin² below which arc and chord differ by less than float64 can tell from the rounding of arccos.
 _PARALLEL = 1e-12
 
@@ -54,7 +59,7 @@ def _direction(stack: Stack, args: SphereArgs, merged: Tensor) -> Tensor:
 
 def _as_vectors(tensor: Tensor, kind: str) -> Tensor:
     """Return a tensor as float64 vectors [m, n]."""
-    if tensor.ndim < 2 or tensor.numel() == 0 or kind == "tensor":
+    if tensor.ndim < 2 or tensor.numel() == 0:
         return tensor.reshape(1, -1).double()
     rows = tensor if kind == "rows" else tensor.transpose(0, -1)
     return rows.reshape(-1, rows.shape[-1]).double()
@@ -67,7 +72,26 @@ def _as_tensor(vectors: Tensor, shape: torch.Size, kind: str) -> Tensor:
     return vectors.reshape(turned).transpose(0, -1)
 
 
-@method("nuslerp", NuslerpArgs, experts=(2, 2))
+def _whole_in_blocks(args: NuslerpArgs, name: str, model: Model) -> bool:
+    return args.vectors == "tensor" and in_blocks(args, name, model)
+
+
+def _whole_pass(args: NuslerpArgs, dtype: DType) -> tuple[Pass, ...]:
+    return inner_product_pass(lambda args: args.on)(args, dtype) if args.vectors == "tensor" else ()
+
+
+def _nuslerp_bytes(args: NuslerpArgs, name: str, model: Model) -> int:
+    return tensors(lambda _: 2 if args.vectors == "tensor" else 16)(args, name, model)
+
+
+@method(
+    "nuslerp",
+    NuslerpArgs,
+    elementwise=_whole_in_blocks,
+    passes=_whole_pass,
+    experts=(2, 2),
+    workspace=_nuslerp_bytes,
+)
 def nuslerp(stack: Stack, args: NuslerpArgs) -> Parts:
     """Spherical interpolation of two task vectors (or experts), placed by their weights.
 
@@ -82,19 +106,28 @@ def nuslerp(stack: Stack, args: NuslerpArgs) -> Parts:
     Source:
         NuSLERP as documented in mergekit; Shoemake, Animating rotation with quaternion curves (SIGGRAPH 1985).
     """
-    first, second = (_as_vectors(point, args.vectors) for point in _points(stack, args))
     a, b = stack.model.weights
     t = b / (a + b) if a + b else 0.5
+    if args.vectors == "tensor":
+        products = inner_products(stack, args.on)
+        norms = products.diagonal().sqrt().prod()
+        return stack.base, combined(stack, torch.stack(_shares(norms, products[0, 1], t)), args.on)
+    first, second = (_as_vectors(point, args.vectors) for point in _points(stack, args))
     norms = first.norm(dim=1, keepdim=True) * second.norm(dim=1, keepdim=True)
-    cosine = ((first * second).sum(1, keepdim=True) / torch.where(norms > 0, norms, 1)).clamp(-1, 1)
-    linear = (norms == 0) | (1 - cosine.square() <= _PARALLEL)
-    angle = torch.arccos(torch.where(linear, 0, cosine))
-    factors = [torch.where(linear, share, torch.sin(share * angle) / torch.sin(angle)) for share in (1 - t, t)]
-    merged = factors[0] * first + factors[1] * second
+    shares = _shares(norms, (first * second).sum(1, keepdim=True), t)
+    merged = shares[0] * first + shares[1] * second
     return stack.base, _direction(stack, args, _as_tensor(merged, stack.base.shape, args.vectors))
 
 
-@method("multislerp", MultislerpArgs)
+def _shares(norms: Tensor, product: Tensor, t: float) -> list[Tensor]:
+    """Return the factors of two vectors at t, from the product of their norms and their inner product, […]."""
+    cosine = (product / torch.where(norms > 0, norms, 1)).clamp(-1, 1)
+    linear = (norms == 0) | (1 - cosine.square() <= _PARALLEL)
+    angle = torch.arccos(torch.where(linear, 0, cosine))
+    return [torch.where(linear, share, torch.sin(share * angle) / torch.sin(angle)) for share in (1 - t, t)]
+
+
+@method("multislerp", MultislerpArgs, elementwise=in_blocks, passes=inner_product_pass(lambda args: args.on))
 def multislerp(stack: Stack, args: MultislerpArgs) -> Parts:
     """Mean direction of the task vectors (or experts) on the sphere, with their mean length, per tensor.
 
@@ -110,13 +143,12 @@ def multislerp(stack: Stack, args: MultislerpArgs) -> Parts:
     Source:
         Goddard, Multi-SLERP (2025), as documented in mergekit.
     """
-    points = _points(stack, args)
-    flat = points.reshape(len(points), stack.base.numel()).double()
-    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=flat.device)
+    products = inner_products(stack, args.on)
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=products.device)
     weights = weights / weights.sum() if args.normalize else weights
-    norms = flat.norm(dim=1)
-    mean = weights @ (flat / torch.where(norms > 0, norms, 1)[:, None])
-    length = mean.norm()
-    if float(length) < 1e-8:
-        return stack.base, _direction(stack, args, weights @ flat)
-    return stack.base, _direction(stack, args, mean / length * (weights @ norms))
+    norms = products.diagonal().sqrt()
+    shares = weights / torch.where(norms > 0, norms, 1)
+    length = (shares @ products @ shares).clamp(min=0).sqrt()
+    if float(length) >= _OPPOSITE:
+        weights = shares / length * (weights @ norms)
+    return stack.base, combined(stack, weights, args.on)

@@ -11,6 +11,8 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero, svd
 from mergeflow.merging.method import Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.subspace import MatrixArgs, merge_iso_c, merge_tsv, ties_of_blocks
+from mergeflow.merging.workspace import Matrix, matrices, tensors
+from mergeflow.merging.workspace import svd as svd_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +74,23 @@ def _in_blocks(args: CoreSpaceArgs, name: str, model: Model) -> bool:
     return args.then != "ties" and all_but_matrices(args, name, model)
 
 
-@method("core_space", CoreSpaceArgs, elementwise=_in_blocks)
+def _core_space_bytes(args: CoreSpaceArgs, one: Matrix) -> int:
+    beside = one.experts * one.short
+    factors = 8 * beside * (one.rows + one.columns)  # all A and B
+    ups, downs = (Matrix(side, beside, 1, one.itemsize) for side in (one.rows, one.columns))
+    found = 8 * (ups.short * one.rows + downs.short * one.columns)
+    cores = 8 * ups.short * downs.short * (2 * one.experts + 6)
+    return factors + max(factors + max(svd_bytes(ups), svd_bytes(downs)) + found, found + cores + 2 * one.wide)
+
+
+def _workspace(args: CoreSpaceArgs, name: str, model: Model) -> int:
+    return (_TRIMMED if all_but_matrices(args, name, model) else _IN_CORES)(args, name, model)
+
+
+_IN_CORES, _TRIMMED = matrices(_core_space_bytes), tensors(lambda experts: experts + 4, weighted=True)
+
+
+@method("core_space", CoreSpaceArgs, elementwise=_in_blocks, workspace=_workspace)
 def core_space(stack: Stack, args: CoreSpaceArgs) -> Parts:
     """Low-rank task vectors merged as small cores between bases that all their factors share.
 

@@ -7,6 +7,7 @@ the number of threads changes a bit.
 from __future__ import annotations
 
 import hashlib
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -16,7 +17,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import np, torch
 from mergeflow.merging.linalg.select import threshold_passes
 from mergeflow.merging.linalg.trimming import trim_to
-from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class DellaArgs(DareArgs):
         if self.drop + self.window / 2 >= 1 or self.drop < self.window / 2:
             raise ValueError(f"drop ± window/2 must stay in [0, 1), found {self.drop} ± {self.window / 2}")
         return self
+
+
+# Elements that are sorted at a time, in whole rows.
+_DRAWN = 2**20
 
 
 def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> np.ndarray:
@@ -103,18 +108,23 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t / (1 − p), [T, *base.shape], where p falls with the magnitude's rank within the row."""
     if stack.base.numel() == 0:
         return stack.taus
-    rows = stack.taus.reshape(len(stack.taus), stack.base.shape[0] if stack.base.ndim > 1 else 1, -1)
-    n = rows.shape[-1]
-    order = rows.abs().argsort(dim=-1, descending=True, stable=True)
+    taus = stack.taus.reshape(len(stack.taus), stack.base.shape[0] if stack.base.ndim > 1 else 1, -1)
+    n = taus.shape[-1]
+    some = max(1, _DRAWN // n)
     step = args.window / (n - 1) if n > 1 else 0.0
-    by_rank = torch.arange(n, dtype=rows.dtype, device=rows.device) * step
-    drops = torch.tensor(args.each("drop", len(rows)), dtype=rows.dtype, device=rows.device)
-    least = drops - args.window / 2 if n > 1 else drops
-    by_rank = (by_rank + least[:, None, None]).expand_as(rows).contiguous()
-    drop = torch.empty_like(rows).scatter_(-1, order, by_rank)
-    drawn = torch.stack([torch.from_numpy(bits.astype(np.float64)) for bits in _drawn(stack, args.seed)])
-    keep = drawn.reshape(rows.shape).to(rows.device) >= drop.double() * 2**32
-    return torch.where(keep, rows / (1 - drop), 0).reshape(stack.taus.shape) * stack.weight_column
+    by_rank = torch.arange(n, dtype=taus.dtype, device=taus.device) * step
+    drops = torch.tensor(args.each("drop", len(taus)), dtype=taus.dtype, device=taus.device)
+    leasts = drops - args.window / 2 if n > 1 else drops
+    found = torch.empty_like(taus)
+    for name, tau, least, out in zip(stack.model.experts, taus, leasts, found, strict=True):
+        bits = torch.from_numpy(uniform_bits(args.seed, name, stack.name, stack.start, tau.numel())).reshape(tau.shape)
+        pairs = zip(tau.split(some), bits.split(some), out.split(some), strict=True)
+        for rows, drawn, into in pairs:  # some rows of one expert: what a sort holds is ten times its input
+            order = rows.abs().argsort(dim=-1, descending=True, stable=True)
+            drop = torch.empty_like(rows).scatter_(-1, order, (by_rank + least).expand_as(rows).contiguous())
+            keep = drawn.to(rows.device).double() >= drop.double() * 2**32
+            into.copy_(torch.where(keep, rows / (1 - drop), 0))
+    return found.reshape(stack.taus.shape).mul_(stack.weight_column)
 
 
 def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
@@ -164,7 +174,21 @@ def dare(stack: Stack, args: DareArgs) -> Parts:
     return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-@method("della", DellaArgs, passes=rest_passes(della_sparsify))
+def della_workspace(args: DellaArgs, name: str, model: Model) -> int:
+    """Return the bytes of DELLA: what is kept, one expert's bits, some rows that are sorted, and what follows.
+
+    Args:
+        args: Its arguments.
+        name: The tensor.
+        model: What is known of the model.
+    """
+    count, numel = len(model.experts), prod(model.shapes[name])
+    rows = 48 * min(numel, max(_DRAWN, model.shapes[name][-1] if model.shapes[name] else 1))
+    further = 2 * count + 2 if args.then == "ties" else 1
+    return (count + 1 + further) * numel * model.dtype.itemsize + rows
+
+
+@method("della", DellaArgs, passes=rest_passes(della_sparsify), workspace=della_workspace)
 def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from math import floor
+from math import floor, prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+from mergeflow.merging.linalg.select import kth_smallest
+from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
+from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Elements whose softmax is held in float64 at a time.
-_CHUNK = 2**22
+_CHUNK = 2**20
 _EPS = 1e-8
 
 
@@ -64,7 +66,12 @@ def nearswap(stack: Stack, args: NearswapArgs) -> Parts:
     return stack.base, stack.taus[0].clamp(-args.t, args.t)
 
 
-@method("arcee_fusion", ArceeFusionArgs, weights="none", experts=(1, 1))
+def _arcee_bytes(args: ArceeFusionArgs, name: str, model: Model) -> int:
+    numel = prod(model.shapes[name])
+    return 5 * numel * model.dtype.itemsize + 8 * 8 * min(numel, _CHUNK)
+
+
+@method("arcee_fusion", ArceeFusionArgs, weights="none", experts=(1, 1), workspace=_arcee_bytes)
 def arcee_fusion(stack: Stack, args: ArceeFusionArgs) -> Parts:
     """The base, with those entries of an expert that are important by size and by the change of the row's softmax.
 
@@ -84,7 +91,7 @@ def arcee_fusion(stack: Stack, args: ArceeFusionArgs) -> Parts:
     scores = tau.abs() * _softmax_divergence(stack.base, tau)
     n = scores.numel()
     flat = scores.reshape(-1)
-    first, median, third = (flat.kthvalue(floor(q * (n - 1)) + 1).values for q in (0.25, 0.5, 0.75))
+    first, median, third = (kth_smallest(flat, floor(q * (n - 1)) + 1) for q in (0.25, 0.5, 0.75))
     return stack.base, torch.where(scores >= median + 1.5 * (third - first), tau, 0)
 
 
@@ -102,7 +109,7 @@ def _softmax_divergence(base: Tensor, tau: Tensor) -> Tensor:
     return found.reshape(*base.shape[:-1], 1) if base.ndim else found.reshape(())
 
 
-@method("sce", SceArgs, weights="none")
+@method("sce", SceArgs, weights="none", workspace=tensors(lambda experts: 5 * experts + 3))
 def sce(stack: Stack, args: SceArgs) -> Parts:
     """Select entries by their variance, weight experts by their energy, erase minority signs; per tensor.
 
@@ -126,7 +133,7 @@ def sce(stack: Stack, args: SceArgs) -> Parts:
         k = floor(args.keep * int(variance.count_nonzero()) + 1e-9)
         if k == 0:
             return stack.base, torch.zeros_like(stack.base)
-        least = variance.reshape(-1).kthvalue(variance.numel() - k + 1).values
+        least = kth_smallest(variance.reshape(-1), variance.numel() - k + 1)
         taus = taus * (variance >= least)
     energy = taus.reshape(len(taus), -1).double().square().mean(1)
     weights = energy / energy.sum() if float(energy.sum()) else torch.full_like(energy, 1 / len(energy))
@@ -189,6 +196,7 @@ def _ram_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     elementwise=lambda args, _name, _model: _over_model(args),
     weights="none",
     passes=_ram_passes,
+    workspace=tensors(lambda experts: 3 * experts + 3),
 )
 def ram_plus(stack: Stack, args: RamPlusArgs) -> Parts:
     """RAM with the unique changes of an expert boosted, the more of its changes are shared with others.

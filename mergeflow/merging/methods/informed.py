@@ -6,7 +6,7 @@ Here they are pure functions of those statistics; who has data computes them and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, prod
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -18,6 +18,7 @@ from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Datum, Model, Parts, Stack, all_but_matrices, method
+from mergeflow.merging.workspace import Matrix, decomposition, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +116,21 @@ def _without_grams(args: RegmeanArgs, name: str, model: Model) -> bool:
     return all(name not in found for found in model.data["gram"].values())
 
 
-@method("regmean", RegmeanArgs, elementwise=_without_grams, anchor="–", weights="shares", data=(GRAM,))
+def _regmean_bytes(args: RegmeanArgs, name: str, model: Model) -> int:
+    shape, itemsize = model.shapes[name], model.dtype.itemsize
+    inputs = shape[-1] ** 2  # the Grams as given, their sum, one on its way into it, and the pseudo-inverse
+    return (len(model.experts) * itemsize + 64) * inputs + (24 + 2 * itemsize) * prod(shape)
+
+
+@method(
+    "regmean",
+    RegmeanArgs,
+    elementwise=_without_grams,
+    anchor="–",
+    weights="shares",
+    data=(GRAM,),
+    workspace=_regmean_bytes,
+)
 def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
     """The weights whose outputs are nearest to every expert's on its own inputs.
 
@@ -160,11 +175,23 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
     return stack.base + mean, [form.join(low) for low in parts]
 
 
+def _adamerging_bytes(args: AdamergingArgs, one: Matrix) -> int:
+    centred = (3 * one.experts + 4) * one.nbytes  # centred task vectors, their low-rank parts, and what makes them
+    return centred + decomposition(one.short) + 4 * 8 * (one.rows + one.columns) * one.short
+
+
 def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
     return args.on == "task_vectors" or all_but_matrices(args, name, model)
 
 
-@method("adamerging", AdamergingArgs, elementwise=_no_low_rank, anchor="θ0 or mean θ_t", data=(COEFFICIENTS,))
+@method(
+    "adamerging",
+    AdamergingArgs,
+    elementwise=_no_low_rank,
+    anchor="θ0 or mean θ_t",
+    data=(COEFFICIENTS,),
+    workspace=matrices(_adamerging_bytes, weighted=False),
+)
 def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     """Sum of directions with coefficients learned by entropy minimisation.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import fsum, sqrt
+from math import fsum, prod, sqrt
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
@@ -131,7 +131,13 @@ def _elementwise(args: LinesArgs, name: str, model: Model) -> bool:
     return inner.elementwise(inner_args, name, model)
 
 
-@method("lines", LinesArgs, elementwise=_elementwise, passes=_passes)
+def _workspace(args: LinesArgs, name: str, model: Model) -> int:
+    inner, inner_args = args.inner()  # and what its length or its product with λ takes
+    further = (len(model.experts) + 5) * prod(model.shapes[name]) * model.dtype.itemsize
+    return inner.workspace(inner_args, name, model) + further
+
+
+@method("lines", LinesArgs, elementwise=_elementwise, passes=_passes, workspace=_workspace)
 def lines(stack: Stack, args: LinesArgs) -> Parts:
     """Another method's direction, scaled up with depth.
 

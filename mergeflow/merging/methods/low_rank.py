@@ -10,6 +10,7 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import add_truncated, is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
+from mergeflow.merging.workspace import Matrix, decomposition, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,28 @@ def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tenso
     return form.join(totals)
 
 
-@method("cart", CartArgs, elementwise=all_but_matrices, anchor="mean θ_t")
+def _factor_bytes(args: LowRankArgs, one: Matrix) -> int:
+    rank = rank_of((one.rows, one.columns), args.rank_ratio, args.rounding)
+    found = one.short // 8 if rank <= one.short // 8 else one.short
+    factors = (one.rows + one.columns) * (max(rank, one.short // 8) + rank) * one.itemsize
+    return max(decomposition(one.short, found), 16 * one.short * found + factors)
+
+
+def _cart_bytes(args: CartArgs, one: Matrix) -> int:
+    return 3 * one.nbytes + _factor_bytes(args, one)  # the mean, a difference, and the sum
+
+
+def _low_rank_bytes(args: LowRankArgs, one: Matrix) -> int:
+    return one.nbytes + _factor_bytes(args, one)
+
+
+@method(
+    "cart",
+    CartArgs,
+    elementwise=all_but_matrices,
+    anchor="mean θ_t",
+    workspace=matrices(_cart_bytes, weighted=False),
+)
 def cart(stack: Stack, args: CartArgs) -> Parts:
     """Low-rank parts of the task vectors centred at the experts' mean.
 
@@ -70,13 +92,18 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
         Choi et al., Revisiting weight averaging for model merging (CART), algorithm 1.
     """
     mean = stack.taus.mean(0)
-    anchor = stack.base + mean
     if not stack.is_matrix(args.matrices) or is_zero(stack.taus):
-        return anchor, torch.zeros_like(anchor)
-    return anchor, sum_truncated(stack, mean, args)
+        return mean.add_(stack.base), torch.zeros_like(mean)
+    direction = sum_truncated(stack, mean, args)
+    return mean.add_(stack.base), direction
 
 
-@method("low_rank", LowRankArgs, elementwise=all_but_matrices)
+@method(
+    "low_rank",
+    LowRankArgs,
+    elementwise=all_but_matrices,
+    workspace=matrices(_low_rank_bytes, weighted=False),
+)
 def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """Low-rank parts of the original task vectors.
 

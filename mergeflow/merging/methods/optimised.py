@@ -10,6 +10,7 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
+from mergeflow.merging.workspace import Matrix, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,7 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
         share = tau.T @ (tau / tau.square().sum())
         curvature += share
         pull += tau @ share
+        del share  # the next is made before this name is given to it
     mean, square = torch.zeros_like(result), torch.zeros_like(result)
     for step in range(1, steps + 1):
         gradient = (result @ curvature).sub_(pull).mul_(2)
@@ -63,7 +65,12 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
     return result
 
 
-@method("wudi", WudiArgs, elementwise=all_but_matrices)
+def _wudi_bytes(args: WudiArgs, one: Matrix) -> int:
+    inputs = one.columns * one.columns * one.itemsize  # Adam's four tensors, the gradient and a step; H
+    return max(6 * one.nbytes + inputs, 4 * one.nbytes + 2 * inputs)
+
+
+@method("wudi", WudiArgs, elementwise=all_but_matrices, workspace=matrices(_wudi_bytes))
 def wudi(stack: Stack, args: WudiArgs) -> Parts:
     """The task vector that interferes least with the inputs of each expert, found without data.
 

@@ -10,8 +10,9 @@ from pydantic import Field
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.linalg.select import kth_largest_passes
+from mergeflow.merging.linalg.select import kth_largest_passes, kth_smallest
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ class PcbArgs(Args):
     keep: float = Field(0.1, gt=0, le=1, description="share of entries kept by competition score, (0, 1]")
 
 
-@method("breadcrumbs", BreadcrumbsArgs)
+@method("breadcrumbs", BreadcrumbsArgs, workspace=tensors(lambda experts: 1.5 * experts + 3, weighted=True))
 def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     """Sum of the task vectors without their smallest and largest entries.
 
@@ -86,8 +87,10 @@ def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
     ]
     if n == 0 or not any(low or high for low, high in cuts):
         return stack.weighted
-    keep = torch.stack([_between(tau.abs().reshape(-1), *cut) for tau, cut in zip(stack.taus, cuts, strict=True)])
-    return stack.weighted * keep.reshape(stack.taus.shape)
+    keep = torch.empty_like(stack.taus, dtype=torch.bool)
+    for tau, cut, into in zip(stack.taus, cuts, keep, strict=True):
+        into.copy_(_between(tau.abs().reshape(-1), *cut).reshape(tau.shape))
+    return stack.weighted * keep
 
 
 def _between(magnitudes: Tensor, low: int, high: int) -> Tensor:
@@ -95,9 +98,9 @@ def _between(magnitudes: Tensor, low: int, high: int) -> Tensor:
     n = len(magnitudes)
     keep = torch.full_like(magnitudes, low + high < n, dtype=torch.bool)
     if low and low + high < n:
-        keep &= magnitudes >= magnitudes.kthvalue(low + 1).values
+        keep &= magnitudes >= kth_smallest(magnitudes, low + 1)
     if high and low + high < n:
-        keep &= magnitudes <= magnitudes.kthvalue(n - high).values
+        keep &= magnitudes <= kth_smallest(magnitudes, n - high)
     return keep
 
 

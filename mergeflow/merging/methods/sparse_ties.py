@@ -13,11 +13,13 @@ from mergeflow.merging.methods.dropout import (
     DellaArgs,
     dare_sparsify,
     della_sparsify,
+    della_workspace,
     merge_rest,
     rest_passes,
 )
 from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
+from mergeflow.merging.workspace import tensors
 
 _SCALE = "factor of the direction; any real number"
 
@@ -57,7 +59,7 @@ def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
     return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-@method("della_ties", DellaTiesArgs, passes=rest_passes(della_sparsify))
+@method("della_ties", DellaTiesArgs, passes=rest_passes(della_sparsify), workspace=della_workspace)
 def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     """Like `dare_ties`, but large entries are dropped less often: `della` with `then: ties`.
 
@@ -77,7 +79,12 @@ def _breadcrumbs_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     return (majority_pass(breadcrumbs_sparsify),)
 
 
-@method("breadcrumbs_ties", BreadcrumbsTiesArgs, passes=_breadcrumbs_passes)
+@method(
+    "breadcrumbs_ties",
+    BreadcrumbsTiesArgs,
+    passes=_breadcrumbs_passes,
+    workspace=tensors(lambda experts: 3 * experts + 4, weighted=True),
+)
 def breadcrumbs_ties(stack: Stack, args: BreadcrumbsTiesArgs) -> Parts:
     """Task vectors without their smallest and largest entries, merged by TIES.
 

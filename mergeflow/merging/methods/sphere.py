@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from mergeflow.checkpoints.fingerprint import blocks
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.methods.spherical import combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# A sum of unit vectors shorter than this vanishes: its square is known to about 1e-16.
+_OPPOSITE = 1e-7
 # Beyond this cosine the sine in the denominator loses more digits than the arc differs from the chord.
 _PARALLEL = 0.9995
 
@@ -44,16 +47,15 @@ class ModelStockArgs(Args):
     """Arguments of `model_stock`."""
 
 
-def _inner(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a · a, b · b and a · b summed in float64, on the processor in pieces that fit its cache."""
-    pairs = zip(blocks(a), blocks(b), strict=True) if a.device.type == "cpu" else [(a, b)]
-    found = torch.zeros(3, dtype=torch.float64, device=a.device)
-    for x, y in ((x.double(), y.double()) for x, y in pairs):
-        found += torch.stack([(x * x).sum(), (y * y).sum(), (x * y).sum()])
-    return found[0], found[1], found[2]
-
-
-@method("slerp", SlerpArgs, anchor="–", weights="none", experts=(2, 2))
+@method(
+    "slerp",
+    SlerpArgs,
+    elementwise=in_blocks,
+    passes=inner_product_pass(lambda args: "weights"),
+    anchor="–",
+    weights="none",
+    experts=(2, 2),
+)
 def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     """Spherical interpolation of two experts, per tensor.
 
@@ -67,20 +69,27 @@ def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     Source:
         Shoemake, Animating rotation with quaternion curves (SIGGRAPH 1985).
     """
-    first, second = stack.base + stack.taus[0], stack.base + stack.taus[1]
     t = args.t if stack.model.listed[0] == stack.model.experts[0] else 1 - args.t
-    one, other, both = _inner(first, second)
-    norms = one.sqrt() * other.sqrt()
+    products = inner_products(stack, "weights")
+    norms, both = products[0, 0].sqrt() * products[1, 1].sqrt(), products[0, 1]
     cosine = (both / norms).clamp(-1, 1) if float(norms) else torch.ones((), dtype=torch.float64)
     shares = (1 - t, t)
     if abs(float(cosine)) <= _PARALLEL:
         angle = torch.arccos(cosine)
         shares = (float(torch.sin((1 - t) * angle) / torch.sin(angle)), float(torch.sin(t * angle) / torch.sin(angle)))
     # In place: fresh memory of a tensor's size costs as much as the arithmetic on it.
+    first, second = stack.base + stack.taus[0], stack.base + stack.taus[1]
     return stack.base, first.mul_(shares[0]).add_(second.mul_(shares[1])).sub_(stack.base)
 
 
-@method("karcher", KarcherArgs, anchor="–", weights="shares")
+@method(
+    "karcher",
+    KarcherArgs,
+    elementwise=in_blocks,
+    passes=inner_product_pass(lambda args: "weights"),
+    anchor="–",
+    weights="shares",
+)
 def karcher(stack: Stack, args: KarcherArgs) -> Parts:
     """Riemannian mean of the experts on the sphere, per tensor.
 
@@ -94,40 +103,49 @@ def karcher(stack: Stack, args: KarcherArgs) -> Parts:
     Source:
         Karcher, Riemannian center of mass (1977).
     """
-    thetas = stack.base + stack.taus
-    flat = thetas.reshape(len(thetas), stack.base.numel()).double()
-    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=flat.device)
+    products = inner_products(stack, "weights")
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=products.device)
     weights = weights / weights.sum()
-    norms = flat.norm(dim=1)
+    norms = products.diagonal().sqrt()
     some = norms > 0
     if not bool(some.any()):
-        return stack.base, (stack.taus * weights.to(thetas.dtype).reshape(stack.weight_column.shape)).sum(0)
-    mean = _karcher_mean(flat[some] / norms[some, None], weights[some], args)
-    merged = (mean * (weights * norms).sum()).to(thetas.dtype).reshape(stack.base.shape)
-    return stack.base, merged - stack.base
+        return stack.base, combined(stack, weights, "task_vectors")
+    units = products[some][:, some] / (norms[some] * norms[some, None])
+    coefficients = torch.zeros_like(weights)
+    coefficients[some] = _karcher_mean(units, weights[some], args) / norms[some] * (weights * norms).sum()
+    return stack.base, combined(stack, coefficients, "weights")
 
 
-def _karcher_mean(units: Tensor, weights: Tensor, args: KarcherArgs) -> Tensor:
-    mean = weights @ units
-    length = mean.norm()
-    if float(length) < 1e-12:  # opposite points: every great circle between them is as good, take the first expert
-        return units[0]
-    mean = mean / length
+def _karcher_mean(cosines: Tensor, weights: Tensor, args: KarcherArgs) -> Tensor:
+    """Return c_t with μ = Σ c_t u_t, of points u_t whose inner products [T, T] are given: μ never leaves their span."""
+
+    def length(of: Tensor) -> Tensor:
+        return (of @ cosines @ of).clamp(min=0).sqrt()
+
+    if float(length(weights)) < _OPPOSITE:  # every great circle between them is as good, take the first expert
+        return torch.eye(len(weights), dtype=weights.dtype, device=weights.device)[0]
+    mean = weights / length(weights)
     for _ in range(args.iterations):
-        cosines = (units @ mean).clamp(-1, 1)
-        angles = torch.arccos(cosines)
+        along = (cosines @ mean).clamp(-1, 1)
+        angles = torch.arccos(along)
         sines = torch.sin(angles)
-        factors = torch.where(sines > 1e-12, angles / sines.clamp(min=1e-12), 1.0)
-        step = (weights * factors) @ (units - cosines[:, None] * mean)
-        size = step.norm()
+        logs = weights * torch.where(sines > 1e-12, angles / sines.clamp(min=1e-12), 1.0)
+        step = logs - (logs @ along) * mean
+        size = length(step)
         if float(size) < args.tolerance:
             break
         mean = torch.cos(size) * mean + torch.sin(size) * step / size
-        mean = mean / mean.norm()
+        mean = mean / length(mean)
     return mean
 
 
-@method("model_stock", ModelStockArgs)
+@method(
+    "model_stock",
+    ModelStockArgs,
+    elementwise=in_blocks,
+    passes=inner_product_pass(lambda args: "task_vectors"),
+    workspace=tensors(lambda experts: 2, weighted=True),
+)
 def model_stock(stack: Stack, args: ModelStockArgs) -> Parts:
     """Mean of the task vectors, shortened by how much they disagree, per tensor.
 
@@ -143,10 +161,11 @@ def model_stock(stack: Stack, args: ModelStockArgs) -> Parts:
     """
     count = len(stack.taus)
     mean = stack.weighted.sum(0) / count
-    flat = stack.weighted.reshape(count, stack.base.numel()).double()
-    norms = flat.norm(dim=1)
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=mean.device)
+    products = inner_products(stack, "task_vectors") * weights * weights[:, None]
+    norms = products.diagonal().sqrt()
     if count < 2 or not bool((norms > 0).any()):
         return stack.base, mean
-    units = flat / norms.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-    cosine = max(0.0, float((units.sum(0).square().sum() - (norms > 0).sum()) / (count * (count - 1))))
-    return stack.base, mean * (count * cosine / (1 + (count - 1) * cosine))
+    units = products / (norms * norms[:, None]).clamp(min=torch.finfo(torch.float64).tiny)
+    cosine = max(0.0, float((units.sum() - (norms > 0).sum()) / (count * (count - 1))))
+    return stack.base, mean.mul_(count * cosine / (1 + (count - 1) * cosine))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from mergeflow.late import torch
-from mergeflow.merging.linalg.spectra import is_zero, polar, polar_and_values, svd
+from mergeflow.merging.linalg.spectra import is_zero, polar_, polar_and_values, svd
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
+from mergeflow.merging.workspace import Matrix, decomposition, matrices, tensors
+from mergeflow.merging.workspace import svd as svd_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Rows of a float64 product that are held before they are rounded.
+_ROWS = 1024
 
 
 class MatrixArgs(Args):
@@ -57,15 +64,37 @@ def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tenso
     return form.join([merge(part, args) for part in form.split(stack.weighted)]).to(stack.taus.dtype)
 
 
-def _joined(factors: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Put the experts' U, σ and V side by side; the parts are released, so that they are not held twice."""
-    sides = [list(side) for side in zip(*factors, strict=True)]
-    factors.clear()
-    joined = []
-    for side in sides:
-        joined.append(torch.cat(side, dim=-1))
-        side.clear()
-    return joined
+class _Joined:
+    """The U, σ and V of several matrices side by side, in memory that is taken once.
+
+    Args:
+        shape: Of the matrices, (m, n).
+        most: Directions in all, at most.
+    """
+
+    def __init__(self, shape: torch.Size, most: int, device: torch.device) -> None:
+        made = partial(torch.empty, dtype=torch.float64, device=device)
+        self._left, self._sigma, self._right = made(shape[0], most), made(most), made(shape[1], most)
+        self.count = 0
+
+    def add(self, left: Tensor, sigma: Tensor, right: Tensor) -> None:
+        """Put U [m, r], σ [r] and V [n, r] beside the others."""
+        stop = self.count + len(sigma)
+        self._left[:, self.count : stop], self._right[:, self.count : stop] = left, right
+        self._sigma[self.count : stop] = sigma
+        self.count = stop
+
+    def sides(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return U, σ and V."""
+        return self._left[:, : self.count], self._sigma[: self.count], self._right[:, : self.count]
+
+
+def _product(left: Tensor, right: Tensor, like: Tensor, factor: float = 1.0) -> Tensor:
+    """Return factor · L Rᵀ of L [m, r] and R [n, r] in another tensor's type, never whole in their own."""
+    out = like.new_empty(len(left), len(right))
+    for into, rows in zip(out.split(_ROWS), left.split(_ROWS), strict=True):
+        into.copy_((rows @ right.T).mul_(factor))
+    return out
 
 
 def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
@@ -73,11 +102,14 @@ def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
     rank = min(taus.shape[1:]) // len(taus)
     if not rank:
         return taus.sum(0) / len(taus)
-    factors = [svd(tau, rank) for tau in taus if not is_zero(tau)]
-    if not factors:
+    joined = _Joined(taus[0].shape, rank * len(taus), taus.device)
+    for tau in taus:
+        if not is_zero(tau):
+            joined.add(*svd(tau, rank))
+    if not joined.count:
         return torch.zeros_like(taus[0])
-    left, sigma, right = _joined(factors)
-    return polar(left).mul_(sigma) @ polar(right).T
+    left, sigma, right = joined.sides()
+    return _product(polar_(left).mul_(sigma), polar_(right), taus)
 
 
 def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
@@ -89,44 +121,89 @@ def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
     return factor.mul_(sigma.mean())
 
 
+def _shares(side: int, experts: int, common: float) -> tuple[int, int]:
+    """Return the directions of the common space, and those of each expert."""
+    own = round((side - int(side * common)) / experts)
+    return max(side - own * experts, 0), own
+
+
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     """Iso-CTS of matrices [T, m, n] → [m, n]."""
     total = taus.sum(0)
     side = min(total.shape)
-    own = round((side - int(side * args.common)) / len(taus))
-    rank = side - own * len(taus)
-    factors = [svd(total, rank)] if rank > 0 and not is_zero(total) else []
+    rank, own = _shares(side, len(taus), args.common)
+    joined = _Joined(total.shape, rank + own * len(taus), taus.device)
+    if rank and not is_zero(total):
+        joined.add(*svd(total, rank))
+    common = joined.sides()[0]
+    del total
     for tau in taus if own else ():
         outside = tau.double()
-        if factors:
-            common = factors[0][0]
-            outside.sub_(common @ (common.T @ outside))
+        outside.addmm_(common, common.T @ outside, alpha=-1)
         if not is_zero(outside):
-            factors.append(svd(outside, own))
-    if not factors:
-        return torch.zeros_like(total)
-    left, sigma, right = _joined(factors)
-    return (polar(left) @ polar(right).T).mul_(sigma.mean())
+            joined.add(*svd(outside, own))
+    if not joined.count:
+        return torch.zeros_like(taus[0])
+    left, sigma, right = joined.sides()
+    return _product(polar_(left), polar_(right), taus, float(sigma.mean()))
 
 
-def ties_of_blocks(blocks: Tensor, keep: float) -> Tensor:
-    """TIES of the experts' blocks [T, …], each trimmed on its own."""
-    trimmed = trim_to(blocks, tensor_thresholds(blocks, keep))
+def ties_of_blocks(blocks: Tensor, keep: float, out: Tensor | None = None) -> Tensor:
+    """TIES of the experts' blocks [T, …], each trimmed on its own.
+
+    Args:
+        blocks: One for each expert, [T, …].
+        keep: Share of the entries of a block that is kept, 0 … 1.
+        out: Where the trimmed blocks go, which may be the blocks; a new tensor by default.
+    """
+    trimmed = trim_to(blocks, tensor_thresholds(blocks, keep), out)
     majority = -1.0 if float(trimmed.sum(0).sign().sum()) < 0 else 1.0
-    return disjoint_merge(trimmed, majority, "mean")
+    return disjoint_merge(trimmed, majority, "mean", out=trimmed)
 
 
 def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
     """KnOTS of matrices [T, m, n] → [m, n]."""
     count, rows, columns = taus.shape
-    joined = taus.transpose(0, 1).reshape(rows, count * columns)
-    left, sigma, right = svd(joined)
+    left, sigma, right = svd(taus.transpose(0, 1).reshape(rows, count * columns))
     blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1)
-    merged = blocks.sum(0) if args.then == "task_arithmetic" else ties_of_blocks(blocks, args.keep)
-    return (left * sigma) @ merged
+    merged = blocks.sum(0) if args.then == "task_arithmetic" else ties_of_blocks(blocks, args.keep, blocks)
+    del blocks, right
+    return _product(left.mul_(sigma), merged.T, taus)
 
 
-@method("tsv", TsvArgs, elementwise=all_but_matrices)
+def _tsv_bytes(args: TsvArgs, one: Matrix) -> int:
+    rank = one.short // one.experts
+    joined = 8 * (one.rows + one.columns) * rank * one.experts
+    return joined + max(svd_bytes(one, rank), decomposition(one.short), one.nbytes + 8 * _ROWS * one.columns)
+
+
+def _iso_c_bytes(args: IsoCArgs, one: Matrix) -> int:
+    side = 8 * one.short * one.short
+    return one.nbytes + max(decomposition(one.short), side + 8 * _ROWS * one.short + one.wide)
+
+
+def _iso_cts_bytes(args: IsoCtsArgs, one: Matrix) -> int:
+    rank, own = _shares(one.short, one.experts, args.common)
+    joined = 8 * (one.rows + one.columns) * (rank + own * one.experts)
+    outside = one.wide + max(8 * rank * one.columns, svd_bytes(one, own)) if own else 0
+    common = one.nbytes + svd_bytes(one, rank)
+    return joined + max(common, outside, decomposition(one.short), one.nbytes + 8 * _ROWS * one.columns)
+
+
+def _knots_bytes(args: KnotsArgs, one: Matrix) -> int:
+    beside = Matrix(one.rows, one.columns * one.experts, 1, one.itemsize)
+    found = 8 * beside.short * (beside.rows + beside.columns)
+    return max(beside.nbytes + svd_bytes(beside), found + 32 * beside.short * one.columns + one.nbytes)
+
+
+def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:
+    return (_ALIGNED if not all_but_matrices(args, name, model) else _TRIMMED)(args, name, model)
+
+
+_ALIGNED, _TRIMMED = matrices(_knots_bytes), tensors(lambda experts: experts + 4, weighted=True)
+
+
+@method("tsv", TsvArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes))
 def tsv(stack: Stack, args: TsvArgs) -> Parts:
     """Task singular vectors of all experts, made orthogonal to each other (TSV-M).
 
@@ -143,7 +220,7 @@ def tsv(stack: Stack, args: TsvArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_tsv)
 
 
-@method("iso_c", IsoCArgs, elementwise=all_but_matrices)
+@method("iso_c", IsoCArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes))
 def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     """Sum of the task vectors with all singular values replaced by their mean.
 
@@ -160,7 +237,7 @@ def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_iso_c)
 
 
-@method("iso_cts", IsoCtsArgs, elementwise=all_but_matrices)
+@method("iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes))
 def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     """A flat spectrum over the common space and each expert's own directions outside it.
 
@@ -182,7 +259,7 @@ def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
     return args.then == "task_arithmetic" and all_but_matrices(args, name, model)
 
 
-@method("knots", KnotsArgs, elementwise=_summed)
+@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace)
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
 

@@ -10,9 +10,10 @@ from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.linalg.select import kept_of, threshold_passes
+from mergeflow.merging.linalg.select import kept_of, kth_smallest, threshold_passes
 from mergeflow.merging.linalg.trimming import majority_of, trim_to, trimming_passes
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
+from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,18 +35,18 @@ class TiesArgs(Args):
 
 def tensor_thresholds(values: Tensor, keep: float | Sequence[float]) -> Tensor:
     """Return the max(1, ⌊keep · n⌋)-th largest magnitude of each row of [T, …]; +∞ where keep or n is 0."""
-    if not isinstance(keep, float | int) and len(set(keep)) == 1:
-        keep = keep[0]
-    if not isinstance(keep, float | int):
-        return torch.cat([tensor_thresholds(row, share) for row, share in zip(values.split(1), keep, strict=True)])
-    flat = values.abs().reshape(values.shape[0], values[0].numel())
-    k = max(1, floor(keep * flat.shape[1] + 1e-9)) if keep and flat.shape[1] else 0
-    if k == 0:
-        return torch.full((values.shape[0],), torch.inf, dtype=values.dtype, device=values.device)
-    return flat.kthvalue(flat.shape[1] - k + 1, dim=1).values
+    shares = [keep] * len(values) if isinstance(keep, float | int) else keep
+    n = values[0].numel() if len(values) else 0
+    found = torch.full((len(values),), torch.inf, dtype=values.dtype, device=values.device)
+    for row, share, into in zip(values, shares, found, strict=True):
+        if share and n:  # one expert after the other: a copy of its magnitudes is held
+            into.copy_(kth_smallest(row.abs().reshape(-1), n - max(1, floor(share * n + 1e-9)) + 1))
+    return found
 
 
-def disjoint_merge(values: Tensor, majority: float, reduce: Reduce, weights: Tensor | None = None) -> Tensor:
+def disjoint_merge(
+    values: Tensor, majority: float, reduce: Reduce, weights: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Elect a sign per entry from the sum, then reduce the entries that agree with it.
 
     Args:
@@ -53,11 +54,12 @@ def disjoint_merge(values: Tensor, majority: float, reduce: Reduce, weights: Ten
         majority: The sign that zero sums take, ±1.
         reduce: `mean` over the agreeing non-zero entries, or their `sum`; `weighted_mean` divides by their weights.
         weights: w_t, shaped to multiply the values; needed for `weighted_mean`.
+        out: Where the agreeing entries go, [T, …], which may be the values; a new tensor by default.
     """
     elected = values.sum(0).sign_()
     elected.masked_fill_(elected == 0, majority)
     # Signs are ±1, so the magnitudes that agree are exactly the positive products.
-    agreeing = (values * elected).relu_()
+    agreeing = torch.mul(values, elected, out=out).relu_()
     total = agreeing.sum(0)
     if reduce == "mean":
         total /= agreeing.sign_().sum(0).clamp_(min=1)
@@ -91,7 +93,7 @@ def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
         else tensor_thresholds(stack.taus, args.each("keep", len(stack.taus)))
     )
     trimmed = trim_to(stack.taus, thresholds)
-    return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed * stack.weight_column
+    return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed.mul_(stack.weight_column)
 
 
 def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
@@ -102,7 +104,13 @@ def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
     return (*trimming_passes(lambda args, n: kept_of(args.keep, n)), *full, majority)
 
 
-@method("ties", TiesArgs, elementwise=lambda args, _name, _model: args.trim == "global", passes=_passes)
+@method(
+    "ties",
+    TiesArgs,
+    elementwise=lambda args, _name, _model: args.trim == "global",
+    passes=_passes,
+    workspace=tensors(lambda experts: experts + 4),
+)
 def ties(stack: Stack, args: TiesArgs) -> Parts:
     """Disjoint mean of the trimmed task vectors.
 
@@ -116,5 +124,5 @@ def ties(stack: Stack, args: TiesArgs) -> Parts:
     Source:
         Yadav et al., TIES-Merging (NeurIPS 2023), algorithm 1.
     """
-    majority = stack.model.known["majority"]
-    return stack.base, disjoint_merge(_trimmed(stack, args), majority, args.reduce, stack.weight_column)
+    majority, trimmed = stack.model.known["majority"], _trimmed(stack, args)
+    return stack.base, disjoint_merge(trimmed, majority, args.reduce, stack.weight_column, out=trimmed)

@@ -1,0 +1,100 @@
+"""What methods on the sphere need of a tensor: inner products of its experts, and sums of them with coefficients.
+
+Both are taken block by block in float64, so that nothing of the tensor's size is held in that type. Tensors that are
+too large to be held with all experts are read twice: once for the inner products, once for the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.late import torch
+from mergeflow.merging.method import Model, Pass, Stack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+On = Literal["task_vectors", "weights"]
+
+# Elements of a tensor from which on it is read twice, in blocks: 268 MB of each model in float32.
+LARGE = 2**26
+_NAME = "inner_products"
+
+
+def in_blocks(args: Any, name: str, model: Model) -> bool:
+    """Whether a tensor is so large that it is read twice; `elementwise` of methods that read `inner_products`.
+
+    Args:
+        args: The method's arguments.
+        name: The tensor.
+        model: What is known of the model.
+    """
+    return prod(model.shapes[name]) > LARGE
+
+
+def inner_products(stack: Stack, on: On) -> Tensor:
+    """Return v_s · v_t of the whole tensor, [T, T] in float64, where v is τ (`task_vectors`) or θ (`weights`)."""
+    known: dict[str, Tensor] = stack.model.known.get(_NAME, {})
+    return known[stack.name] if stack.name in known else _summed(stack, on)
+
+
+def _summed(stack: Stack, on: On) -> Tensor:
+    count = len(stack.taus)
+    total = torch.zeros(count, count, dtype=torch.float64, device=stack.taus.device)
+    for _, points in _blocks(stack, on):
+        # Sums of products and no product of matrices, whose order of summing depends on the library.
+        for row in range(count):
+            total[row, row:] += (points[row] * points[row:]).sum(1)
+    return torch.triu(total) + torch.triu(total, 1).T
+
+
+def combined(stack: Stack, coefficients: Tensor, on: On) -> Tensor:
+    """Return Σ c_t v_t of a stack, less θ0 where v is θ: a direction [*base.shape].
+
+    Args:
+        stack: Base and task vectors of a tensor, or of a block of one.
+        coefficients: c_t, [T] in float64.
+        on: What v is.
+    """
+    result = torch.empty_like(stack.base)
+    flat, base = result.reshape(-1), stack.base.reshape(-1)
+    for start, points in _blocks(stack, on):
+        stop = start + points.shape[1]
+        flat[start:stop] = (coefficients[:, None] * points).sum(0)
+        if on == "weights":
+            flat[start:stop] -= base[start:stop]
+    return result
+
+
+def _blocks(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
+    """Yield the first element of each block, and the experts' v in float64, [T, n]; on a device in one piece."""
+    base, taus = stack.base.reshape(-1), stack.taus.reshape(len(stack.taus), -1)
+    step = BLOCK if base.device.type == "cpu" else max(len(base), 1)
+    for start in range(0, len(base), step):
+        points = taus[:, start : start + step]
+        yield start, (points if on == "task_vectors" else base[start : start + step] + points).double()
+
+
+def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[Pass, ...]]:
+    """Return the passes of a method that reads `inner_products`: one over large tensors alone.
+
+    Args:
+        on: args → what the inner products are of.
+    """
+
+    def observe(found: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Tensor]:
+        found[stack.name, stack.start] = _summed(stack, on(args))
+        return found
+
+    def finish(found: dict[Any, Tensor], model: Model, args: Any) -> dict[str, Tensor]:
+        totals: dict[str, Tensor] = {}
+        for name, start in sorted(found):  # in order, so that the sum is that of the tensor held whole
+            totals[name] = found[name, start] if name not in totals else totals[name] + found[name, start]
+        return totals
+
+    one = Pass(_NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks)
+    return lambda args, dtype: (one,)

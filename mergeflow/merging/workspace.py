@@ -1,0 +1,120 @@
+"""How many bytes a method holds beside the base and the task vectors of a tensor that it treats whole.
+
+They are upper bounds: the engine lets no more tensors into memory than fit, and a plan tells the peak. LAPACK's
+decomposition of a float64 Gram matrix takes four times the matrix; that is most of what spectral methods hold beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from mergeflow.merging.method import Model
+
+Workspace = Callable[[Any, str, "Model"], int]
+"""(args, tensor's name, model) → bytes."""
+
+_STRIP = 1024  # rows that are turned into float64 at a time
+
+
+class Matrix(NamedTuple):
+    """A matrix that a tensor is cut into, and how many experts have one.
+
+    Attributes:
+        rows: m.
+        columns: n.
+        experts: T.
+        itemsize: Bytes of a number in the type of arithmetic.
+    """
+
+    rows: int
+    columns: int
+    experts: int
+    itemsize: int
+
+    @property
+    def short(self) -> int:
+        """The smaller side."""
+        return min(self.rows, self.columns)
+
+    @property
+    def long(self) -> int:
+        """The larger side."""
+        return max(self.rows, self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix in the type of arithmetic."""
+        return self.rows * self.columns * self.itemsize
+
+    @property
+    def wide(self) -> int:
+        """Bytes of the matrix in float64."""
+        return 8 * self.rows * self.columns
+
+
+def tensors(count: Callable[[int], float], weighted: bool = False) -> Workspace:
+    """Return the workspace of a method that holds some tensors of the treated one's size.
+
+    Args:
+        count: Number of experts → number of tensors.
+        weighted: Whether the task vectors are multiplied by their weights first, where these are not 1.
+    """
+
+    def workspace(args: Any, name: str, model: Model) -> int:
+        experts = len(model.experts)
+        copies = count(experts) + experts * (weighted and _has_weights(model))
+        return int(copies * prod(model.shapes[name]) * model.dtype.itemsize)
+
+    return workspace
+
+
+TWO_TENSORS = tensors(lambda experts: 2)
+"""The workspace of methods that do not say: the direction, and one more tensor of its size."""
+
+
+def matrices(of_one: Callable[[Any, Matrix], int], weighted: bool = True) -> Workspace:
+    """Return the workspace of a method that treats the matrices of a tensor one after the other.
+
+    Args:
+        of_one: (args, matrix) → bytes that one matrix takes.
+        weighted: Whether the task vectors are multiplied by their weights first, where these are not 1.
+    """
+
+    def workspace(args: Any, name: str, model: Model) -> int:
+        shape, count, itemsize = model.shapes[name], len(model.experts), model.dtype.itemsize
+        form = model.architecture.form(name, shape, args.splits)
+        parts = form.shapes(shape)
+        copies = 0.0
+        if len(parts) > 1 or form.stacked:  # results of the parts, in float64 at most, and what they are joined to
+            copies += 5 + count * (form.cut is not None and form.cut.groups > 1)
+        copies += form.transposed
+        copies += count * (weighted and _has_weights(model))
+        most = max(of_one(args, Matrix(*part, count, itemsize)) for part in parts)
+        return most + int(copies * prod(shape) * itemsize)
+
+    return workspace
+
+
+def _has_weights(model: Model) -> bool:
+    return bool(model.varied) or any(weight != 1 for weight in model.weights)
+
+
+def decomposition(side: int, rank: int | None = None) -> int:
+    """Return the bytes of finding the leading eigenvectors of a Gram matrix: the matrix, its rows, LAPACK's work.
+
+    Args:
+        side: n of the Gram matrix [n, n].
+        rank: How many vectors; all by default.
+    """
+    few = rank is not None and 4 * rank <= side
+    return 8 * side * (side + max(min(_STRIP, 4 * side), (rank or 0) + 70 if few else 3 * side))
+
+
+def svd(matrix: Matrix, rank: int | None = None) -> int:
+    """Return the bytes of `linalg.spectra.svd` of a matrix, with what it returns."""
+    side, found = matrix.short, matrix.short if rank is None else rank
+    kept = found if rank is not None and 4 * rank <= side else side  # the decomposition returns all vectors
+    return max(decomposition(side, rank), 8 * side * (kept + found + _STRIP) + 8 * matrix.long * found)

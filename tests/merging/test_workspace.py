@@ -1,0 +1,64 @@
+"""What methods hold beside their inputs is what they say, which the plan's peak of memory is made of."""
+
+from math import prod
+
+import pytest
+import torch
+
+from mergeflow.analysis.memory import peak_tensor_bytes
+from mergeflow.merging import configure, methods, prepare
+from mergeflow.merging.engine import Engine, treats_elements_alone
+from mergeflow.merging.methods import spherical
+from mergeflow.merging.stacks import Stacks, Unit, model_of
+from tests.merging.helpers import EDGE, fitting
+
+TALL, WIDE, EMBEDDING = "blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight", "token_embedding.weight"
+
+
+@pytest.fixture(scope="module")
+def states():
+    """A base and three experts: a tall and a wide matrix, and a larger embedding."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {TALL: (384, 96), WIDE: (96, 384), EMBEDDING: (1500, 96)}
+    base, *experts = (
+        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()} for _ in range(4)
+    )
+    return base, dict(zip("abc", experts, strict=True))
+
+
+@pytest.mark.parametrize("weights", [None, (0.5, 1.0, 2.0)])
+@pytest.mark.parametrize("name", methods())
+def test_a_method_holds_no_more_than_it_says(name, weights, states, monkeypatch):
+    """Bytes of tensors alive at once in each call for a whole tensor, without LAPACK's own, beside `workspace`."""
+    monkeypatch.setattr(spherical, "BLOCK", 512)
+    base, experts = states[0], fitting(name, states[1])
+    for args in [{}, *EDGE[name]] if weights is None else [{}]:
+        call = configure(name, {key: value for key, value in args.items() if key not in ("matrices", "split_qkv")})
+        positive = {tensor: value.square() for tensor, value in base.items()}
+        grams = {tensor: torch.eye(base[tensor].shape[1]) for tensor in (TALL, WIDE)}
+        known = {"gram": dict.fromkeys(experts, grams), "fisher": dict.fromkeys(experts, positive)}
+        data = {kind: known[kind] for kind in call.method.data}
+        named = dict(zip(experts, weights or (), strict=False)) if call.method.weights != "none" else {}
+        model = model_of(base, experts, named, data)
+        engine = Engine(call, Stacks(base, experts, model), workers=1)
+        engine.first_passes()
+        for tensor, value in base.items():
+            if treats_elements_alone(call, model, tensor):
+                continue
+            stack = engine.stacks.stack(Unit(tensor, 0, value.numel(), tuple(value.shape)))
+            held = peak_tensor_bytes(lambda call=call, stack=stack: call.method(stack, call.arguments))
+            assert held <= call.method.workspace(call.arguments, tensor, model) + 65536, (args, tensor)
+
+
+@pytest.mark.parametrize("name", ["slerp", "nuslerp", "multislerp", "karcher", "model_stock"])
+def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, states, monkeypatch):
+    base, experts = states[0], fitting(name, states[1])
+    whole = prepare(name, base, experts)
+    monkeypatch.setattr(spherical, "LARGE", prod(base[TALL].shape))
+    monkeypatch.setattr("mergeflow.merging.engine.BLOCK", 4096)
+    monkeypatch.setattr(spherical, "BLOCK", 4096)
+    blocks = prepare(name, base, experts)
+    assert treats_elements_alone(configure(name), model_of(base, experts), EMBEDDING)
+    assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)
+    for tensor, direction in whole.direction.items():
+        torch.testing.assert_close(blocks.direction[tensor], direction, rtol=1e-6, atol=1e-7)
