@@ -3,6 +3,8 @@
     python -m benchmarks.merging                       # everything on ViT-B/32 shapes, 8 experts; about ten minutes
     python -m benchmarks.merging --only ties cart --experts 20
     python -m benchmarks.merging --model tiny          # a smoke test in half a minute
+    python -m benchmarks.merging --memory              # another table: foretold and measured peaks of spectral methods
+    python -m benchmarks.merging --cold                # another table: files that are not in the page cache
     python -m benchmarks.merging --device cuda         # another table: when a CUDA device pays
 
 It makes random float32 checkpoints (351 MB each for ViT-B-32) in --scratch and removes them afterwards.
@@ -20,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.merging.devices import DEFAULTS, table
-from benchmarks.merging.peers import CONFIGS, mergekit_command
+from benchmarks.merging.peers import CONFIGS, MECHA, mecha_command, mergekit_command
+from benchmarks.merging.places import cold_table, memory_table
 from benchmarks.merging.shapes import MODELS, make_checkpoints, shapes_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.device import check_device
@@ -42,8 +45,12 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Run one job, or a peer's `command`, in a process of its own."""
     command = job.get("command") or [sys.executable, "-m", "benchmarks.merging.worker", json.dumps(job)]
     quiet = subprocess.DEVNULL if "command" in job else None  # progress bars
+    # An older checkout runs by this worker too, which knows how to call both.
+    given = {**os.environ, "PYTHONPATH": job["checkout"]} if "checkout" in job else None
+    if given is not None:
+        command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(job)]
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True, env=given) as process:
         assert process.stdout is not None
         text = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
@@ -78,20 +85,30 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     base, experts = make_checkpoints(scratch, options.model, options.experts)
     common = {"base": str(base), "out": str(scratch / "out.safetensors"), "args": {}, "blocks": options.blocks}
     everything = [str(path) for path in experts]
+    if options.memory is not None:
+        return memory_table(measure, {**common, "experts": everything}, options.memory or None)
+    if options.cold:
+        return cold_table(measure, {**common, "experts": everything}, WORK["ta"])
     if options.device:
         return table(measure, {**common, "experts": everything}, options.device, options.methods)
     measure({**common, "kind": "limit", "experts": everything})  # warms the page cache
     rows = []
 
     def row(label: str, job: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
-        runs = [measure({**common, **job}) for _ in range(options.rounds)]
-        # On a shared machine the least of several says more than their mean.
-        found = {
-            key: min(run[key] for run in runs) if key in ("wall", "cpu") else value for key, value in runs[0].items()
-        }
-        show(label, found, limit, start)
-        rows.append({"label": label, **found})
-        return found
+        return in_turn({label: job}, limit)[label]
+
+    def in_turn(jobs: dict[str, dict[str, Any]], limit: float | None = None) -> dict[str, dict[str, Any]]:
+        """Run jobs one after the other, as often as `--rounds` says, so that a busy machine is so for all of them."""
+        runs = [{label: measure({**common, **job}) for label, job in jobs.items()} for _ in range(options.rounds)]
+        least = {}
+        for label in jobs:
+            own = [run[label] for run in runs]
+            # On a shared machine the least of several says more than their mean.
+            found = {key: min(one[key] for one in own) for key in ("wall", "cpu")}
+            least[label] = {**own[0], **found}
+            show(label, least[label], limit, start)
+            rows.append({"label": label, **least[label]})
+        return least
 
     start = 0.0
     print(
@@ -114,16 +131,20 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         method, args = (WORK | FURTHER)[name]
         chosen = everything[:2] if name == "slerp" else everything
-        row(
-            f"mergeflow {name}",
-            {"kind": "merge", "method": method, "args": args, "experts": chosen},
-            limits[len(chosen)],
-        )
+        job = {"kind": options.kind, "method": method, "args": args, "experts": chosen}
+        jobs: dict[str, dict[str, Any]] = {f"mergeflow {name}": job}
+        if options.older:
+            jobs[f"older {name}"] = {**job, "checkout": str(options.older)}
         if name in options.plain:
-            row(f"plain torch {name}", {"kind": "plain", "method": method, "experts": chosen}, limits[len(chosen)])
+            jobs[f"plain torch {name}"] = {**job, "kind": "plain"}
         if options.mergekit and name in CONFIGS:
-            command = mergekit_command(options.mergekit, scratch, name, base, chosen)
-            row(f"mergekit {name}", {"command": command}, limits[len(chosen)])
+            jobs[f"mergekit {name}"] = {"command": mergekit_command(options.mergekit, scratch, name, base, chosen)}
+        if options.sd_mecha and name in MECHA:
+            jobs[f"sd-mecha {name}"] = {"command": mecha_command(options.sd_mecha, scratch, name, base, chosen)}
+        found = in_turn(jobs, limits[len(chosen)])
+        if options.older:
+            cost = {label: found[f"{label} {name}"]["cpu"] for label in ("mergeflow", "older")}
+            print(f"  processor time / older = {cost['mergeflow'] / cost['older']:.2f}", flush=True)
     return rows
 
 
@@ -138,6 +159,13 @@ def main() -> None:
     )
     parser.add_argument("--blocks", type=int, default=2, help="blocks a plain SVD is measured on and extrapolated from")
     parser.add_argument("--mergekit", type=Path, help="bin folder of an environment with mergekit: its column too")
+    parser.add_argument("--sd-mecha", type=Path, help="bin folder of an environment with sd-mecha: its column too")
+    parser.add_argument("--older", type=Path, help="an older checkout of this project: its column too")
+    parser.add_argument(
+        "--kind", choices=["merge", "prepare"], default="merge", help="whole processes on files, or `prepare` in memory"
+    )
+    parser.add_argument("--memory", nargs="*", help="foretold and measured peaks of these methods (or all spectral)")
+    parser.add_argument("--cold", action="store_true", help="`cat`, the write and task arithmetic, no file in memory")
     parser.add_argument("--rounds", type=int, default=1, help="times each row is run; the least times are printed")
     parser.add_argument("--device", help="measure every method there and on the processor, and nothing else")
     parser.add_argument(
@@ -164,7 +192,12 @@ def main() -> None:
         if not options.keep:
             for path in scratch.glob(f"{options.model}-*.safetensors"):
                 path.unlink()
-            for name in ("out.safetensors", "out.md", *(f"mergekit-{work}.yml" for work in CONFIGS)):
+            for name in (
+                "out.safetensors",
+                "mecha-out.safetensors",
+                "out.md",
+                *(f"mergekit-{work}.yml" for work in CONFIGS),
+            ):
                 (scratch / name).unlink(missing_ok=True)
             shutil.rmtree(scratch / "mergekit-out", ignore_errors=True)
             if options.scratch is None:

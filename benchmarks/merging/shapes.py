@@ -19,7 +19,12 @@ TOWERS = {
 
 
 # name: width, layers, intermediate, words
-DECODERS = {"decoder-1.2B": (2048, 22, 5632, 32000), "tiny-decoder": (32, 2, 64, 64)}
+DECODERS = {
+    "decoder-1.2B": (2048, 22, 5632, 32000),
+    "decoder-8B-1": (4096, 1, 14336, 128256),  # one of the 32 layers of Llama 3's 8 B, both its tables of words
+    "decoder-memory": (1024, 1, 4096, 32768),  # tables eight times as large as the largest matrix
+    "tiny-decoder": (32, 2, 64, 64),
+}
 MODELS = [*TOWERS, *DECODERS]
 
 

@@ -28,11 +28,41 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         from benchmarks.merging.devices import merge_there
 
         return merge_there(job)
-    from mergeflow.merging import make_recipe, merge
+    if job["kind"] == "prepare":
+        return prepared(job["method"], job["args"], base, experts)
+    from mergeflow.merging import check_recipe, make_recipe, merge
 
     names = {f"e{index:02d}": str(path) for index, path in enumerate(experts)}
-    recipe = {"method": job["method"], "args": job["args"], "base": str(base), "experts": names, "out": str(out)}
-    return {"seconds": merge(make_recipe(recipe), workers=job.get("workers"), force=True).seconds}
+    made = make_recipe(
+        {"method": job["method"], "args": job["args"], "base": str(base), "experts": names, "out": str(out)}
+    )
+    out.unlink(missing_ok=True)
+    foretold = check_recipe(made).peak_memory
+    return {"seconds": merge(made, workers=job.get("workers")).seconds, "foretold": foretold / 2**30}
+
+
+def prepared(method: str, args: dict[str, Any], base: Path, experts: list[Path]) -> dict[str, Any]:
+    """Return the seconds of `prepare` on state dicts in memory, the least of three calls.
+
+    Args:
+        method: its name.
+        args: its arguments.
+        base: the base's file.
+        experts: the experts' files.
+    """
+    from safetensors.torch import load_file
+
+    from mergeflow.merging import configure, prepare
+
+    start = load_file(base)
+    states = {f"e{index:02d}": load_file(path) for index, path in enumerate(experts)}
+    least: dict[str, float] = {}
+    for _ in range(3):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        prepare(configure(method, args), start, states)
+        took = {"wall": time.perf_counter() - began, "cpu": time.process_time() - began_cpu}
+        least = {key: min(value, least.get(key, value)) for key, value in took.items()}
+    return least
 
 
 def plain(method: str, base: Path, experts: list[Path], out: Path, blocks: int | None) -> dict[str, Any]:

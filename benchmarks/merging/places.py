@@ -1,0 +1,84 @@
+"""Where a merge's bytes are: foretold and measured peaks of memory, and files that are not in the page cache."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SPECTRAL: dict[str, dict[str, Any]] = {
+    "cart": {}, "low_rank": {}, "tsv": {}, "iso_c": {}, "iso_cts": {}, "wudi": {"steps": 5},
+    "knots": {"then": "task_arithmetic"},
+}  # fmt: skip
+
+Measure = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def memory_table(measure: Measure, common: dict[str, Any], methods: list[str] | None) -> list[dict[str, Any]]:
+    """Print what a plan foretells of each method beside the peak of a process that merges; return the rows.
+
+    Args:
+        measure: runs a job in a process of its own.
+        common: what all jobs share: base, experts, out.
+        methods: their names; the spectral ones by default.
+    """
+    print("| method | foretold | measured | foretold / measured |\n|---|---|---|---|")
+    rows = []
+    for method in methods or list(SPECTRAL):
+        chosen = common["experts"][:2] if method == "slerp" else common["experts"]
+        job = {"kind": "merge", "method": method, "args": SPECTRAL.get(method, {}), "experts": chosen}
+        found = measure({**common, **job})
+        ratio = found["foretold"] / found["peak"]
+        print(f"| `{method}` | {found['foretold']:.2f} GiB | {found['peak']:.2f} GiB | {ratio:.2f} |", flush=True)
+        rows.append({"method": method, **found})
+    return rows
+
+
+def cold_table(measure: Measure, common: dict[str, Any], work: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Print the seconds of reading all files by `cat` and writing one, and those of a merge; return the rows.
+
+    Args:
+        measure: runs a job in a process of its own.
+        common: what all jobs share: base, experts, out.
+        work: the method that merges, and its arguments.
+    """
+    files = [common["base"], *common["experts"]]
+    rows = []
+    for _ in range(2):
+        forget(files)
+        began = time.perf_counter()
+        subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)
+        read = time.perf_counter() - began
+        Path(common["out"]).unlink(missing_ok=True)
+        began = time.perf_counter()
+        with Path(common["base"]).open("rb") as source, Path(common["out"]).open("wb") as target:
+            while piece := source.read(2**24):
+                target.write(piece)
+            os.fsync(target.fileno())
+        written = time.perf_counter() - began
+        forget(files)
+        found = measure({**common, "kind": "merge", "method": work[0], "args": work[1]})
+        ratio = found["seconds"] / (read + written)
+        print(
+            f"cat {read:.1f} s, write {written:.1f} s, {work[0]} {found['seconds']:.1f} s "
+            f"({found['cpu']:.1f} s of the processor, imports and all): {ratio:.2f}",
+            flush=True,
+        )
+        rows.append({"cat": read, "write": written, **found})
+    return rows
+
+
+def forget(files: list[str]) -> None:
+    """Drop files from the page cache, once they are on the disk.
+
+    Args:
+        files: their paths.
+    """
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
