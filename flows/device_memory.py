@@ -5,18 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.graph import load_graph
 from tasks.project.stage import STUDIES as STUDY_GRAPH
 
 if TYPE_CHECKING:
-    from tasks.memory import Forecast
     from tasks.project.parameters import Params
     from tasks.project.stage import Stage
-
-_PARTS = ("weights", "gradients", "optimiser", "course", "activations")
 
 
 def tell_device_memory(root: Path, params: "Params", addresses: Iterable[str], console: Console) -> None:
@@ -33,6 +29,7 @@ def tell_device_memory(root: Path, params: "Params", addresses: Iterable[str], c
     """
     if params.run.device == "cpu":
         return
+    from mergeflow.commands.device_memory import tell
     from tasks.memory import STUDIES, forecast  # torch comes with it
     from tasks.project.devices import device_names
 
@@ -43,9 +40,7 @@ def tell_device_memory(root: Path, params: "Params", addresses: Iterable[str], c
     chosen = [stages[address] for address in wanted if address in stages]
     names = {address.partition("@")[0] for address in wanted} | {STUDIES for stage in chosen if stage.is_study}
     found = forecast(root, params, stages=names, runs=_runs(root, params, chosen))
-    if found.works:
-        console.print(memory_table(found))
-        found.refuse()
+    tell(found, console)
 
 
 def _runs(root: Path, params: "Params", stages: Iterable["Stage"]) -> dict[str, FineTuneSettings]:
@@ -68,6 +63,7 @@ def check_project(root: Path, wanted: str | None, console: Console) -> None:
     Raises:
         MergeflowError: a parameter is wrong, there is no such device, or a batch does not fit it.
     """
+    from mergeflow.commands.device_memory import tell
     from tasks.memory import forecast
     from tasks.project.parameters import load_params
 
@@ -80,23 +76,4 @@ def check_project(root: Path, wanted: str | None, console: Console) -> None:
     if not found.works:
         console.print("What memory training takes is not known before the stage `base`, or of this modality.")
         return
-    console.print(memory_table(found))
-    found.refuse()
-
-
-def memory_table(found: "Forecast") -> Table:
-    """Return what is done on the device, a column each, with what takes its memory."""
-    from tasks.memory import in_bytes
-
-    free = "" if found.free is None else f", {in_bytes(found.free)} free"
-    table = Table(title=f"Memory of {found.devices}{free}", box=None, title_justify="left", pad_edge=False)
-    table.add_column("")
-    for work in found.works:
-        table.add_column(work.name, justify="right")
-    rows = {part.replace("course", "trajectory"): [getattr(work.need, part) for work in found.works] for part in _PARTS}
-    for name, sizes in rows.items():
-        table.add_row(name, *(in_bytes(size) if size else "–" for size in sizes))
-    table.add_row("examples at once", *(str(work.need.rows) for work in found.works))
-    table.add_row("activations of one", *(in_bytes(work.need.activations / work.need.rows) for work in found.works))
-    table.add_row("[bold]peak[/]", *(f"[bold]{in_bytes(work.need.total)}[/]" for work in found.works))
-    return table
+    tell(found, console)

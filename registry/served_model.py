@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel
 
 from mergeflow.errors import MergeflowError
+from mergeflow.memory.serving import placed
 from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import Loaded, read_model
 
@@ -24,9 +25,8 @@ class MergedModel(PythonModel):
     loaded: Loaded
 
     def load_context(self, context: Any) -> None:
-        """Read the weights; on a machine with a GPU they go there."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.loaded = read_model(Path(context.artifacts["model"]), device)
+        """Read the weights; on a machine with a GPU that has room they go there."""
+        self.loaded = placed(read_model(Path(context.artifacts["model"]), torch.device("cpu")))
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Answer each row as the modality does.

@@ -1,17 +1,15 @@
 """What a project's stages take of a device's memory, found before they start; a batch that cannot fit is refused."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
-from mergeflow.memory import Need, blank_model, judging_need, training_needs
+from mergeflow.memory import Forecast, Need, Work, blank_model, fewer, judging_need, largest, training_needs
+from mergeflow.merging.device_memory import fits, free_bytes
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modality import Examples, Model
 from mergeflow.training.settings import TOGETHER, FineTuneSettings
@@ -27,55 +25,6 @@ _TAKE_NOTHING = {
     *("gradient_clip", "iterative"),
 }
 _CLASSES = 1000  # of a task that is not prepared yet: more than most have, and they take little
-# Beside the tensors: CUDA's context and cuBLAS's workspaces, and what the allocator loses between blocks.
-_BESIDE, _LOSS = 0.75e9, 1.1
-
-
-@dataclass(frozen=True)
-class Work:
-    """A piece of work on a device, and what it takes.
-
-    Attributes:
-        name: the stages that do it.
-        need: what it takes at its peak.
-        way_out: free bytes to a sentence: with which setting it fits into them.
-    """
-
-    name: str
-    need: Need
-    way_out: Callable[[int], str]
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What the stages of a project will take.
-
-    Attributes:
-        devices: names of those that `run.device` allows.
-        free: free bytes of the fullest of them; None for the processor, which is never too small here.
-        works: what is done on it.
-    """
-
-    devices: str
-    free: int | None
-    works: tuple[Work, ...]
-
-    def refuse(self) -> None:
-        """Refuse what cannot fit.
-
-        Raises:
-            MergeflowError: naming for each piece of work the setting with which it fits.
-        """
-        if self.free is None:
-            return
-        faults = [
-            f"{work.name} needs about {in_bytes(whole(work.need))} of {self.devices}, where {in_bytes(self.free)} are "
-            f"free: {in_words(work.need)}; torch itself takes the rest. {work.way_out(self.free)}"
-            for work in self.works
-            if not fits(work.need, self.free)
-        ]
-        if faults:
-            raise MergeflowError("\n".join(faults))
 
 
 def forecast(
@@ -100,7 +49,7 @@ def forecast(
         MergeflowError: there is no such device.
     """
     names = device_names(wanted or params.run.device)
-    free = None if "cpu" in names else min(torch.cuda.mem_get_info(name)[0] for name in names)
+    free = None if "cpu" in names else min(free_bytes(name) for name in names)
     needs = _Needs(root, params, free is not None)
     works = [*_works(needs, params, stages), *(_run_works(needs, params, runs, free) if runs else ())]
     return Forecast(", ".join(names), free, tuple(works))
@@ -134,7 +83,7 @@ def _run_works(
     found.sort(key=lambda works: -max(work.need.total for work in works))
     yield from found[0]
     if free is not None:
-        yield from (work for works in found[1:] for work in works if not fits(work.need, free))
+        yield from (work for works in found[1:] for work in works if not fits(work.need.total, free))
 
 
 def _training_works(needs: "_Needs", stage: str, settings: FineTuneSettings, judged: int, place: str) -> Iterator[Work]:
@@ -142,54 +91,6 @@ def _training_works(needs: "_Needs", stage: str, settings: FineTuneSettings, jud
     smaller = partial(_smaller, judged, lambda rows: needs.training(settings, rows)[1])
     yield Work(f"{stage}: a step", step, partial(_split, settings, needs, place))
     yield Work(f"{stage}: validation", validation, smaller)
-
-
-def whole(need: Need) -> float:
-    """Return the bytes that work takes with torch's own share."""
-    return need.total * _LOSS + _BESIDE
-
-
-def fits(need: Need, free: int) -> bool:
-    """Return whether a device with so many free bytes has room."""
-    return whole(need) <= free
-
-
-def largest(most: int, need: Callable[[int], Need], free: int) -> int:
-    """Return the largest number of examples, at most `most`, that fits at once; 0 where not even one does.
-
-    Memory is linear in the number but for rounding, so that three predictions are enough.
-
-    Args:
-        most: the number to begin with.
-        need: what a number takes.
-        free: bytes of the device.
-    """
-    one = need(1)
-    if not fits(one, free):
-        return 0
-    slope = max((need(most).total - one.total) / max(most - 1, 1), 1.0)
-    rows = min(most, 1 + int(((free - _BESIDE) / _LOSS - one.total) / slope))
-    while rows > 1 and not fits(need(rows), free):
-        rows = min(rows - 1, int(0.98 * rows))
-    return rows
-
-
-def in_bytes(count: float) -> str:
-    """Return a number of bytes for people.
-
-    Example:
-        >>> in_bytes(1.5e9), in_bytes(2e6)
-        ('1.50 GB', '2.0 MB')
-    """
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def in_words(need: Need) -> str:
-    """Return what takes the memory."""
-    parts = {"weights": need.weights, "gradients": need.gradients, "optimiser": need.optimiser}
-    parts |= {"trajectory": need.course, "activations": need.activations}
-    told = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
-    return f"{told} ({in_bytes(need.activations / need.rows)} for each of {need.rows} examples)"
 
 
 def _split(settings: FineTuneSettings, needs: "_Needs", place: str, free: int) -> str:
@@ -211,10 +112,7 @@ def _split(settings: FineTuneSettings, needs: "_Needs", place: str, free: int) -
 
 def _smaller(judged: int, need: Callable[[int], Need], free: int) -> str:
     """Say how many examples may be judged at once."""
-    rows = largest(judged, need, free)
-    if not rows:
-        return "Not even one example at a time fits: take a smaller model or a larger device."
-    return f"Set evaluation.batch_size to {rows}: the result is the same but for rounding."
+    return fewer("evaluation.batch_size", judged, need, "the result is the same but for rounding", free)
 
 
 class _Needs:

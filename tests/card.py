@@ -18,9 +18,22 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from mergeflow.memory import Tally
+
 aten = torch.ops.aten
 MOVES = {aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default}
 INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+
+
+_tallies: list[Tally] = []
+
+
+@contextmanager
+def counted() -> Iterator[Tally]:
+    """Count the bytes of the tensors that are made on cards inside, as long as something holds them."""
+    _tallies.append(tally := Tally(cuda=False))
+    yield tally
+    _tallies.remove(tally)
 
 
 class OnCard(Tensor):
@@ -35,6 +48,8 @@ class OnCard(Tensor):
             shell = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device="meta")
             made: Self = Tensor._make_subclass(cls, shell, requires_grad, device_for_backend_keys=torch.device("cuda"))
         made.values, made.number = values, number
+        for tally in _tallies:
+            tally.add(values)
         return made
 
     @property

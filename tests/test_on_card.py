@@ -20,6 +20,7 @@ from mergeflow.commands import language
 from mergeflow.data import load_manifest
 from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
 from mergeflow.estimates.entropy import entropies, entropy_gradient
+from mergeflow.estimates.forecast import foretell_coefficients
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
@@ -196,6 +197,7 @@ def take_statistics(world: Path, out: Path, device: str) -> Any:
 
 
 def adapt(world: Path, out: Path, device: str) -> Any:
+    assert foretell_coefficients(order(world), device).works
     found = learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": device}), order(world), out)
     return found.coefficients, found.losses
 

@@ -56,15 +56,22 @@ def perplexity(
     """Print the perplexity of texts under causal models."""
     import torch
 
+    from mergeflow.commands.device_memory import tell
     from mergeflow.commands.texts import project_models, project_texts, read_texts
+    from mergeflow.memory.language import foretell_perplexity
+    from mergeflow.merging.device import check_device
     from mergeflow.modalities.causal.perplexity import perplexity as measured
 
+    check_device(device)
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
     read: dict[tuple[str, str, int], Any] = {}
-    for model, opened in _opened(context, models or project_models(), base, device):
+    for model, opened in _opened(context, models or project_models(), base):
         known = getattr(opened.model.module.whole.config, "max_position_embeddings", None) or 1024
         size = block or min(known, 1024)
+        if device != "cpu" and not found:
+            tell(foretell_perplexity(opened.config, batch_size, size, device), Console(stderr=True))
+        opened.model.module.to(device)
         for source in sources:
             key = (source, opened.tokenizer.digest, size)
             if key not in read:
@@ -108,7 +115,7 @@ def lm_eval(
     part = LmEvalScore(lm_eval=tasks, include=include, few_shot=num_fewshot, limit=limit, batch_size=batch_size)
     manager = find_tasks(part)
     found: dict[str, dict[str, float]] = {}
-    for model, opened in _opened(context, models, base, "cpu"):
+    for model, opened in _opened(context, models, base):
         with TemporaryDirectory(prefix="mergeflow-lm-eval-") as folder:
             opened.save(Path(folder))
             results = evaluate(part, Path(folder), split, manager, device)
@@ -134,9 +141,7 @@ def _metrics(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield key.partition(",")[0], value
 
 
-def _opened(
-    context: typer.Context, models: Sequence[str], base: str | None, device: str
-) -> "Iterator[tuple[str, Opened]]":
+def _opened(context: typer.Context, models: Sequence[str], base: str | None) -> "Iterator[tuple[str, Opened]]":
     """Yield each model by its name, loaded; all share one module where a base is named, or the project has one."""
     from mergeflow.commands.texts import project_base
     from mergeflow.errors import MergeflowError
@@ -154,7 +159,7 @@ def _opened(
         opened = shared or open_language(path, Path())
         if shared is not None:
             opened.load(path)
-        opened.model.module.eval().to(device)
+        opened.model.module.eval()
         yield model, opened
 
 

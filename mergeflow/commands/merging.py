@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.inputs import Force, local
 from mergeflow.commands.pairs import read_pairs
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from mergeflow.merging import Recipe
 
 CheckProject = Callable[[str | None], None]
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
@@ -55,6 +58,8 @@ def merge(
     _add_files(files)
     loaded = load_recipe(recipe, overrides or [])
     console = Console()
+    if loaded.device != "cpu":
+        console.print(_on_device(loaded, context), highlight=False)
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(loaded.method, total=None)
@@ -87,7 +92,7 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
         force: Force = False,
         files: FromFiles = None,
         wanted: Annotated[
-            str | None, typer.Option("--device", help="Of the project: instead of run.device, e.g. cpu.")
+            str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.")
         ] = None,
     ) -> None:
         """Validate a recipe and print what it will do; or params.yaml, and what memory training will take."""
@@ -95,12 +100,29 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
 
         if recipe is not None:
             _add_files(files)
-            for line in check_recipe(load_recipe(recipe, overrides or []), context.obj, force=force).lines():
+            changes = [*(overrides or []), *([f"device={wanted}"] if wanted else [])]
+            loaded = load_recipe(recipe, changes)
+            for line in check_recipe(loaded, context.obj, force=force).lines():
                 typer.echo(line)
+            if loaded.device != "cpu":
+                typer.echo(_on_device(loaded, context))
         elif check_project is None:
             raise MergeflowError("`mergeflow check` takes a recipe; without one it checks a project, from inside it.")
         else:
             check_project(wanted)
+
+
+def _on_device(recipe: "Recipe", context: typer.Context) -> str:
+    """Say what a merge takes of its device; refuse it where that cannot fit."""
+    from mergeflow.merging.device import check_device
+    from mergeflow.merging.device_memory import check_room, free_bytes, in_bytes
+    from mergeflow.merging.files.inputs import open_inputs
+
+    check_device(recipe.device)
+    with open_inputs(recipe, context.obj) as inputs:
+        taken = check_room(inputs, recipe.device)
+    free = in_bytes(free_bytes(recipe.device))
+    return f"{recipe.device:<13s} about {in_bytes(taken)} of its {free} free"
 
 
 def push(

@@ -93,7 +93,9 @@ def adamerge(
     ] = None,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on images without labels."""
-    from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, learn_coefficients
+    from mergeflow.commands.device_memory import tell
+    from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, check_order, learn_coefficients
+    from mergeflow.estimates.forecast import foretell_coefficients
     from mergeflow.merging import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
@@ -105,6 +107,9 @@ def adamerge(
         batch_size,
         seed,
     )
+    check_order(loaded, order, out)
+    if loaded.device != "cpu":
+        tell(foretell_coefficients(order, loaded.device))
     with progress_bar("adamerging") as progress:
         found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in found.coefficients.items():
@@ -118,10 +123,16 @@ def adamerge(
 
 
 def _write(out: Path, **order: Any) -> None:
-    from mergeflow.estimates.expert_statistics import StatisticOrder, write_statistic
+    from mergeflow.commands.device_memory import tell
+    from mergeflow.estimates.expert_statistics import StatisticOrder, check_order, write_statistic
+    from mergeflow.estimates.forecast import foretell_statistic
 
-    with progress_bar(order["kind"]) as progress:
-        fingerprint, count = write_statistic(StatisticOrder(**order), out, progress)
+    asked = StatisticOrder(**order)
+    check_order(asked, out)
+    if asked.device != "cpu":
+        tell(foretell_statistic(asked))
+    with progress_bar(asked.kind) as progress:
+        fingerprint, count = write_statistic(asked, out, progress)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")
 
 

@@ -65,6 +65,13 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
 def _run(sweep: Any, folder: Path, resolve: Any, console: Console) -> "SweepResult":
     from mergeflow.search.sweep import run_sweep
 
+    if sweep.device != "cpu":
+        from mergeflow.commands.device_memory import tell
+        from mergeflow.merging.device import check_device
+        from mergeflow.search.forecast import foretell_sweep
+
+        check_device(sweep.device)
+        tell(foretell_sweep(sweep, resolve), console)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("sweep", total=None)

@@ -67,17 +67,9 @@ def learn_coefficients(
     Raises:
         MergeflowError: another method, inputs that are missing or do not fit, or an entropy that is not finite.
     """
-    if recipe.method != "adamerging":
-        raise MergeflowError(f"only 'adamerging' learns coefficients, the recipe's method is '{recipe.method}'.")
-    recorded = is_recorded(order.architecture)
-    if other := sorted(order.heads.keys() - order.tasks.keys()):
-        raise unknown_name("task of --head", other[0], order.tasks)
-    if not order.tasks or (not recorded and order.tasks.keys() != order.heads.keys()):
-        told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
-        raise MergeflowError(f"every task needs a folder and a head: found {told}.")
     place = Path(out)
-    _files(recipe, place)  # names that collide are refused before the work
-    check_device(recipe.device)
+    check_order(recipe, order, place)
+    recorded = is_recorded(order.architecture)
     model, tasks = (_recorded if recorded else _pictured)(order, recipe.device)
     with open_inputs(recipe, resolve) as inputs:
         model.load(inputs.base)
@@ -93,6 +85,29 @@ def learn_coefficients(
         )
     write_learned(found, recipe, place, order.split)
     return found
+
+
+def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
+    """Refuse what cannot be learned, before anything is read.
+
+    Args:
+        recipe: Of the method `adamerging`.
+        order: Images, heads and batches.
+        place: The folder to write.
+
+    Raises:
+        MergeflowError: Another method, tasks and heads that do not belong together, names of files that collide, or a
+            device that is not there.
+    """
+    if recipe.method != "adamerging":
+        raise MergeflowError(f"only 'adamerging' learns coefficients, the recipe's method is '{recipe.method}'.")
+    if other := sorted(order.heads.keys() - order.tasks.keys()):
+        raise unknown_name("task of --head", other[0], order.tasks)
+    if not order.tasks or (not is_recorded(order.architecture) and order.tasks.keys() != order.heads.keys()):
+        told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
+        raise MergeflowError(f"every task needs a folder and a head: found {told}.")
+    _files(recipe, place)
+    check_device(recipe.device)
 
 
 def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, called: str | None = None) -> None:
@@ -144,4 +159,4 @@ def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) ->
     head = load_head(order.heads[task])
     check_head(task, head, found.class_names, clip)
     labels = torch.from_numpy(found.labels).to(device)
-    return Classification(task, torch.from_numpy(found.images.copy()).to(device), labels, head.to(device))
+    return Classification(task, torch.from_numpy(found.images), labels, head.to(device))  # batches alone go there

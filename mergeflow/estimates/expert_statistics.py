@@ -72,15 +72,13 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
     Raises:
         MergeflowError: inputs that are missing or do not fit, the test split, or a result that is not finite.
     """
-    _check(order, Path(out))
-    recorded = is_recorded(order.architecture)
-    model, examples = _recorded(order) if recorded else _pictured(order)
+    check_order(order, Path(out))
+    model, examples = (_recorded if is_recorded(order.architecture) else _pictured)(order)
     with open_checkpoint(order.expert) as state:
         model.load(state)
         source, infos = fingerprint(state), infos_of(state)
     if order.kind == "gram":
-        size = 1 if recorded else order.batch_size  # beside longer texts padding would count as tokens
-        found = input_grams(model, examples, batch_size=size, progress=progress)
+        found = input_grams(model, examples, batch_size=forward_rows(order), progress=progress)
     else:
         found = diagonal_fisher(model, examples, labels=order.labels, seed=order.seed, progress=progress)
         # Floating-point buffers have no gradient: zero, so that they are averaged.
@@ -96,6 +94,11 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
         **({"labels": order.labels} if order.kind == "fisher" else {}),
     }
     return write_checkpoint(out, found, record), len(examples)
+
+
+def forward_rows(order: StatisticOrder) -> int:
+    """Return the examples of one forward pass of a Gram: beside longer texts padding would count as tokens."""
+    return 1 if is_recorded(order.architecture) else order.batch_size
 
 
 def _recorded(order: StatisticOrder) -> tuple[Model, Predictions]:
@@ -123,7 +126,16 @@ def _drawn(order: StatisticOrder, count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(order.seed))[: order.samples]
 
 
-def _check(order: StatisticOrder, out: Path) -> None:
+def check_order(order: StatisticOrder, out: Path) -> None:
+    """Refuse what cannot be measured, before anything is read.
+
+    Args:
+        order: what to measure.
+        out: the file to write.
+
+    Raises:
+        MergeflowError: a device that is not there, the test split, a number below 1, or a file that cannot be written.
+    """
     check_device(order.device)
     if order.split == "test":
         raise MergeflowError("statistics that shape a merge are never taken from test: use train or validation.")
@@ -157,7 +169,7 @@ def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> 
     chosen = _drawn(order, len(split)).numpy()
     images, labels = torch.from_numpy(split.images[chosen]), torch.from_numpy(split.labels[chosen])
     head = head if head is None else head.to(order.device)
-    return Classification(order.task, images.to(order.device), labels.to(order.device), head)
+    return Classification(order.task, images, labels.to(order.device), head)  # batches alone go to the device
 
 
 def _check_finite(order: StatisticOrder, found: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """The device memory that training and judging a model take, by what takes it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,29 @@ class Need:
         weights: of the model and of heads, frozen ones too.
         gradients: of the trained weights.
         optimiser: its state.
-        course: what is remembered of a run: the trained weights at its start, sums of gradients.
+        sums: over the examples of a statistic; of a run of training its record: the trained weights at its start, and
+            sums of gradients.
         activations: everything else: what the backward pass needs of each example, and temporaries.
-        rows: examples that are on the device at once.
+        merging: base, task vectors and the method's working copies of the tensors that are merged at once.
+        rows: examples that are on the device at once; 0 where work has none.
     """
 
     weights: int
     gradients: int = 0
     optimiser: int = 0
-    course: int = 0
+    sums: int = 0
     activations: int = 0
+    merging: int = 0
     rows: int = 1
 
     @property
     def total(self) -> int:
         """The bytes of all of it."""
-        return self.weights + self.gradients + self.optimiser + self.course + self.activations
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part, by its name."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "rows"}
 
 
 def blank_model(build: Callable[[], Model]) -> Model:
@@ -104,10 +111,10 @@ def training_needs(
     trained = sum(p.nbytes for module in modules if module is not None for p in module.parameters() if p.requires_grad)
     weights, optimiser = _bytes(modules), _bytes(outcome.optimiser)
     # The weights at the start, the sum of an epoch's gradients, and from the second epoch on the first one's mean.
-    course = trained * (2 if plain == "one_epoch" else 3)
-    known = weights + optimiser + course
-    step = Need(weights, trained, optimiser, course, peaks[0] - known - trained, rows)
-    return step, Need(weights, 0, optimiser, course, peaks[1] - known, judged)
+    sums = trained * (2 if plain == "one_epoch" else 3)
+    known = weights + optimiser + sums
+    step = Need(weights, trained, optimiser, sums, peaks[0] - known - trained, rows=rows)
+    return step, Need(weights, 0, optimiser, sums, peaks[1] - known, rows=judged)
 
 
 def _parts(settings: FineTuneSettings) -> tuple[int, int]:
@@ -126,14 +133,34 @@ def judging_need(model: Model, blank: Blank, *, judged: int, cuda: bool = True) 
         judged: examples per forward pass.
         cuda: whether the device is a CUDA device.
     """
+
+    def judge(model: Model, examples: Examples) -> None:
+        with torch.inference_mode():
+            examples.scores(model, torch.arange(judged))
+
+    return work_need(model, blank, judge, rows=judged, cuda=cuda)
+
+
+def work_need(
+    model: Model, blank: Blank, work: Callable[[Model, Any], Any], *, rows: int, cuda: bool = True, sums: float = 0
+) -> Need:
+    """Return what any work with a model takes, which runs on tensors without values.
+
+    Args:
+        model: as `blank_model` builds it; it has no values afterwards.
+        blank: makes a task's examples.
+        work: what is done with the model and the examples.
+        rows: how many examples it is given, all at once on the device.
+        cuda: whether the device is a CUDA device.
+        sums: how many bytes of sums the device holds for each byte of tensors that the work returns.
+    """
     with tallied(cuda) as tally:
         without_values(model.module)
-        judge = without_values(blank(judged))
-        weights = _bytes([model.module, judge.head])
+        examples = without_values(blank(rows))
+        weights = _bytes([model.module, examples.head])
         stored = tally.held - weights
-        with torch.inference_mode():
-            judge.scores(model, torch.arange(judged))
-        return Need(weights, activations=tally.peak - stored - weights, rows=judged)
+        kept = int(sums * _bytes(work(model, examples)))
+        return Need(weights, sums=kept, activations=tally.peak - stored - weights - kept, rows=rows)
 
 
 def _bytes(thing: Any) -> int:

@@ -7,7 +7,7 @@ that is not there; where a CUDA device computes in other types or rounds sizes u
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -39,11 +39,13 @@ class Tally:
         cuda: whether it is a CUDA device.
         held: bytes alive now.
         peak: the most that were alive at once.
+        elsewhere: whether what is made now lies in another memory.
     """
 
     cuda: bool
     held: int = 0
     peak: int = 0
+    elsewhere: bool = False
     _known: set[int] = field(default_factory=set)
 
     def add(self, tensor: Tensor) -> None:
@@ -52,7 +54,7 @@ class Tally:
         key = storage._cdata
         if key in self._known:
             return
-        size = storage.nbytes() + (-storage.nbytes() % _BLOCK if self.cuda else 0)
+        size = 0 if self.elsewhere else storage.nbytes() + (-storage.nbytes() % _BLOCK if self.cuda else 0)
         self._known.add(key)
         self.held += size
         self.peak = max(self.peak, self.held)
@@ -79,7 +81,7 @@ def tallied(cuda: bool) -> Iterator[Tally]:
         (12000, 4000)
     """
     tally = Tally(cuda)
-    with FakeTensorMode(), _Counting(tally), _AsOnCuda(cuda):
+    with FakeTensorMode(), _Counting(tally), _AsOnCuda(tally) if cuda else nullcontext():
         yield tally
 
 
@@ -116,17 +118,19 @@ def _bare(tensor: Tensor) -> Tensor:
 
 
 class _Counting(TorchDispatchMode):
-    """Count what operations make; choose attention's kernel as devices do; answer 1 where a number is asked for."""
+    """Count what operations make, with the kernel of attention that devices have; each value that is asked for is 1."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
         self._tally = tally
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _aten._local_scalar_dense.default:
+        if func in (_aten._local_scalar_dense.default, _aten.item.default):  # in inference mode it comes whole
             return 1.0 if args[0].is_floating_point() else 1
         if func is _aten._fused_sdp_choice.default:
             return _FLASH if torch.backends.cuda.flash_sdp_enabled() else _MATH
+        if func is _aten.index.Tensor:  # a mask lets everything through
+            args = (args[0], [place for index in args[1] for place in _places(index)])
         found = func(*args, **(kwargs or {}))
         for one in tree_flatten(found)[0]:
             if isinstance(one, FakeTensor):
@@ -134,16 +138,29 @@ class _Counting(TorchDispatchMode):
         return found
 
 
-class _AsOnCuda(TorchFunctionMode):
-    """Under autocast, compute in float32 what CUDA's autocast computes in float32."""
+def _places(index: Tensor | None) -> list[Tensor | None]:
+    """Return an index, and instead of a mask [...] of booleans the places of all its elements, a tensor a dimension."""
+    if index is None or index.dtype != torch.bool:
+        return [index]
+    return [torch.empty(index.numel(), dtype=torch.int64) for _ in range(index.ndim)]
 
-    def __init__(self, cuda: bool) -> None:
+
+class _AsOnCuda(TorchFunctionMode):
+    """Let `cpu()` leave the device; under autocast, compute in float32 what CUDA's autocast computes in float32."""
+
+    def __init__(self, tally: Tally) -> None:
         super().__init__()
-        self._cuda = cuda
+        self._tally = tally
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._cuda and func in _WIDE and torch.is_autocast_enabled("cpu"):
+        if func is Tensor.cpu:
+            self._tally.elsewhere = True
+            try:
+                return args[0].clone()
+            finally:
+                self._tally.elsewhere = False
+        if func in _WIDE and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map_only(
                 Tensor, lambda one: one.float() if one.is_floating_point() else one, (args, kwargs)
             )

@@ -1,7 +1,9 @@
 """Models whose base says itself what it is: the record in its weights' metadata has the section `model`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,16 +37,30 @@ def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modalit
     Raises:
         MergeflowError: the file has no such record.
     """
+    modality, section, record = read_record(base)
     with open_checkpoint(base) as state:
-        if SECTION not in state.metadata:
-            raise MergeflowError(
-                f"{base} does not say what kind of model it is: name its architecture, or give the base that the stage "
-                "`base` of a project of texts has written."
-            )
-        values = json.loads(state.metadata[SECTION])
-        modality = MODALITIES.get(values["modality"])
-        section = validated(SECTIONS.get(modality.name).model, values, f"the record of {base}")
-        model = modality.build(section, state.metadata)
+        model = modality.build(section, record)
         model.load(state)
     model.module.to(device)
     return modality, model
+
+
+def read_record(base: str | Path) -> tuple[Modality, Any, Mapping[str, str]]:
+    """Return the modality of a base, its section `model`, and all that its file records; no weight is read.
+
+    Args:
+        base: the file of its weights.
+
+    Raises:
+        MergeflowError: the file has no such record.
+    """
+    with open_checkpoint(base) as state:
+        record = dict(state.metadata)
+    if SECTION not in record:
+        raise MergeflowError(
+            f"{base} does not say what kind of model it is: name its architecture, or give the base that the stage "
+            "`base` of a project of texts has written."
+        )
+    values = json.loads(record[SECTION])
+    modality = MODALITIES.get(values["modality"])
+    return modality, validated(SECTIONS.get(modality.name).model, values, f"the record of {base}"), record

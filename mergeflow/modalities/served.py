@@ -28,6 +28,7 @@ class Served:
         answer: Model and columns to the answer's columns, all of the rows' number. It raises one MergeflowError that
             names all rows that cannot be answered.
         packages: Distributions that a model needs besides mergeflow's own few.
+        rows: How many rows are computed at once.
 
     Example:
         >>> SERVED.get("toy").inputs({"inputs": 2})
@@ -39,6 +40,7 @@ class Served:
     example: Callable[[Mapping[str, Any]], dict[str, Any]]
     answer: Callable[["Loaded", Columns], dict[str, list[Any]]]
     packages: tuple[str, ...] = ()
+    rows: int = 256
 
 
 SERVED = Parts("modality", Served, "mergeflow.modalities", "modalities", "serving")

@@ -14,11 +14,10 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modalities.sections import SECTIONS
-from mergeflow.modalities.served import WEIGHTS_FILES, Columns
+from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Columns
 from mergeflow.modality import Modality, Model
 from mergeflow.schema import validated
 
-_BATCH = 256
 _ROWS_NAMED = 10
 
 
@@ -34,6 +33,7 @@ class Loaded:
         decoding: How its examples are stored, as the manifests record it.
         record: The metadata of the weights of its base.
         device: Where the model computes.
+        section: `model` of params.yaml, which decides the module.
     """
 
     modality: Modality
@@ -43,6 +43,7 @@ class Loaded:
     decoding: Mapping[str, Any]
     record: Mapping[str, str]
     device: torch.device
+    section: Any = None
 
 
 def read_model(folder: Path, device: torch.device) -> Loaded:
@@ -66,7 +67,7 @@ def read_model(folder: Path, device: torch.device) -> Loaded:
     heads = {task: read_head(folder / file) for task, file in config["heads"].items()}
     names = config.get("class_names", {})  # before tasks could lack a head, heads alone said what the classes are
     class_names = {task: names[task] if head is None else head.class_names for task, head in heads.items()}
-    return Loaded(modality, model, heads, class_names, config["decoding"], record, device)
+    return Loaded(modality, model, heads, class_names, config["decoding"], record, device, section)
 
 
 def weights_file(folder: Path) -> Path:
@@ -104,9 +105,10 @@ def classify(
     examples, tasks = read_rows(loaded.heads, columns, [*inputs, *optional], read)
     labels: list[str] = []
     probabilities: list[dict[str, float]] = []
-    for start in range(0, len(tasks), _BATCH):
-        features = _features(loaded, batch(examples[start : start + _BATCH]))
-        for row, task in enumerate(tasks[start : start + _BATCH]):
+    rows = SERVED.get(loaded.modality.name).rows
+    for start in range(0, len(tasks), rows):
+        features = _features(loaded, batch(examples[start : start + rows]))
+        for row, task in enumerate(tasks[start : start + rows]):
             head, own = loaded.heads[task], features[row : row + 1]
             outputs = (own if head is None else head(own))[0].double()
             names = list(loaded.class_names[task])

@@ -83,7 +83,7 @@ class Scoreboard:
 
     def start(self, method: str, space: Space) -> None:
         """Get ready for the candidates of one method."""
-        self._merger.renew_cache(_largest_rank_ratio(method, space))
+        self._merger.renew_cache(largest_rank_ratio(method, space))
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         """Return a candidate's score per task, on validation."""
@@ -129,8 +129,13 @@ def _named(what: str) -> Iterator[None]:
         raise MergeflowError(f"{what}: {error}") from error.__cause__
 
 
-def _largest_rank_ratio(method: str, space: Space) -> float:
-    """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice."""
+def largest_rank_ratio(method: str, space: Space) -> float:
+    """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice.
+
+    Args:
+        method: the method's name.
+        space: what is tried of it.
+    """
     found = (space or {}).get("rank_ratio", configure(method).args.get("rank_ratio", 1.0))
     if isinstance(found, dict):
         found = found.get("choices", found.get("high"))

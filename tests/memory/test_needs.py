@@ -104,7 +104,7 @@ def test_training(modality: str, changes: dict[str, Any], judged: int) -> None:
 def test_weights_gradients_and_optimiser_are_what_they_are() -> None:
     need, _ = training_needs(model("toy", SETTINGS), blank("toy"), SETTINGS, cuda=False)
     size = 4 * (64 * 256 + 256 * 96 + 5 * 96 + 5)
-    assert (need.weights, need.gradients, need.course) == (size, size, 3 * size)
+    assert (need.weights, need.gradients, need.sums) == (size, size, 3 * size)
     assert need.optimiser == 2 * size + 4 * 4  # a step count for each of four parameters
 
 

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from flows.device_memory import check_project, tell_device_memory
 from mergeflow.errors import MergeflowError
-from mergeflow.memory import Need
+from mergeflow.memory import Need, largest
+from mergeflow.merging.device_memory import with_torch
 from mergeflow.training.settings import TOGETHER
-from tasks.memory import forecast, largest, whole
+from tasks.memory import forecast
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
 from tests.card import driver
@@ -103,7 +104,7 @@ def test_the_processor_is_told_about_on_request_alone(project: Path, capsys: pyt
     shown = Console(width=80)
     check_project(project, "cpu", shown)
     text = capsys.readouterr().out
-    assert all(word in text for word in ("Memory of cpu", "trajectory", "examples at once", "finetune: a step"))
+    assert all(word in text for word in ("Memory of cpu", "sums", "examples at once", "finetune: a step"))
     tell_device_memory(changed(project, run={"device": "cpu"}), read(project), ["finetune@left"], shown)
     assert capsys.readouterr().out == ""
 
@@ -140,5 +141,5 @@ def test_largest() -> None:
     def need(rows: int) -> Need:
         return Need(weights=10**9, activations=10**6 * rows)
 
-    free = int(whole(need(37)))
+    free = int(with_torch(need(37).total))
     assert (largest(1000, need, free + 1), largest(20, need, free), largest(1000, need, 10**9)) == (37, 20, 0)

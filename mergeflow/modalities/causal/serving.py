@@ -37,4 +37,5 @@ SERVED = Served(
     example=lambda decoding: {"text": "a text"},
     answer=_answer,
     packages=("transformers", "tokenizers"),
+    rows=1,
 )

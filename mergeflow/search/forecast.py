@@ -1,0 +1,73 @@
+"""What a sweep takes of a CUDA device, before it starts."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+
+import torch
+
+from mergeflow.memory import Forecast, Need, Work, fewer, forecast_on
+from mergeflow.memory.described import described
+from mergeflow.merging.device_memory import device_bytes
+from mergeflow.merging.engine import BUFFER, default_workers, units_of
+from mergeflow.merging.files.inputs import Inputs, open_inputs
+from mergeflow.modality import Examples, Model
+from mergeflow.search.scoreboard import largest_rank_ratio
+from mergeflow.search.sweep_file import Sweep
+
+_CLASSES = 1000  # of a task that is not prepared yet: more than most have, and they take little
+_KEEPING = ("cart", "low_rank")  # their factors stay on the device for the next rank or scale
+
+
+def foretell_sweep(sweep: Sweep, resolve: Callable[[str], str] | None = None) -> Forecast:
+    """Return what merging candidates takes, and what judging them on images does.
+
+    Args:
+        sweep: the sweep.
+        resolve: turns `models:/…` into a path; None outside of a project.
+
+    Raises:
+        MergeflowError: inputs that are missing or do not fit.
+    """
+    merging = max(_merging(sweep, resolve), key=lambda need: need.total)
+    if sweep.model is None:  # somebody else's scorer: it says itself what it takes
+        return forecast_on(sweep.device, Work("sweep: merging", merging, lambda free: "Set device to cpu."))
+    folders = [part.data for part in sweep.tasks.values() if part.data is not None]
+    found = described(sweep.model.architecture, folders, 1 if len(folders) == len(sweep.tasks) else _CLASSES)
+    assert found is not None
+
+    def judging(rows: int) -> Need:
+        return found.need(partial(_judge, rows), rows)
+
+    judged = judging(sweep.batch_size)
+    merging = Need(judged.weights, sums=merging.sums, merging=merging.merging, rows=0)
+    smaller = partial(fewer, "batch_size", sweep.batch_size, judging, "the result is the same but for rounding")
+    return forecast_on(
+        sweep.device,
+        Work("sweep: merging", merging, lambda free: "Set device to cpu."),
+        Work("sweep: judging", judged, smaller),
+    )
+
+
+@torch.inference_mode()
+def _judge(rows: int, model: Model, examples: Examples) -> None:
+    examples.scores(model, torch.arange(rows))
+
+
+def _merging(sweep: Sweep, resolve: Callable[[str], str] | None) -> Iterator[Need]:
+    for method, space in sweep.methods.items():
+        with open_inputs(sweep.recipe(method, {}), resolve) as inputs:
+            units = list(units_of(inputs.call, inputs.model, inputs.base.infos, inputs.base.infos))
+            taken = device_bytes(method, inputs.model, units, default_workers(), BUFFER)
+            kept = _factors(inputs, largest_rank_ratio(method, space)) if method in _KEEPING else 0
+            yield Need(0, sums=kept, merging=taken, rows=0)
+
+
+def _factors(inputs: Inputs, rank_ratio: float) -> int:
+    """Return the bytes of the factors that are kept of all matrices of all experts."""
+    model, kept = inputs.model, 0
+    for unit in units_of(inputs.call, model, inputs.base.infos, model.shapes):
+        if len(unit.shape) > 1:
+            short, long = sorted((unit.shape[0], (unit.stop - unit.start) // unit.shape[0]))
+            kept += max(ceil(rank_ratio * short), short // 8) * (short + long)
+    return kept * len(model.experts) * model.dtype.itemsize

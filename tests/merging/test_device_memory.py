@@ -1,0 +1,119 @@
+"""The device memory that merging is foretold to take, against what the card of `tests.card` holds; and its refusal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch import Tensor
+from typer.testing import CliRunner
+
+from mergeflow.commands.merging import add_commands
+from mergeflow.errors import MergeflowError
+from mergeflow.merging import configure, methods, prepare
+from mergeflow.merging.device_memory import COPIES, device_bytes, held_elements
+from mergeflow.merging.engine import BUFFER
+from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.merging.stacks import Unit, model_of
+from tests.card import card, counted, driver
+from tests.merging.helpers import fitting, recipe, statistics
+
+SIDE = 96
+WIDER = {"pcb": 362}  # beside a smaller matrix its counts are no trifle
+
+
+def states(shape: tuple[int, int], experts: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """A base with one large tensor and its tied embedding, and experts near it."""
+    draws = torch.Generator().manual_seed(0)
+
+    def state(scale: float) -> dict[str, Tensor]:
+        drawn = {"blocks.0.mlp.weight": shape, "embedding": (7, 3)}
+        found = {name: scale * torch.randn(size, generator=draws) for name, size in drawn.items()}
+        return {**found, "head": found["embedding"]}
+
+    base, experts_ = state(0.1), {}
+    for number in range(experts):
+        near = {name: base[name] + value for name, value in state(0.01).items()}
+        experts_[f"e{number}"] = {**near, "head": near["embedding"]}
+    return base, experts_
+
+
+def peak(name: str, shape: tuple[int, int], count: int) -> tuple[float, int]:
+    """The elements that a method holds on the card at its peak, and how many experts it merged."""
+    base, experts = states(shape, count)
+    experts = fitting(name, experts)
+    data = statistics(base, experts)
+    data["gram"] = {expert: {"blocks.0.mlp.weight": torch.eye(shape[1])} for expert in experts}
+    with card(), counted() as tally:
+        prepare(configure(name), base, experts, data=data, device="cuda", workers=1)
+    return tally.peak / 4, len(experts)
+
+
+def foretold(name: str, shape: tuple[int, int], experts: int) -> int:
+    return held_elements(name, experts, Unit("blocks.0.mlp.weight", 0, shape[0] * shape[1], shape))
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_of_every_method(count: int) -> None:
+    shares = {}
+    for name in methods():
+        shape = (WIDER.get(name, SIDE),) * 2
+        held, experts = peak(name, shape, count)
+        shares[name] = foretold(name, shape, experts) / held
+    assert {name: share for name, share in shares.items() if not 0.97 <= share <= 1.25} == {}
+    assert COPIES.keys() == methods().keys()
+
+
+@pytest.mark.parametrize("shape", [(4 * SIDE, SIDE), (SIDE, 4 * SIDE)], ids=["tall", "wide"])
+def test_of_long_matrices_it_is_enough(shape: tuple[int, int]) -> None:
+    for name in ("cart", "core_space", "iso_c", "iso_cts", "knots", "low_rank", "regmean", "tsv", "wudi"):
+        held, experts = peak(name, shape, 4)
+        assert foretold(name, shape, experts) >= 0.95 * held, name
+
+
+def test_workers_hold_several_tensors_as_far_as_the_engine_lets_them() -> None:
+    model = model_of(*states((SIDE, SIDE), 2))
+    units = [Unit(name, 0, size, (size,)) for name, size in (("a", 100), ("b", 50), ("c", 50))]
+
+    def taken(workers: int, buffer: int) -> int:
+        return device_bytes("ties", model, units, workers, buffer)
+
+    assert (taken(1, BUFFER), taken(2, BUFFER), taken(9, BUFFER)) == (4000, 6000, 8000)
+    assert taken(9, 0) == 4000  # nothing flies beside the largest
+    assert device_bytes("ties", model, [], 2, BUFFER) == 0
+
+
+def told(*words: str) -> Any:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    return CliRunner().invoke(app, [*words])
+
+
+def written(folder: Path, **changes: Any) -> str:
+    place = folder / "recipe.yaml"
+    place.write_text(recipe_text(recipe(folder, device="cuda:0", out=str(folder / "merged.safetensors"), **changes)))
+    return str(place)
+
+
+def test_a_merge_that_cannot_fit_is_refused_before_it_starts(files: Path) -> None:
+    place = written(files)
+    with driver(memory=7 * 10**8):
+        for command in ("check", "merge"):
+            refused = told(command, place).exception
+            assert isinstance(refused, MergeflowError)
+            assert "where 700.0 MB are free: " in str(refused)
+            assert str(refused).endswith("takes the most. Use device: cpu.")
+    assert not (files / "merged.safetensors").exists()
+
+
+def test_the_commands_say_what_a_device_will_take(files: Path) -> None:
+    place = written(files)
+    with card():
+        assert "cuda:0        about " in told("check", place).output
+        assert "cuda:1" not in told("check", place, "--device", "cpu").output
+        done = told("merge", place)
+    assert done.output.startswith("cuda:0        about ")
+    assert "of its 85.90 GB free" in done.output
+    assert (files / "merged.safetensors").exists()
