@@ -7,10 +7,11 @@
     python -m benchmarks.device --all --out RESULTS --rehearse        # tiny shapes, on the processor
 
 It needs a checkout with its library's packages: torch, open_clip, safetensors, pydantic, PyYAML, xxhash, blake3, NumPy,
-SciPy, filelock, threadpoolctl, pyarrow, Pillow, and pytest with hypothesis for the tests. Nothing is downloaded. Each
-section runs in a process of its own and is stopped when its time is over; what it had measured stays. A rehearsal
-runs them all in one process, on one thread. RESULTS holds
-three files: results.json (rows by section; a section that stands there is not run again), tables.md and log.txt.
+SciPy, filelock, threadpoolctl, pyarrow, Pillow, scikit-learn and Matplotlib for the embedded suite, and pytest with
+hypothesis for the tests; the section `causal` needs transformers and PEFT too. Nothing is downloaded. Each section runs
+in a process of its own and is stopped when its time is over; what it had measured stays. A rehearsal runs them all in
+one process, on one thread; a section that fails says so and the others follow. RESULTS holds three files: results.json
+(rows by section; a section that stands there is not run again), tables.md and log.txt.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,10 @@ def main() -> None:
             print("ROW " + json.dumps(row), flush=True)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
-    run(asked.out, list(SECTIONS) if asked.all else asked.only, asked.seconds, asked.rehearse)
+    names = list(SECTIONS) if asked.all else asked.only
+    found = run(asked.out, names, asked.seconds, asked.rehearse)
+    if failed := [name for name in names if found.get(name, {}).get("fault")]:
+        sys.exit(f"{', '.join(failed)} failed: see above, and {asked.out / 'log.txt'}.")
 
 
 def run(out: Path, names: list[str], seconds: float, rehearse: bool) -> dict[str, Any]:
@@ -96,9 +101,14 @@ def run(out: Path, names: list[str], seconds: float, rehearse: bool) -> dict[str
 
 def rehearsed(name: str) -> dict[str, Any]:
     """Run one section with tiny shapes, here."""
-    began = time.monotonic()
+    began, rows, fault = time.monotonic(), [], ""
     torch.set_num_threads(1)
-    return {"rows": list(SECTIONS[name][1](True)), "seconds": time.monotonic() - began, "fault": ""}
+    try:
+        rows.extend(SECTIONS[name][1](True))
+    except Exception as error:
+        traceback.print_exc()
+        fault = f"{type(error).__name__}: {error}"
+    return {"rows": rows, "seconds": time.monotonic() - began, "fault": fault}
 
 
 def section(command: list[str], name: str, limit: float, log: Path) -> dict[str, Any]:

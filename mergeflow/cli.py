@@ -82,12 +82,25 @@ def main() -> None:
     resolve = add_all_commands(Path.cwd())
     try:
         app(obj=resolve)
-    except (MergeflowError, ModuleNotFoundError) as error:
-        told = not_installed(error.name) if isinstance(error, ModuleNotFoundError) else error
+    except (MergeflowError, ModuleNotFoundError, RuntimeError) as error:
+        told = _told(error)
         if told is None:
             raise
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(told))}")
         sys.exit(2)
+
+
+def _told(error: Exception) -> Exception | None:
+    """Return what a user is told of an error; None for one that is our own fault."""
+    if isinstance(error, ModuleNotFoundError):
+        return not_installed(error.name)
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+        first = str(error).partition("\n")[0].partition(". GPU ")[0].rstrip(".")
+        return MergeflowError(
+            f"the device has too little memory: {first}. Let fewer examples lie on it at once (a smaller batch, or "
+            "finetune.accumulate), end what else uses it, or use the device cpu."
+        )
+    return error if isinstance(error, MergeflowError) else None
 
 
 def _plain(text: str) -> str:

@@ -114,6 +114,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         on_card = place.type in ("cuda", "meta")  # C++ asks where a tensor lies and is told `meta`
         number = number if place.type == "meta" else place.index or 0
         kwargs = {**kwargs, "device": torch.device("cpu") if on_card else wanted}
+    pinned = kwargs.get("pin_memory")
     kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     if func in MOVES and func is not aten._to_copy.default:
         on_card = False  # they write into what they are given
@@ -122,6 +123,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     )  # zeros without memory, of C++ alone
     plain_args, plain_kwargs = tree_map_only(OnCard, lambda value: value.values, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
+    if pinned:
+        found.is_pinned = lambda device=None: True
     known = {id(value.values): value for value in tensors if isinstance(value, OnCard)}
 
     def wrapped(value: Any) -> Any:

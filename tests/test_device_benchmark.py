@@ -34,6 +34,21 @@ def test_a_rehearsal_fills_every_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert {row["precision"] for row in found["finetune"]["rows"]} == {"float32", "bfloat16"}
 
 
+def test_a_section_that_fails_in_a_rehearsal_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(rehearse: bool):
+        yield {"a": 1}
+        raise ZeroDivisionError("of nothing")
+
+    monkeypatch.setattr(device, "SECTIONS", {"broken": (1, broken), "whole": (1, lambda rehearse: iter([{"b": 2}]))})
+    command = ["device", "--all", "--rehearse", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="broken failed: see above"):
+        device.main()
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert (found["broken"]["rows"], found["broken"]["fault"]) == ([{"a": 1}], "ZeroDivisionError: of nothing")
+    assert found["whole"]["rows"] == [{"b": 2}]
+
+
 def test_three_commands_of_ten_minutes_have_room_for_every_section() -> None:
     commands = [0]
     for limit, _ in device.SECTIONS.values():

@@ -26,6 +26,8 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
+from mergeflow.merging.device_memory import check_room
+from mergeflow.merging.files.inputs import open_inputs
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.model import LanguageModule
@@ -207,7 +209,11 @@ def combine(world: Path, out: Path, device: str) -> Any:
     values = {**recipe_values(world), "method": "average", "device": device, "out": str(out / "merged.safetensors")}
     values |= {"steps": {"both": {**recipe_values(world), "method": "ties"}}, "experts": {"both": "step:both"}}
     values["experts"] |= {"red": str(world / "experts/red.safetensors")}
-    with open_checkpoint(merge(make_recipe(values)).path) as merged:
+    made = make_recipe(values)
+    if device != "cpu":
+        with open_inputs(made) as inputs:
+            assert check_room(inputs, device)
+    with open_checkpoint(merge(made).path) as merged:
         kept = {name: merged[name].clone() for name in merged}
     packed = compress(configure_compressor("tall_mask"), base, experts, device=device).tensors
     return prepare(configure("cart"), base, experts, device=device).direction, packed, kept

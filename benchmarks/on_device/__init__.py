@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 NEEDED = (
     *("torch", "open_clip", "safetensors", "pydantic", "yaml", "xxhash", "blake3", "numpy", "scipy", "filelock"),
-    *("threadpoolctl", "pyarrow", "PIL", "pytest", "hypothesis"),
+    *("threadpoolctl", "pyarrow", "PIL", "sklearn", "matplotlib", "pytest", "hypothesis"),
 )
 
 if missing := [name for name in NEEDED if find_spec(name) is None]:

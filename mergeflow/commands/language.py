@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mergeflow.commands.device_option import Device
 from mergeflow.commands.inputs import local
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ Base = Annotated[
     str | None,
     typer.Option(help="What they were tuned from: a file, a folder or an id. In a project its base; else each itself."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -59,10 +59,8 @@ def perplexity(
     from mergeflow.commands.device_memory import tell
     from mergeflow.commands.texts import project_models, project_texts, read_texts
     from mergeflow.memory.language import foretell_perplexity
-    from mergeflow.merging.device import check_device
     from mergeflow.modalities.causal.perplexity import perplexity as measured
 
-    check_device(device)
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
     read: dict[tuple[str, str, int], Any] = {}

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.commands.device_option import checked
 from mergeflow.commands.inputs import Force, local
 from mergeflow.commands.pairs import read_pairs
 from mergeflow.errors import MergeflowError
@@ -92,7 +93,10 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
         force: Force = False,
         files: FromFiles = None,
         wanted: Annotated[
-            str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.")
+            str | None,
+            typer.Option(
+                "--device", help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.", callback=checked
+            ),
         ] = None,
     ) -> None:
         """Validate a recipe and print what it will do; or params.yaml, and what memory training will take."""

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.commands.device_option import Device
 from mergeflow.commands.pairs import read_pairs
 
 Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
@@ -21,7 +22,6 @@ Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 Samples = Annotated[int, typer.Option(min=1, help="Images; all where there are fewer.")]
 Split = Annotated[str, typer.Option(help="The split whose images are used: train or validation.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the drawn images (and labels).")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.evaluation.accuracy import example_scores
-from mergeflow.modalities.carrying import Ahead
+from mergeflow.modalities.carrying import Ahead, carry
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic
@@ -45,12 +45,18 @@ def test_batches_on_the_card_come_through_pinned_memory_one_ahead(monkeypatch: p
     expect, take = Ahead.expect, Ahead.take
     monkeypatch.setattr(Ahead, "expect", lambda self, rows: events.append(("ask", rows.tolist())) or expect(self, rows))
     monkeypatch.setattr(Ahead, "take", lambda self, rows: events.append(("take", rows.tolist())) or take(self, rows))
+    pinned: list[bool] = []
+    monkeypatch.setattr(
+        "mergeflow.modalities.classification.carry",
+        lambda batch, device: pinned.append(batch.is_pinned()) or carry(batch, device),
+    )
     expected = example_scores(network(), data(), 4)
     with card():
         model, one = network(), data()
         model.module.to("cuda")
         there = type(one)(one.task, one.inputs, one.labels.to("cuda"), one.head.to("cuda"))  # type: ignore[union-attr]
         assert example_scores(model, there, 4).tolist() == expected.tolist()
+    assert pinned == [True] * 6  # inputs and row numbers of three batches
     batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert events == [
         ("ask", batches[1]),
@@ -59,6 +65,20 @@ def test_batches_on_the_card_come_through_pinned_memory_one_ahead(monkeypatch: p
         ("take", batches[1]),
         ("take", batches[2]),
     ]
+
+
+def test_training_asks_for_the_next_batch_before_it_takes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    expect, take = Ahead.expect, Ahead.take
+    monkeypatch.setattr(Ahead, "expect", lambda self, rows: events.append("ask") or expect(self, rows))
+    monkeypatch.setattr(Ahead, "take", lambda self, rows: events.append("take") or take(self, rows))
+    with card():
+        model, one = network(), data()
+        model.module.to("cuda")
+        there = type(one)(one.task, one.inputs, one.labels.to("cuda"), one.head.to("cuda"))  # type: ignore[union-attr]
+        settings = SETTINGS.model_copy(update={"steps": 3, "save_every": 3})
+        fine_tune(model, [there], settings, 0, tmp_path / "state", lambda: 0.5)
+    assert events == ["ask", "take", "ask", "take", "take"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -1,0 +1,55 @@
+"""The option --device of commands: the processor, or a CUDA device that is there."""
+
+import os
+import re
+from typing import Annotated
+
+import typer
+
+from mergeflow.errors import MergeflowError
+
+
+def checked(device: str | None) -> str | None:
+    """Return a device if it can be used; None and `auto` are left to those who read them.
+
+    Raises:
+        MergeflowError: it is not the name of a device, or torch sees no such device; the message says why.
+
+    Example:
+        >>> checked("cpu")
+        'cpu'
+        >>> checked("gpu")
+        Traceback (most recent call last):
+        mergeflow.errors.MergeflowError: --device is 'gpu', expected cpu, cuda or one such as cuda:1.
+    """
+    if device in (None, "auto", "cpu"):
+        return device
+    if device.upper().startswith("MIG-") or device.upper().startswith("GPU-"):
+        raise MergeflowError(
+            f"--device is '{device}': a card or a part of one (MIG) is chosen by CUDA_VISIBLE_DEVICES={device}, and is "
+            "then --device cuda."
+        )
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise MergeflowError(f"--device is '{device}', expected cpu, cuda or one such as cuda:1.")
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(device.partition(":")[2] or 0) < count:
+        return device
+    if count:
+        raise MergeflowError(f"--device is '{device}', but torch sees {count} CUDA devices, from cuda:0 on.")
+    raise MergeflowError(f"--device is '{device}', but torch sees no CUDA device: {_why(torch)} Or use --device cpu.")
+
+
+def _why(torch: object) -> str:
+    """Say what to look at where torch sees no device."""
+    version, built = torch.__version__, torch.version.cuda  # type: ignore[attr-defined]
+    if built is None:
+        return f"torch {version} is built without CUDA; install a build with it."
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:
+        return f"CUDA_VISIBLE_DEVICES is '{shown}', which may hide it."
+    return f"torch {version} is built for CUDA {built}; `nvidia-smi` must show a card and a driver for that version."
+
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...", callback=checked)]

@@ -1,0 +1,66 @@
+"""The library imports with torch, open_clip and the few packages that merging needs: all others are blocked here."""
+
+import json
+import subprocess
+import sys
+
+from mergeflow.extras import EXTRAS
+
+# Makers of bases read or train a tokenizer as soon as they are imported; nothing else imports them.
+NEEDY = {
+    "mergeflow.modalities.causal.pretraining": "tokenizers",
+    "mergeflow.modalities.language_bases": "transformers",
+    "mergeflow.modalities.text.corruption": "transformers",
+    "mergeflow.modalities.text.pretraining": "transformers",
+    "mergeflow.modalities.text.words": "tokenizers",
+}
+HALVES = (
+    "merging",
+    "checkpoints",
+    "training",
+    "evaluation",
+    "estimates.fisher",
+    "estimates.gram",
+    "memory",
+    "linearity",
+)
+WALK = """
+import importlib, importlib.abc, json, pkgutil, sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+blocked, halves = map(json.loads, sys.argv[1:])
+sys.meta_path.insert(0, Blocked())
+import mergeflow
+failed = {}
+
+def bring(name):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        failed[name] = error.name.partition(".")[0]
+
+for name in halves:
+    bring("mergeflow." + name)
+tables = "pyarrow" in sys.modules
+names = [one.name for one in pkgutil.walk_packages(mergeflow.__path__, "mergeflow.")]
+for name in names:
+    bring(name)
+print(json.dumps([len(names), tables, failed]))
+"""
+
+
+def test_every_module_imports_without_the_packages_of_other_extras() -> None:
+    """What makes data and reads tables needs pyarrow, which the extra `vision` installs; the rest does not."""
+    others = {module for module, extra in EXTRAS.items() if extra != "vision"}
+    blocked = json.dumps([*others, "pandas", "filelock", "pytest", "hypothesis"])
+    command = [sys.executable, "-c", WALK, blocked, json.dumps(HALVES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, tables, failed = json.loads(done.stdout.splitlines()[-1])
+    assert count > 400
+    assert not tables
+    assert failed == NEEDY
