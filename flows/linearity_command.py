@@ -76,8 +76,14 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 batch_size=batch_size,
                 report=progress,
             )
-        console = Console()
-        show(pairs, console)
+        from tasks.studies.papers.mergeability.answer import predicted
+
+        console, states = Console(), opened.experts
+        conflicts = {
+            f"{one.first} – {one.second}": predicted(opened.base, states[one.first], states[one.second])
+            for one in pairs
+        }
+        show(pairs, conflicts, console)
         if out is not None:
-            write(pairs, out)
+            write(pairs, conflicts, out)
             console.print(f"[bold]Outputs[/]   {out}", highlight=False)

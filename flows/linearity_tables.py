@@ -16,10 +16,18 @@ if TYPE_CHECKING:
 _SHOWN = 4  # pairs in the picture, those with the largest error
 
 
-def show(pairs: Sequence["Pair"], console: Console) -> None:
-    """Print a row for each layer, over all pairs; a row for each pair; and one sentence that says what to expect."""
+def show(pairs: Sequence["Pair"], conflicts: Mapping[str, float], console: Console) -> None:
+    """Print rows for the layers and the pairs, and what to expect: of features, and of merging.
+
+    Args:
+        pairs: what was measured.
+        conflicts: pair → by which merging is predicted.
+        console: where to.
+    """
     from mergeflow.linearity.layers import short_names
     from mergeflow.linearity.verdict import word
+    from tasks.studies.papers.mergeability.answer import ANSWER
+    from tasks.studies.papers.mergeability.answer import sentence as answer
 
     names = dict(zip(layers := [one.layer for one in pairs[0].layers], narrow(short_names(layers)), strict=True))
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
@@ -45,6 +53,14 @@ def show(pairs: Sequence["Pair"], console: Console) -> None:
         )
     console.print(table)
     console.print(sentence(pairs), highlight=False)
+    table = Table("pair", title="By what merging will cost", **shared)
+    for column in (ANSWER.prediction, "such pairs lost, points"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, value in sorted(conflicts.items(), key=lambda one: -one[1]):
+        low, middle, high = ANSWER.lost(value)
+        table.add_row(name, f"{value:.3f}", f"{middle:.1f} ({low:.1f} … {high:.1f})")
+    console.print(table)
+    console.print(answer(conflicts), highlight=False)
 
 
 def small(value: float) -> str:
@@ -114,18 +130,26 @@ def sentence(pairs: Sequence["Pair"]) -> str:
     return said + "."
 
 
-def write(pairs: Sequence["Pair"], out: Path) -> None:
-    """Write `result.json`, one Parquet row for each pair, α, layer and sample, and the picture of the worst pairs."""
+def write(pairs: Sequence["Pair"], conflicts: Mapping[str, float], out: Path) -> None:
+    """Write `result.json`, one Parquet row for each pair, α, layer and sample, and the picture of the worst pairs.
+
+    Args:
+        pairs: what was measured.
+        conflicts: pair → by which merging is predicted.
+        out: the folder.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from mergeflow.linearity import verdict
     from tasks.plotting.drawing import to_svg
     from tasks.plotting.linearity import linearity_figure
+    from tasks.studies.papers.mergeability.answer import ANSWER
 
     out.mkdir(parents=True, exist_ok=True)
     margins = {"direction": verdict.DIRECTION, "trivial": verdict.TRIVIAL, "length": verdict.LENGTH}
-    content = {"margins": margins, "pairs": [pair.as_json() for pair in pairs]}
+    told = zip(pairs, conflicts.values(), strict=True)
+    content = {"margins": margins, "pairs": [pair.as_json() | {ANSWER.prediction: value} for pair, value in told]}
     (out / "result.json").write_text(json.dumps(content, indent=1) + "\n")
     pq.write_table(pa.Table.from_pylist([row for pair in pairs for row in pair.rows()]), out / "samples.parquet")
     ranked = sorted(pairs, key=lambda pair: -max(layer.error for layer in pair.layers))[:_SHOWN]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import typer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -20,6 +20,7 @@ from mergeflow.linearity.networks import count_classes, open_network
 from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.linearity.samples import Sequences
 from mergeflow.modality import Network
+from tasks.studies.papers.mergeability.answer import ANSWER, predicted
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
@@ -62,6 +63,10 @@ def test_tables_files_and_verdicts(clip: dict[str, str], common: list[str], tmp_
     content = json.loads((tmp_path / "out/result.json").read_text())
     assert content["margins"] == {"direction": 0.3, "trivial": 0.02, "length": 0.1}
     (pair,) = content["pairs"]
+    states = {name: load_file(clip[name]) for name in ("base", "cats", "dogs")}
+    assert pair[ANSWER.prediction] == pytest.approx(predicted(*states.values()), rel=1e-6)
+    assert f"{pair[ANSWER.prediction]:.3f}" in done.output
+    assert "rank correlation" in done.output
     assert pair["pair"] == ["cats", "dogs"]
     assert [layer["layer"] for layer in pair["layers"]] == [f"visual.transformer.resblocks.{n}" for n in range(4)]
     rows = pq.read_table(tmp_path / "out/samples.parquet").to_pylist()
@@ -224,6 +229,13 @@ def test_models_that_read_no_texts_are_refused_by_their_kind(tmp_path: Path) -> 
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
         with pytest.raises(MergeflowError, match=f"is of the kind '{kind}', which does not read texts alone"):
             open_network(str(tmp_path), {})
+
+
+def test_an_expert_that_is_the_base_conflicts_with_nothing() -> None:
+    base, other = {"w": torch.zeros(3), "n": torch.tensor(1)}, {"w": torch.ones(3), "n": torch.tensor(2)}
+    assert predicted(base, base, other) == 0.0
+    apart = {"w": torch.tensor([1.0, 0.0, 0.0]), "n": torch.tensor(1)}
+    assert predicted(base, apart, {**other, "w": torch.tensor([0.0, 1.0, 0.0])}) == 0.0
 
 
 def test_classes_that_a_source_does_not_have_are_refused(clip: dict[str, str]) -> None:

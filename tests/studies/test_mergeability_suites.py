@@ -1,15 +1,20 @@
 """Study `mergeability_suites` on a small CLIP; by which prediction the command answers, on made-up rows."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from tasks.studies.papers.mergeability.answer import ANSWER, Answer
 from tasks.studies.papers.mergeability.choosing import chosen, losses_by_thirds
-from tasks.studies.papers.mergeability.results import LAST
+from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, across_runs, within_runs
 from tasks.studies.papers.mergeability_suites.results import findings, pairs_of, tables
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import run_study
+from tests.studies.documented import RESULTS
+from tests.studies.small_lab import ROOT, run_study
 
 RUNS = {"experts": "200 steps"}
 NAMES = "abcde"
@@ -59,3 +64,25 @@ def test_losses_are_told_by_thirds_of_the_prediction() -> None:
     thirds = losses_by_thirds(made_up(0), RUNS, LAST)
     assert [high for high, _ in thirds] == pytest.approx([0.03, 0.06, 0.09])
     assert thirds[0][1] == pytest.approx((0.25, 1.0, 2.0))
+
+
+def test_the_commands_answer_is_what_the_record_chose() -> None:
+    rows = pq.read_table(RESULTS / "mergeability.parquet").to_pylist()
+    judged = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["mergeability"]["runs"]
+    name = chosen(rows, judged)
+    assert name == ANSWER.prediction
+    assert round(fmean(within_runs(rows, judged, PREDICTIONS[name])), 2) == ANSWER.within
+    assert round(fmean(across_runs(rows, judged, PREDICTIONS[name])), 2) == ANSWER.across
+    thirds = [
+        (round(high, 3), tuple(round(one, 1) for one in lost)) for high, lost in losses_by_thirds(rows, judged, name)
+    ]
+    assert thirds == [(high, lost) for high, lost in ANSWER.thirds]
+    page = (ROOT / "docs/linearity.md").read_text()
+    assert f"the {name}" in page
+    assert f"{ANSWER.within:.2f}" in page
+    assert f"{ANSWER.across:.2f}" in page
+
+
+def test_a_pair_is_told_what_pairs_of_its_third_lost() -> None:
+    answer = Answer("distance", 0.5, 0.6, ((1.0, (0, 1, 2)), (2.0, (1, 2, 3)), (3.0, (2, 3, 4))))
+    assert [answer.lost(value)[1] for value in (0.1, 1.0, 1.5, 2.9, 7.0)] == [1, 1, 2, 3, 3]
