@@ -24,7 +24,6 @@ NOT_RUN = {
     "adviser_regimes",
     "adviser_suites",
     "glue",
-    "mergeability",
     "mergeability_suites",
 }
 
