@@ -8,14 +8,15 @@ experts. Matrices were square; Gram matrices of a long and narrow one are smalle
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.engine import BUFFER, default_workers, units_of
+from mergeflow.merging.catalog import Call
+from mergeflow.merging.engine import BUFFER, default_workers, unit_bytes, units_of
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.method import Model
-from mergeflow.merging.stacks import Unit, unit_bytes
+from mergeflow.merging.stacks import Unit
 
 
 class Copies(NamedTuple):
@@ -92,23 +93,23 @@ def held_elements(method: str, experts: int, unit: Unit) -> int:
     return round((found.each * experts + found.beside) * (unit.stop - unit.start) + found.square * square)
 
 
-def device_bytes(method: str, model: Model, units: Iterable[Unit], workers: int, buffer: int) -> int:
+def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: int, buffer: int) -> int:
     """Return the bytes of a device that work on units takes at its peak.
 
     Args:
-        method: the method's name.
+        call: the configured method.
         model: what is known of the model.
         units: the pieces of work.
         workers: threads, each with a piece of work.
         buffer: bytes that may be in flight beyond the largest piece, in the processor's memory.
     """
     widest = sorted(units, key=lambda unit: unit.start - unit.stop)[:workers]
-    held, taken, most = 0, 0, unit_bytes(model, widest[0]) if widest else 0
+    held, taken, most = 0, 0, unit_bytes(call, model, widest[0]) if widest else 0
     for unit in widest:  # the largest ones at once, as far as the engine lets them
-        taken += unit_bytes(model, unit)
+        taken += unit_bytes(call, model, unit)
         if held and taken > most + buffer:
             break
-        held += held_elements(method, len(model.experts), unit)
+        held += held_elements(call.name, len(model.experts), unit)
     return held * model.dtype.itemsize
 
 
@@ -124,7 +125,7 @@ def check_room(inputs: Inputs, device: str) -> int:
     """
     method, model, infos = inputs.call.name, inputs.model, inputs.base.infos
     units = list(units_of(inputs.call, model, infos, infos))
-    needed, free = device_bytes(method, model, units, default_workers(), BUFFER), free_bytes(device)
+    needed, free = device_bytes(inputs.call, model, units, default_workers(), BUFFER), free_bytes(device)
     if fits(needed, free):
         return needed
     widest = max(units, key=lambda unit: unit.stop - unit.start)

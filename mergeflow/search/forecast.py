@@ -58,7 +58,7 @@ def _merging(sweep: Sweep, resolve: Callable[[str], str] | None) -> Iterator[Nee
     for method, space in sweep.methods.items():
         with open_inputs(sweep.recipe(method, {}), resolve) as inputs:
             units = list(units_of(inputs.call, inputs.model, inputs.base.infos, inputs.base.infos))
-            taken = device_bytes(method, inputs.model, units, default_workers(), BUFFER)
+            taken = device_bytes(inputs.call, inputs.model, units, default_workers(), BUFFER)
             kept = _factors(inputs, largest_rank_ratio(method, space)) if method in _KEEPING else 0
             yield Need(0, sums=kept, merging=taken, rows=0)
 

@@ -77,11 +77,11 @@ def test_workers_hold_several_tensors_as_far_as_the_engine_lets_them() -> None:
     units = [Unit(name, 0, size, (size,)) for name, size in (("a", 100), ("b", 50), ("c", 50))]
 
     def taken(workers: int, buffer: int) -> int:
-        return device_bytes("ties", model, units, workers, buffer)
+        return device_bytes(configure("ties"), model, units, workers, buffer)
 
     assert (taken(1, BUFFER), taken(2, BUFFER), taken(9, BUFFER)) == (4000, 6000, 8000)
     assert taken(9, 0) == 4000  # nothing flies beside the largest
-    assert device_bytes("ties", model, [], 2, BUFFER) == 0
+    assert device_bytes(configure("ties"), model, [], 2, BUFFER) == 0
 
 
 def told(*words: str) -> Any:
