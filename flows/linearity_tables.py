@@ -58,7 +58,7 @@ def show(pairs: Sequence["Pair"], conflicts: Mapping[str, float], console: Conso
         table.add_column(column, justify="right", no_wrap=True)
     for name, value in sorted(conflicts.items(), key=lambda one: -one[1]):
         low, middle, high = ANSWER.lost(value)
-        table.add_row(name, f"{value:.3f}", f"{middle:.1f} ({low:.1f} … {high:.1f})")
+        table.add_row(name, f"{value:.3f}", f"{middle:.1f} ({low:.1f} to {high:.1f})")
     console.print(table)
     console.print(answer(conflicts), highlight=False)
 
