@@ -1,5 +1,6 @@
-"""Every study on the card of `tests.card`: its own loops leave nothing on the processor."""
+"""Every study that takes a device on the card of `tests.card`: its own loops leave nothing on the processor."""
 
+import ast
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from flows.study_commands import find_studies
 from tests.card import card
 from tests.studies import (
     test_adaptation,
+    test_adviser_suites,
     test_cart_landscape,
     test_compression,
     test_equivalence,
     test_interference,
     test_landscape,
+    test_linearity_experts,
     test_many_tasks,
+    test_mergeability,
     test_mima,
     test_projection,
     test_rank_curve,
@@ -40,13 +44,42 @@ SMALL: dict[str, dict[str, Any]] = {
     "adaptation": test_adaptation.SMALL,
     "cart_landscape": test_cart_landscape.SMALL,
     "compression": test_compression.SMALL,
+    "adviser_regimes": test_adviser_suites.SMALL,
+    "linearity_experts": test_linearity_experts.SMALL,
+    "mergeability": test_mergeability.SMALL,
+    "mergeability_suites": {"runs": {"experts": "200 steps", "mima_3": "MIMA, N = 2"}, "counts": [2, 3], "images": 32},
+}
+# They take a device by the same StudyInputs; what is special in them is on the card elsewhere.
+ELSEWHERE = {
+    "glue": "a laboratory of texts: tests/test_on_card.py trains, judges and adapts texts",
+    "structure_suite": "a laboratory of adapters: tests/training/test_on_card.py trains LoRA",
+    "adviser_suites": "what adviser_regimes measures, of more tasks",
 }
 STUDIES = find_studies(ROOT)
 DAILY = ("gradients",)  # it has the most of its own: gradients over all images, and descent with them
 
 
+def takes_a_device(module: str, seen: set[str]) -> bool:
+    """Whether a study's code, or what it imports of the studies, opens `StudyInputs`, which choose a device."""
+    seen.add(module)
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    if not path.is_file():
+        return False
+    tree = ast.parse(path.read_text())
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    if "StudyInputs" in called:
+        return True
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return any(takes_a_device(one, seen) for one in imported - seen if one.startswith("tasks.studies."))
+
+
+def test_every_study_that_takes_a_device_is_here() -> None:
+    takers = {name for name, study in STUDIES.items() if takes_a_device(study.stage.module, set())}
+    assert takers == {*SMALL, *ELSEWHERE}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.nightly) for name in STUDIES]
+    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.nightly) for name in SMALL]
 )
 def test_every_study(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     lab: Path = request.getfixturevalue("many_lab" if STUDIES[name].root.name == "pocket20" else "toy_lab")
