@@ -32,7 +32,7 @@ def show(pairs: Sequence["Pair"], conflicts: Mapping[str, float], console: Conso
     names = dict(zip(layers := [one.layer for one in pairs[0].layers], narrow(short_names(layers)), strict=True))
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
     table = Table(Column("layer", no_wrap=True), title="By layer, over all pairs", **shared)
-    for column in ("1 − cos", "baseline", "worst share", "coef", "error", "direction", "length"):
+    for column in ("1 − cos", "baseline", "share", "coef", "error", "direction", "length"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, *cells in layer_rows(pairs):
         table.add_row(names[name], *cells)
