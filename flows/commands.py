@@ -48,7 +48,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     def new(
         folder: Annotated[Path, typer.Argument(help="The project folder to make; its name is the project's.")],
         modality: Annotated[
-            str, typer.Option(help="What the models are: vision, text, toy or another modality.")
+            str, typer.Option(help="What the models are: vision, text, causal, toy or another modality.")
         ] = "vision",
     ) -> None:
         """Make a new project: a folder of choices that runs as it is. No code is copied."""

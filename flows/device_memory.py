@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from flows.choices import read_choices
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.graph import load_graph
 from tasks.project.stage import STUDIES as STUDY_GRAPH
@@ -65,9 +66,8 @@ def check_project(root: Path, wanted: str | None, console: Console) -> None:
     """
     from mergeflow.commands.device_memory import tell
     from tasks.memory import forecast
-    from tasks.project.parameters import load_params
 
-    params = load_params(root / "params.yaml")
+    params = read_choices(root)
     count = len(params.tasks)
     console.print(
         f"params.yaml is valid: {count} task{'s' * (count > 1)}, regime {params.finetune.regime}.", highlight=False

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from flows.choices import read_choices
 from flows.device_memory import tell_device_memory
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
@@ -15,7 +16,6 @@ from flows.watch import progress_bars
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.parameters import load_params
 from tasks.project.stage import STATE
 
 
@@ -57,7 +57,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
-    params = load_params(root / "params.yaml")
+    params = read_choices(root)
     remove_orphans(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)

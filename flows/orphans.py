@@ -21,4 +21,7 @@ def remove_orphans(root: Path, report: Callable[[str], object]) -> None:
     known = has_run(root) | set(locked_stages(root))
     gone = [out for stage in removed_items(root, known) for out in remove_outputs(root, stage)]
     if gone:
-        report(f"Removed outputs of what params.yaml no longer has (DVC's cache keeps them): {', '.join(gone)}")
+        report(
+            f"Removed outputs of what params.yaml no longer has: {', '.join(gone)}. DVC's cache keeps them: where a "
+            "name was mistyped, correct it and call `dvc checkout`."
+        )

@@ -12,6 +12,7 @@ from prefect.states import State
 from prefect.task_runners import TaskRunner
 
 from flows.artifacts import publish_results
+from flows.choices import read_choices
 from flows.faults import keep_traceback
 from flows.orphans import remove_orphans
 from flows.plan import REGISTER, stages_to_run
@@ -23,7 +24,6 @@ from flows.staleness import push_outputs, record_outputs
 from flows.turns import presence
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
-from tasks.project.parameters import load_params
 from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES, Stage
 
@@ -120,11 +120,11 @@ def run_project(root: Path, force_register: bool, push: bool, targets: list[str]
 
 
 def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
+    run = read_choices(root).run  # first: a task whose name is mistyped takes the outputs of the right one away
     remove_orphans(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
     todo = stages_to_run(root, stages, targets, always)
-    run = load_params(root / "params.yaml").run
     with task_runner(run.runner, run.workers) as runner:
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
         for group in ([a for a in todo if a != REGISTER], [a for a in todo if a == REGISTER]):

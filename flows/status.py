@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.console import Console
 
+from flows.choices import read_choices
 from flows.plan import REGISTER, registration_lost
 from flows.staleness import changes
 from mergeflow.layout import CODE
 from tasks.project.graph import downstream_closure, load_graph, upstream
-from tasks.project.parameters import load_params
 
 SHOWN = 4  # reasons in a line
 
@@ -29,7 +29,7 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
     Raises:
         MergeflowError: a parameter is wrong, or DVC cannot answer.
     """
-    load_params(root / "params.yaml")
+    read_choices(root)
     stages = load_graph(root, studies)
     found = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
     todo = downstream_closure(set(found), stages)

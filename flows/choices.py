@@ -1,0 +1,78 @@
+"""All that can be wrong in params.yaml, told before a run starts, removes or trains anything."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mergeflow.data.address import Address, parse_address
+from mergeflow.data.decoding import Preparation
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging.catalog import METHODS
+from mergeflow.modalities.preparing import find_preparation
+from mergeflow.schema import refusal
+from tasks.project.graph import load_graph
+from tasks.project.parameters import Params, load_params
+from tasks.project.sources import INPUTS
+from tasks.project.stage import covers
+
+KEEPS_CONFLICTS = "conflicts"  # the one transform that is of every modality
+
+
+def read_choices(root: Path) -> Params:
+    """Read and validate params.yaml with the sources of its tasks, as far as their addresses say; nothing is opened.
+
+    Args:
+        root: the project folder.
+
+    Raises:
+        MergeflowError: the file is not UTF-8, a file in `methods/` cannot be loaded, a parameter is wrong, or tasks
+            have sources of an unknown kind, with unknown transforms, or on paths where nothing is; all of one sort at
+            once.
+    """
+    path = root / "params.yaml"
+    _check_text(path)
+    METHODS.names()  # a file that cannot be loaded is told once, not for each method in params.yaml
+    params = load_params(path)
+    preparation = find_preparation(params.lookup("model.modality"))
+    graph = load_graph(root)
+    faults = [
+        f"tasks.{task}: {fault}"
+        for task, source in params.tasks.items()
+        for fault in _faults(source, preparation, None if graph[f"prepare@{task}"].frozen else root)
+    ]
+    if faults:
+        raise refusal(path.name, faults)
+    return params
+
+
+def _check_text(path: Path) -> None:
+    content = path.read_bytes() if path.exists() else b""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise MergeflowError(
+            f"{path.name} is not UTF-8 text: byte 0x{content[error.start]:02x} in line {line}. Save the file as UTF-8."
+        ) from None
+
+
+def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterator[str]:
+    address = parse_address(source)
+    kinds = ", ".join(sorted(preparation.sources))
+    if not address.kind:
+        yield f"'{source}' does not begin with its kind: write KIND:{source}, with one of the kinds {kinds}"
+    elif address.kind not in preparation.sources:
+        yield str(unknown_name("kind of data source", address.kind, preparation.sources))
+    elif not address.place:
+        yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
+    elif root and _is_missing(address, root):
+        yield f"'{address.place}': no such file or folder"
+    known = [*preparation.transforms, KEEPS_CONFLICTS]
+    for name, _ in address.transforms:
+        if name not in known:
+            yield str(unknown_name("transform", name, known))
+
+
+def _is_missing(address: Address, root: Path) -> bool:
+    """Whether the place is surely a path where nothing is; what other places mean, their readers alone know."""
+    place = address.paths[0]
+    return (covers(INPUTS, place) or Path(place).is_absolute()) and not (root / place).exists()

@@ -1,0 +1,76 @@
+"""What is wrong in params.yaml is told before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from flows.choices import read_choices
+from flows.local import bring_up_to_date
+from mergeflow.errors import MergeflowError
+from tests.toy_project import make_toy_project
+
+
+def change(project: Path, **values: Any) -> None:
+    path = project / "params.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values, sort_keys=False))
+
+
+def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make_toy_project(tmp_path / "toy")
+    monkeypatch.chdir(project)
+    sources = project / "sources"
+    sources.mkdir()
+    (sources / "series.py").write_text(
+        "from mergeflow.data.decoding import Source\nSERIES = Source('series', 'toy', print)\n"
+    )
+    assert list(read_choices(project).tasks) == ["left", "right"]
+    wrong = {"kind": "tyo:clouds", "plain": "clouds", "empty": "toy:", "turned": "toy:clouds?conflict=keep&rotat=1"}
+    change(project, tasks={**wrong, "gone": "series:inputs/wells.csv", "absolute": f"series:{tmp_path}/none.csv"})
+    with pytest.raises(MergeflowError) as told:
+        read_choices(project)
+    lines = str(told.value).splitlines()
+    expected = [
+        "params.yaml has 7 faults:",
+        "tasks.kind: unknown kind of data source 'tyo': did you mean 'toy'?",
+        "tasks.plain: 'clouds' does not begin with its kind: write KIND:clouds, with one of the kinds series, toy",
+        "tasks.empty: 'toy:' has no address; expected 'toy:ADDRESS'",
+        "tasks.turned: unknown transform 'conflict': did you mean 'conflicts'?",
+        "tasks.turned: unknown transform 'rotat'",
+        "tasks.gone: 'inputs/wells.csv': no such file or folder",
+        f"tasks.absolute: '{tmp_path}/none.csv': no such file or folder",
+    ]
+    assert len(lines) == len(expected)
+    assert [line for text, line in zip(expected, lines, strict=True) if text not in line] == []
+    (project / "inputs").mkdir(exist_ok=True)
+    (project / "inputs/wells.csv").write_text("1,0\n")
+    change(project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep", "many": "series:inputs/*.csv"})
+    assert read_choices(project).tasks["gone"].startswith("series")
+
+
+def test_a_mistyped_task_takes_no_outputs_away(tmp_path: Path) -> None:
+    project = make_toy_project(tmp_path / "toy")
+    made = [project / "outputs/experts/left/model.safetensors", project / ".mergeflow/manifests/finetune@left.json"]
+    for path in made:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    change(project, tasks={"lefd": "tyo:clouds", "right": "toy:clouds"})
+    with pytest.raises(MergeflowError, match=r"tasks\.lefd: unknown kind"):
+        bring_up_to_date(project, Console(quiet=True))
+    assert all(path.exists() for path in made)
+
+
+def test_a_file_in_another_encoding_and_a_broken_method_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make_toy_project(tmp_path / "toy")
+    monkeypatch.chdir(project)
+    (project / "methods").mkdir()
+    (project / "methods/mine.py").write_text("import torsh\n")
+    with pytest.raises(MergeflowError, match=r"^[^\n]*mine.py' cannot be loaded, line 1 of [^\n]*torsh[^\n]*$"):
+        read_choices(project)
+    (project / "params.yaml").write_bytes("seed: 0\n# Früchte\n".encode("latin-1"))
+    with pytest.raises(MergeflowError, match=r"^params.yaml is not UTF-8 text: byte 0xfc in line 2\. Save"):
+        read_choices(project)
