@@ -1,8 +1,11 @@
 """The contract that every merge method keeps; run it on a method of your own before you trust it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall, arguments_of, get
 from mergeflow.merging.direction import prepare
 from mergeflow.merging.engine import Engine, treats_elements_alone
-from mergeflow.merging.method import Method
+from mergeflow.merging.method import Args, Method, Parts, Stack
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 
 State = dict[str, Tensor]
@@ -41,11 +44,49 @@ def check(method: Method | str, args: Mapping[str, Any] | None = None, dtypes: S
         >>> check("ties", {"keep": 0.5}, [torch.float32])
     """
     found = get(method) if isinstance(method, str) else method
-    call = MethodCall(found, arguments_of("method", found.name, found.args, args))
-    faults = [f"{str(dtype).removeprefix('torch.')}: {fault}" for dtype in dtypes for fault in _faults(call, dtype)]
-    faults += _block_faults(call)
+    if not (isinstance(found.args, type) and issubclass(found.args, Args)):
+        raise MergeflowError(
+            f"method '{found.name}': {found.args!r} is not a class of arguments: derive one from `Args`."
+        )
+    call = MethodCall(_told(found), arguments_of("method", found.name, found.args, args))
+    try:
+        faults = [f"{str(dtype).removeprefix('torch.')}: {fault}" for dtype in dtypes for fault in _faults(call, dtype)]
+        faults += _block_faults(call)
+    except _Misfit as misfit:  # nothing of the rest can be asked
+        faults = [str(misfit)]
     if faults:
         raise MergeflowError("\n  - ".join([f"method '{call.name}' breaks the contract:", *dict.fromkeys(faults)]))
+
+
+class _Misfit(Exception):
+    """The method's function fails on a tensor, or its result cannot be used."""
+
+
+def _told(method: Method) -> Method:
+    """Return the method with its own errors, and results that cannot be used, told with the tensor and the line."""
+
+    @wraps(method.function)
+    def function(stack: Stack, args: Args) -> Parts:
+        where = f"tensor '{stack.name}' {list(stack.base.shape)} of {len(stack.taus)} experts"
+        try:
+            result = method.function(stack, args)
+        except MergeflowError:
+            raise
+        except Exception as error:
+            own = getattr(method.function, "__code__", None)  # a partial has none
+            lines = [frame for frame in extract_tb(error.__traceback__) if own and frame.filename == own.co_filename]
+            at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
+            raise _Misfit(f"it fails on {where}{at}: {type(error).__name__}: {error}") from error
+        pair = result if isinstance(result, tuple) else (result,)
+        if len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
+            found = ", ".join(type(part).__name__ for part in pair)
+            raise _Misfit(f"for {where} it returns {found}; expected two tensors, the anchor and the direction")
+        for what, part in zip(("anchor", "direction"), pair, strict=True):
+            if part.shape != stack.base.shape:
+                raise _Misfit(f"for {where} it returns a {what} of the shape {list(part.shape)}")
+        return result
+
+    return replace(method, function=function)
 
 
 def _faults(call: MethodCall, dtype: torch.dtype) -> Iterator[str]:

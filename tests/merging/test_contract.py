@@ -43,12 +43,23 @@ def broken(function, **declared):
         (broken(lambda stack, args: (stack.base + 1, stack.taus.sum(0))), "scale 0 does not give the base"),
         (broken(lambda stack, args: (stack.base, stack.taus.sum(0) / stack.taus.abs().sum().clamp(min=1e-9)),
                 elementwise=True), "declared element-wise, but blocks of a tensor give another direction"),
+        (broken(lambda stack, args: (stack.base, stack.tau.sum(0))),
+         r"fails on tensor '[^']+' .* of 3 experts, line \d+ of test_contract.py: AttributeError: .*'tau'"),
+        (broken(lambda stack, args: (stack.base, stack.taus.flatten(1).sum(1))), "a direction of the shape \\[3\\]"),
+        (broken(lambda stack, args: (stack.base, stack.taus.sum(0).numpy())), "returns Tensor, ndarray; expected two"),
+        (broken(lambda stack, args: stack.base), "returns Tensor; expected two tensors, the anchor and the direction"),
+        (broken(lambda stack: (stack.base, stack.base)), "TypeError: .* takes 1 positional argument but 2 were given"),
     ],
-    ids=["order", "finite", "anchor", "blocks"],
+    ids=["order", "finite", "anchor", "blocks", "error", "shape", "array", "one", "signature"],
 )  # fmt: skip
 def test_a_method_that_breaks_the_contract_is_told_how(found, told):
     with pytest.raises(MergeflowError, match=f"method 'broken' breaks the contract:(.|\n)*{told}"):
         check(found, dtypes=[torch.float32])
+
+
+def test_arguments_that_are_not_a_class_are_told():
+    with pytest.raises(MergeflowError, match="method 'broken': <class 'dict'> is not a class of arguments"):
+        check(method("broken", dict)(lambda stack, args: (stack.base, stack.base)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
