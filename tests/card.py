@@ -131,7 +131,11 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, OnCard):
             return value
         if id(value) in known:  # in place: the same tensor comes back
-            return known[id(value)]
+            same = known[id(value)]
+            if same.shape != value.shape:  # `squeeze_`, with which a product with a vector ends
+                with no_dispatch():
+                    func(same, *args[1:], **kwargs)
+            return same
         return OnCard(value, number) if on_card else value
 
     return tree_map(wrapped, found)

@@ -34,6 +34,14 @@ def test_what_a_card_allows() -> None:
         assert torch.zeros_like(there).is_cuda
 
 
+def test_a_product_with_a_vector_has_the_shape_of_one() -> None:
+    """It ends with `squeeze_`, which changes a tensor in place."""
+    with card():
+        vector, matrix = torch.ones(3, device="cuda"), torch.eye(3, device="cuda")
+        assert (vector @ matrix).shape == (3,)
+        assert (vector @ matrix @ vector).item() == 3
+
+
 def test_gradients_and_optimisers_give_the_processor_s_bits() -> None:
     plain = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     inputs = torch.randn(5, 4)

