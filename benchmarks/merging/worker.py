@@ -36,7 +36,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     made = make_recipe(
         {"method": job["method"], "args": job["args"], "base": str(base), "experts": names, "out": str(out)}
     )
-    out.unlink(missing_ok=True)
+    for stale in (out, out.with_suffix(".md")):  # an older checkout refuses what it did not make
+        stale.unlink(missing_ok=True)
     foretold = check_recipe(made).peak_memory
     return {"seconds": merge(made, workers=job.get("workers")).seconds, "foretold": foretold / 2**30}
 

@@ -144,7 +144,7 @@ def multislerp(stack: Stack, args: MultislerpArgs) -> Parts:
         Goddard, Multi-SLERP (2025), as documented in mergekit.
     """
     products = inner_products(stack, args.on)
-    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=products.device)
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64)
     weights = weights / weights.sum() if args.normalize else weights
     norms = products.diagonal().sqrt()
     shares = weights / torch.where(norms > 0, norms, 1)

@@ -104,7 +104,7 @@ def karcher(stack: Stack, args: KarcherArgs) -> Parts:
         Karcher, Riemannian center of mass (1977).
     """
     products = inner_products(stack, "weights")
-    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=products.device)
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64)
     weights = weights / weights.sum()
     norms = products.diagonal().sqrt()
     some = norms > 0
@@ -161,7 +161,7 @@ def model_stock(stack: Stack, args: ModelStockArgs) -> Parts:
     """
     count = len(stack.taus)
     mean = stack.weighted.sum(0) / count
-    weights = torch.tensor(stack.model.weights, dtype=torch.float64, device=mean.device)
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64)
     products = inner_products(stack, "task_vectors") * weights * weights[:, None]
     norms = products.diagonal().sqrt()
     if count < 2 or not bool((norms > 0).any()):

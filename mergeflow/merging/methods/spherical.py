@@ -37,7 +37,7 @@ def in_blocks(args: Any, name: str, model: Model) -> bool:
 
 
 def inner_products(stack: Stack, on: On) -> Tensor:
-    """Return v_s · v_t of the whole tensor, [T, T] in float64, where v is τ (`task_vectors`) or θ (`weights`)."""
+    """Return v_s · v_t of the whole tensor, float64 [T, T] on the CPU; v is τ (`task_vectors`) or θ (`weights`)."""
     known: dict[str, Tensor] = stack.model.known.get(_NAME, {})
     return known[stack.name] if stack.name in known else _summed(stack, on)
 
@@ -49,6 +49,7 @@ def _summed(stack: Stack, on: On) -> Tensor:
         # Sums of products and no product of matrices, whose order of summing depends on the library.
         for row in range(count):
             total[row, row:] += (points[row] * points[row:]).sum(1)
+    total = total.cpu()  # what follows is arithmetic on a few numbers
     return torch.triu(total) + torch.triu(total, 1).T
 
 
@@ -60,11 +61,11 @@ def combined(stack: Stack, coefficients: Tensor, on: On) -> Tensor:
         coefficients: c_t, [T] in float64.
         on: What v is.
     """
-    result = torch.empty_like(stack.base)
+    result, column = torch.empty_like(stack.base), coefficients.to(stack.base.device)[:, None]
     flat, base = result.reshape(-1), stack.base.reshape(-1)
     for start, points in _blocks(stack, on):
         stop = start + points.shape[1]
-        flat[start:stop] = (coefficients[:, None] * points).sum(0)
+        flat[start:stop] = (column * points).sum(0)
         if on == "weights":
             flat[start:stop] -= base[start:stop]
     return result
