@@ -7,9 +7,11 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.project.files import read_yaml
 from tasks.project.stage import read_record
 from tasks.project.studies import Study
 from tasks.studies.results import ROWS, Finding, StudyResult, Table, markdown_table
@@ -19,7 +21,8 @@ _INDEX = (
     "The papers' experiments on the project's model and tasks, measured on the embedded suite. Findings are counted by "
     "their verdicts; one that does not hold, or that the seeds leave undecided, is reported with its numbers. "
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
-    "raw rows. Another model and other tasks are a matter of `params.yaml`."
+    "raw rows. Another model and other tasks are a matter of `params.yaml`. *In dvc.lock*: whether the "
+    "lock file names the code that made the record; where it does not, a run of the study makes it anew."
 )
 _EARLIER = (
     "**Recorded earlier.** All that follows was recorded by an earlier version of this study: the text above says what "
@@ -117,10 +120,11 @@ def index_text(folder: Path, studies: Iterable[Study]) -> str:
             found = Counter(finding.verdict for finding in StudyResult.parse(path.read_text()).findings)
             cost = costs.get(stage.name)
             measured = f"{cost['seconds']} s, {cost['hardware']}" if cost else ""
+            locked = "yes" if stage.name in _locked(study.root) else "no"
             cells = [f"[{stage.name}]({stage.name}.md)", " ".join(stage.systems), study.question]
-            rows.append(f"| {' | '.join([*cells, *(str(found[word]) for word in WORDS.values()), measured])} |")
-    heads = ["study", "systems", "question", *WORDS.values(), "time without training runs"]
-    head = ["# Studies", "", _INDEX, "", f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|---|"]
+            rows.append(f"| {' | '.join([*cells, *(str(found[word]) for word in WORDS.values()), locked, measured])} |")
+    heads = ["study", "systems", "question", *WORDS.values(), "in dvc.lock", "time without training runs"]
+    head = ["# Studies", "", _INDEX, "", f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|---|---|"]
     return "\n".join([*head, *rows]) + "\n"
 
 
@@ -128,6 +132,13 @@ def _finding(one: Finding) -> str:
     rule = f" *Rule:* {one.margin}." if one.margin else ""
     claim = f"{one.claim} (This claim is ours.)" if one.ours else one.claim
     return f"- **{one.system}, {one.verdict}.** {claim}{rule} *Measured:* {one.measured}"
+
+
+@cache
+def _locked(root: Path) -> frozenset[str]:
+    """Return the stages that the lock file of a project's studies names."""
+    path = root / "studies/dvc.lock"
+    return frozenset(read_yaml(path)["stages"]) if path.exists() else frozenset()
 
 
 def _costs(folder: Path) -> dict[str, dict[str, Any]]:

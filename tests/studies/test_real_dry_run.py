@@ -1,9 +1,11 @@
-"""The studies on the real architecture: ViT-B/32 at 224 pixels with random weights, a handful of images, a step or two.
+"""The studies on the real architectures: CLIPs at 224 pixels with random weights, a handful of images, a step or two.
 
 The data sets are two of the real ones, in the files that they come in, made small. What this shows is that every shape,
 file and stage of the examples fits; no number means anything.
 """
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from tests.studies.small_lab import ROOT, run_study, train_run
 from tests.vision.test_data_real_tasks import make_dtd, make_eurosat
 
 pytestmark = pytest.mark.nightly
-EXAMPLE = ROOT / "examples/studies/rounds_vit_b_32"
-TASKS = ("dtd", "eurosat")
-RUNS: dict[str, dict[str, Any]] = {
+TASKS = ["dtd", "eurosat"]
+TWO = len(TASKS)
+# example → the runs that its studies read, with what is changed in them, and these studies with their choices
+ROUNDS: dict[str, dict[str, Any]] = {
     "one_epoch": {},
     "converged": {"epochs": 2},
     "joint": {},
@@ -30,57 +33,135 @@ RUNS: dict[str, dict[str, Any]] = {
     "mima_4": {},
     "per_round_1_4": {},
 }
-STUDIES: dict[str, dict[str, Any]] = {
+OF_ROUNDS: dict[str, dict[str, Any]] = {
     "mima": {"rounds": [1, 4], "budgets": [], "at": [], "kept": []},
     "alignment": {"rounds": [1, 4], "shown": [4], "compared": []},
-    "landscape": {"rounds": [1, 4], "pairs": [list(TASKS)], "size": 3},
+    "landscape": {"rounds": [1, 4], "pairs": [TASKS], "size": 3},
     "one_epoch": {"epochs": [1, 2]},
     "merge_frequency": {"rounds": [1, 4], "multiples": [1], "course": ["mima_4"]},
     "gradients": {"runs": {"paper": "converged"}, "images": 4},
     "linearity_experts": {"images": 32, "path": 3, "scales": [0.4], "add": [1.0], "negate": [1.0], "blocks": [9, 10]},
     "mergeability": {"runs": {"one_epoch": "one epoch", "mima_1": "four steps"}, "rounds": [1, 4], "images": 32},
     "cost": {"rates": ["joint_half"], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.08]},
+    "projection": {"paths": ["mima_4"], "factors": [1.0], "images": 4, "drops": [0.5]},
+    "equivalence": {
+        "model_tasks": TASKS,
+        "examples": 1,
+        "epochs": 2,
+        "model_steps": [1e-6, 1e-5],
+        "model_scales": [0.7],
+        "widths": [6, 8, 3],
+        "samples": 8,
+        "seeds": [0],
+        "net_steps": [1e-4, 1e-3],
+        "scales": [0.7],
+        "gains": [1.0],
+    },
 }
+CART: dict[str, dict[str, Any]] = {"experts": {"tasks": TWO}, "mima_8": {"tasks": TWO, "steps": 8}}
+SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
+# subset_scaling draws subsets of several sizes: two tasks have one.
+OF_CART: dict[str, dict[str, Any]] = {
+    "many_tasks": {
+        "counts": [TWO],
+        "together": {},
+        "methods": {"average": {}, "ties": {"scale": SCALE}, "iso_c": {}},
+        "adapted": {"directions": ["cart"], "counts": [TWO], "rates": [0.01], "steps": 1},
+    },
+    "rank_curve": {
+        "suites": [{"tasks": TWO, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08]}],
+        "scales": {"centred": [1.0], "original": [0.3]},
+    },
+    "interference": {"counts": [TWO], "shown": [TWO], "compared": {"mima_8": TWO}, "ratios": [0.08, 1.0], "draws": 1},
+    "adaptation": {
+        "tasks": TWO,
+        "counts": [TWO],
+        "steps": 1,
+        "batch_size": 2,
+        "rates": [0.01],
+        "every": 1,
+        "images": 4,
+        "factors": [1.0],
+    },
+    "compression": {"counts": [TWO], "ratios": [0.04, 0.08], "thresholds": [0.4]},
+    "cart_landscape": {
+        "tasks": TWO,
+        "images": 4,
+        "ranks": [0.04],
+        "scales": [1.0],
+        "additions": [0.3],
+        "size": 3,
+        "near": 3,
+    },
+}
+FEW_ROUNDS = ("alignment", "one_epoch", "projection")
+FEW_CART = ("rank_curve", "interference")
+EXAMPLES = {
+    "rounds_vit_b_32": (ROUNDS, OF_ROUNDS),
+    "cart_vit_b_32": (CART, OF_CART),
+    # What decides a shape is the architecture: some of the studies are enough for the large one.
+    "rounds_vit_l_14": (ROUNDS, {name: OF_ROUNDS[name] for name in FEW_ROUNDS}),
+    "cart_vit_l_14": (CART, {name: OF_CART[name] for name in FEW_CART}),
+}
+PARAMETERS = {"b": 87_849_216, "l": 303_966_208}
+PAIRS = [(example, study) for example, (_, studies) in EXAMPLES.items() for study in studies]
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example as a project: its params.yaml and runs, with fewer tasks, steps and seeds."""
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """An example as a project: its params.yaml and runs, with fewer tasks, steps and seeds; removed afterwards."""
     torch.set_num_threads(1)
+    example = ROOT / "examples/studies" / request.param
+    runs = EXAMPLES[request.param][0]
     root = tmp_path_factory.mktemp("real") / "project"
     for make in (make_dtd, make_eurosat):
         (root / "inputs/torchvision").mkdir(parents=True, exist_ok=True)
         make(root / "inputs/torchvision")
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (root / name).symlink_to(ROOT / name)
-    values = yaml.safe_load((EXAMPLE / "params.yaml").read_text())
+    values = yaml.safe_load((example / "params.yaml").read_text())
     torch.manual_seed(0)
     clip = open_clip.create_model(values["model"]["architecture"], pretrained=None)
     write_checkpoint(root / "inputs/base.safetensors", clip.state_dict())
     values["model"]["pretrained"] = "inputs/base.safetensors"
     values["tasks"] = {task: values["tasks"][task] for task in TASKS}
-    values["finetune"] |= {"steps": 4, "batch_size": 8}
+    values["finetune"] |= {"steps": 4, "batch_size": 8, "accumulate": 1}
     values["run"]["device"] = "cpu"
     (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     run_pipeline(root, ("prepare", "base"))
-    whole = yaml.safe_load((EXAMPLE / "studies.yaml").read_text())
-    whole |= {"seeds": [0], "runs": {name: whole["runs"][name] | changes for name, changes in RUNS.items()}}
+    whole = choices(example) | {"seeds": [0]}
+    whole["runs"] = {name: whole["runs"][name] | changes for name, changes in runs.items()}
     (root / "studies").mkdir()
     (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
-    for name in RUNS:
+    for name in runs:
         train_run(root, name)
-    return root
+    yield request.param, root
+    shutil.rmtree(root)  # some gigabytes
 
 
-def test_experts_are_image_towers_of_the_real_size(real: Path) -> None:
-    with open_checkpoint(real / "outputs/studies/runs/mima_4/seed_0/experts/dtd/model.safetensors") as state:
-        assert sum(info.numel for info in state.infos.values()) == 87_849_216
-        assert tuple(state.infos["visual.proj"].shape) == (768, 512)
+def choices(example: Path) -> dict[str, Any]:
+    """Return runs and choices of an example's studies; those of CART's take their choices from the embedded world."""
+    if (example / "studies.yaml").exists():
+        whole: dict[str, Any] = yaml.safe_load((example / "studies.yaml").read_text())
+        return whole
+    embedded = yaml.safe_load((ROOT / "worlds/pocket20/studies/params.yaml").read_text())
+    return {**embedded, **yaml.safe_load((example / "runs.yaml").read_text())}
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_study_runs_on_the_real_architecture(name: str, real: Path, tmp_path: Path) -> None:
-    result = StudyResult.read(run_study(real, name, tmp_path, **STUDIES[name]))
+@pytest.mark.parametrize("real", EXAMPLES, indirect=True)
+def test_experts_are_image_towers_of_the_real_size(real: tuple[str, Path]) -> None:
+    example, root = real
+    (path, *_) = sorted((root / "outputs/studies/runs").rglob("dtd/model.safetensors"))
+    with open_checkpoint(path) as state:
+        assert sum(info.numel for info in state.infos.values()) == PARAMETERS[example.split("_")[2]]
+        assert tuple(state.infos["visual.proj"].shape) == ((768, 512) if "_b_" in example else (1024, 768))
+
+
+@pytest.mark.parametrize(("real", "name"), PAIRS, indirect=["real"])
+def test_a_study_runs_on_the_real_architecture(name: str, real: tuple[str, Path], tmp_path: Path) -> None:
+    example, root = real
+    result = StudyResult.read(run_study(root, name, tmp_path, **EXAMPLES[example][1][name]))
+    shutil.rmtree(tmp_path)
     assert result.tables
     assert result.findings
     assert result.figures
