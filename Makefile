@@ -18,10 +18,10 @@ demo: $(INSTALLED)
 	@mergeflow run
 
 test: lint
-	@pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not nightly"
+	@pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not nightly"
 
 test-all: lint
-	@pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	@ruff check

@@ -11,7 +11,7 @@ from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
-from mergeflow.search.scoreboard import _largest_rank_ratio
+from mergeflow.search.scoreboard import largest_rank_ratio
 from tests.evaluation.small import TASKS, load_head
 
 GRID = [{"rank_ratio": ratio, "scale": scale} for ratio in (0.04, 0.12, 0.08) for scale in (0.5, 2.0)]
@@ -57,8 +57,8 @@ def test_the_inputs_are_as_they_were(scorer: CandidateScorer):
 
 
 def test_the_cache_keeps_what_a_method_may_need():
-    assert _largest_rank_ratio("cart", {"rank_ratio": [0.04, 0.16], "scale": [1.0]}) == 0.16
-    assert _largest_rank_ratio("cart", {"rank_ratio": {"low": 0.01, "high": 0.3}}) == 0.3
-    assert _largest_rank_ratio("cart", {"rank_ratio": {"choices": [0.2, 0.1]}}) == 0.2
-    assert _largest_rank_ratio("cart", None) == 0.08
-    assert _largest_rank_ratio("tsv", {}) == 1.0
+    assert largest_rank_ratio("cart", {"rank_ratio": [0.04, 0.16], "scale": [1.0]}) == 0.16
+    assert largest_rank_ratio("cart", {"rank_ratio": {"low": 0.01, "high": 0.3}}) == 0.3
+    assert largest_rank_ratio("cart", {"rank_ratio": {"choices": [0.2, 0.1]}}) == 0.2
+    assert largest_rank_ratio("cart", None) == 0.08
+    assert largest_rank_ratio("tsv", {}) == 1.0

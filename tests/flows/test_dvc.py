@@ -47,6 +47,7 @@ def clone(committed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(committed, tmp_path / "project", symlinks=True))
 
 
+@pytest.mark.nightly
 def test_an_experiment_shows_in_metrics_and_plots_and_can_be_left_again(clone: Path) -> None:
     dvc(clone, "exp", "run", "--set-param", "sweep.task_arithmetic.scale=[0.02,0.5]", "figures")
     change = json.loads(dvc(clone, "metrics", "diff", "--all", "--json", "HEAD"))["outputs/results/metrics.json"]

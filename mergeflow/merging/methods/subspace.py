@@ -68,13 +68,13 @@ class _Joined:
     """The U, σ and V of several matrices side by side, in memory that is taken once.
 
     Args:
-        shape: Of the matrices, (m, n).
+        like: One of the matrices, [m, n].
         most: Directions in all, at most.
     """
 
-    def __init__(self, shape: torch.Size, most: int, device: torch.device) -> None:
-        made = partial(torch.empty, dtype=torch.float64, device=device)
-        self._left, self._sigma, self._right = made(shape[0], most), made(most), made(shape[1], most)
+    def __init__(self, like: Tensor, most: int) -> None:
+        made = partial(like.new_empty, dtype=torch.float64)
+        self._left, self._sigma, self._right = made((len(like), most)), made(most), made((like.shape[1], most))
         self.count = 0
 
     def add(self, left: Tensor, sigma: Tensor, right: Tensor) -> None:
@@ -102,7 +102,7 @@ def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
     rank = min(taus.shape[1:]) // len(taus)
     if not rank:
         return taus.sum(0) / len(taus)
-    joined = _Joined(taus[0].shape, rank * len(taus), taus.device)
+    joined = _Joined(taus[0], rank * len(taus))
     for tau in taus:
         if not is_zero(tau):
             joined.add(*svd(tau, rank))
@@ -132,7 +132,7 @@ def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     total = taus.sum(0)
     side = min(total.shape)
     rank, own = _shares(side, len(taus), args.common)
-    joined = _Joined(total.shape, rank + own * len(taus), taus.device)
+    joined = _Joined(total, rank + own * len(taus))
     if rank and not is_zero(total):
         joined.add(*svd(total, rank))
     common = joined.sides()[0]
