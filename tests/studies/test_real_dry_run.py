@@ -87,9 +87,9 @@ OF_CART: dict[str, dict[str, Any]] = {
     "cart_landscape": {
         "tasks": TWO,
         "images": 4,
-        "ranks": [0.04],
+        "ranks": [0.02, 0.04, 0.16],
         "scales": [1.0],
-        "additions": [0.3],
+        "additions": [0.3, 1.0],
         "size": 3,
         "near": 3,
     },
