@@ -1,6 +1,7 @@
 """What the studies of linearity share: rows of the kernel's results, their worst cases, paths of loss, figures."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,32 @@ from tasks.studies.verdicts import Verdict, within
 Row = dict[str, Any]
 DIRECTION_RULE = f"worst 1 − cos ≤ {DIRECTION} of the baseline, where that is above {TRIVIAL}"
 LENGTH_RULE = f"worst |median coef − 1| ≤ {LENGTH}"
+
+
+@dataclass(frozen=True)
+class TunedModels:
+    """Models tuned from one start on some tasks; the control of a task are all the others.
+
+    Attributes:
+        model: What weights are loaded into.
+        start: θ0.
+        tuned: Task → θ_t.
+        tests: Task → examples, or of a model of sequences what it is asked.
+    """
+
+    model: Model
+    start: State
+    tuned: Mapping[str, State]
+    tests: Mapping[str, Any]
+
+    def controls(self, task: str) -> list[str]:
+        """Return all the other tasks."""
+        return [other for other in self.tuned if other != task]
+
+    def only(self, *tasks: str) -> "TunedModels":
+        """Return the same for some tasks, so that the edits of few models are in memory at a time."""
+        tuned, tests = ({task: of[task] for task in tasks} for of in (self.tuned, self.tests))
+        return TunedModels(self.model, self.start, tuned, tests)
 
 
 def rows_of(found: Mapping[str, Mapping[str, Linearity]], **known: Any) -> list[Row]:

@@ -1,7 +1,7 @@
 """Pieces of a study's measuring: kept until the study is complete, so that a killed study goes on where it was."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +47,22 @@ def kept_by_seed(io: StageIO, seeds: Sequence[int], measure: Callable[[int], Row
     for done, seed in enumerate(seeds):
         io.report(name, done, len(seeds))
         found.append(kept(io, f"{name}_{seed}", partial(measure, seed)))
+    return found
+
+
+def kept_by_run(inputs: StudyInputs, names: Iterable[str], measure: Callable[[str, int], Row]) -> list[Row]:
+    """Return `measure(name, seed)` of every seed of every run, each kept as the piece `NAME_SEED`.
+
+    Args:
+        inputs: the study's inputs.
+        names: of training runs, in the order of the rows.
+        measure: gives the row of a run's seed.
+    """
+    asked = [(name, seed) for name in names for seed in inputs.run(name).seeds]
+    found = []
+    for done, (name, seed) in enumerate(asked):
+        inputs.io.report("runs and seeds", done, len(asked))
+        found.append(kept(inputs.io, f"{name}_{seed}", partial(measure, name, seed)))
     return found
 
 

@@ -10,10 +10,11 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
+from tasks.studies.linear_rows import TunedModels
 from tasks.studies.papers.linearity_texts.identities import distance_in_places, feature_rows, sample_rows
 from tasks.studies.papers.linearity_texts.results import findings
 from tasks.studies.papers.linearity_texts.study import Options
-from tasks.studies.papers.linearity_texts.world import EDITS, TextWorld, TunedTexts, draw_answers, new_model
+from tasks.studies.papers.linearity_texts.world import EDITS, TextWorld, draw_answers, new_model
 from tasks.studies.results import StudyResult
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 from tests.studies.small_lab import ROOT, run_study
@@ -72,7 +73,7 @@ def test_what_does_not_hold_is_found() -> None:
             return {layer: torch.ones(len(rows), 2) * len(rows) for layer in layers}
 
     model = new_model(TextWorld.model_validate(WORLD), 0)
-    rows = feature_rows(TunedTexts(model, model.state(), {}, {"leaky": Leaky()}), 0)
+    rows = feature_rows(TunedModels(model, model.state(), {}, {"leaky": Leaky()}), 0)
     assert min(row["apart"] for row in rows) > 1
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
-from mergeflow.merging.methods.spherical import combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
 from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def _shares(norms: Tensor, product: Tensor, t: float) -> list[Tensor]:
     """Return the factors of two vectors at t, from the product of their norms and their inner product, […]."""
     cosine = (product / torch.where(norms > 0, norms, 1)).clamp(-1, 1)
     linear = (norms == 0) | (1 - cosine.square() <= _PARALLEL)
-    angle = torch.arccos(torch.where(linear, 0, cosine))
-    return [torch.where(linear, share, torch.sin(share * angle) / torch.sin(angle)) for share in (1 - t, t)]
+    return arc_shares(cosine, t, linear)
 
 
 @method("multislerp", MultislerpArgs, elementwise=in_blocks, passes=inner_product_pass(lambda args: args.on))

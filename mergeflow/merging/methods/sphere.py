@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
-from mergeflow.merging.methods.spherical import combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
 from mergeflow.merging.workspace import tensors
 
 if TYPE_CHECKING:
@@ -20,27 +20,26 @@ _OPPOSITE = 1e-7
 _PARALLEL = 0.9995
 
 
-class SlerpArgs(Args):
+class OnWeightsArgs(Args):
+    """Arguments of methods that work on weights."""
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the result depends on the base: only where it is scaled."""
+        return self.scale != 1
+
+
+class SlerpArgs(OnWeightsArgs):
     """Arguments of `slerp`."""
 
     t: float = Field(0.5, ge=0, le=1, description="place on the arc from the first expert (0) to the second (1)")
 
-    @property
-    def needs_base(self) -> bool:
-        """Whether the result depends on the base: only where it is scaled."""
-        return self.scale != 1
 
-
-class KarcherArgs(Args):
+class KarcherArgs(OnWeightsArgs):
     """Arguments of `karcher`."""
 
     iterations: int = Field(10, ge=1, description="most iterations, ≥ 1")
     tolerance: float = Field(1e-5, gt=0, description="length of the step (radians) at which to stop, > 0")
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether the result depends on the base: only where it is scaled."""
-        return self.scale != 1
 
 
 class ModelStockArgs(Args):
@@ -71,12 +70,9 @@ def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     """
     t = args.t if stack.model.listed[0] == stack.model.experts[0] else 1 - args.t
     products = inner_products(stack, "weights")
-    norms, both = products[0, 0].sqrt() * products[1, 1].sqrt(), products[0, 1]
-    cosine = (both / norms).clamp(-1, 1) if float(norms) else torch.ones((), dtype=torch.float64)
-    shares = (1 - t, t)
-    if abs(float(cosine)) <= _PARALLEL:
-        angle = torch.arccos(cosine)
-        shares = (float(torch.sin((1 - t) * angle) / torch.sin(angle)), float(torch.sin(t * angle) / torch.sin(angle)))
+    norms = products.diagonal().sqrt().prod()
+    cosine = (products[0, 1] / norms).clamp(-1, 1) if float(norms) else torch.ones((), dtype=torch.float64)
+    shares = [float(share) for share in arc_shares(cosine, t, cosine.abs() > _PARALLEL)]
     # In place: fresh memory of a tensor's size costs as much as the arithmetic on it.
     first, second = stack.base + stack.taus[0], stack.base + stack.taus[1]
     return stack.base, first.mul_(shares[0]).add_(second.mul_(shares[1])).sub_(stack.base)

@@ -53,6 +53,18 @@ def _summed(stack: Stack, on: On) -> Tensor:
     return torch.triu(total) + torch.triu(total, 1).T
 
 
+def arc_shares(cosine: Tensor, t: float, linear: Tensor) -> list[Tensor]:
+    """Return the factors of two vectors at t on the arc between them: sin((1−t)ω)/sin ω and sin(tω)/sin ω.
+
+    Args:
+        cosine: cos ω, […].
+        t: Place on the arc, from the first vector (0) to the second (1).
+        linear: Where the factors are 1 − t and t instead, […].
+    """
+    angle = torch.arccos(torch.where(linear, 0, cosine))
+    return [torch.where(linear, share, torch.sin(share * angle) / torch.sin(angle)) for share in (1 - t, t)]
+
+
 def combined(stack: Stack, coefficients: Tensor, on: On) -> Tensor:
     """Return Σ c_t v_t of a stack, less θ0 where v is θ: a direction [*base.shape].
 

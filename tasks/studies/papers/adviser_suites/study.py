@@ -33,7 +33,7 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adviser_suites.figures import figures
 from tasks.studies.papers.adviser_suites.measuring import Options, open_suite, suite_rows
 from tasks.studies.papers.adviser_suites.results import findings, tables
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import Row, kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
 
@@ -56,14 +56,14 @@ def run_named(io: StageIO, study: str) -> None:
     whole = StudyInputs(io)
     options = Options.model_validate(whole.options(study))
     inputs = whole.first(max(options.counts))
-    asked = [(name, seed) for name in options.runs for seed in inputs.run(name).seeds]
-    rows: list[Row] = []
-    for done, (name, seed) in enumerate(asked):
-        io.report("experts", done, len(asked))
-        piece = kept(io, f"{name}_{seed}", partial(_measured, inputs, options, name, seed))
-        rows += [{"run": name, "seed": seed, **row} for row in piece["rows"]]
+    pieces = kept_by_run(inputs, options.runs, partial(_measured, inputs, options))
+    rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
     StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(study)), figures(rows))
 
 
 def _measured(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
-    return {"rows": suite_rows(open_suite(inputs, name, seed), options, seed)}
+    return {
+        "rows": [
+            {"run": name, "seed": seed, **row} for row in suite_rows(open_suite(inputs, name, seed), options, seed)
+        ]
+    }

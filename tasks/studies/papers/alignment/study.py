@@ -32,7 +32,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs, TrainingRun
 from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import Row, kept_by_run
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import of
 
@@ -58,10 +58,7 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
     names = [f"mima_{number}" for number in options.rounds]
-    rows = []
-    for done, name in enumerate([*names, *options.compared]):
-        io.report("runs", done, len(names) + len(options.compared))
-        rows += [kept(io, f"{name}_{seed}", partial(measure, inputs, name, seed)) for seed in inputs.run(name).seeds]
+    rows = kept_by_run(inputs, [*names, *options.compared], partial(measure, inputs))
     own = [row for row in rows if row["run"] in names]
     shown = [f"mima_{number}" for number in options.shown] + options.compared[-1:]
     tables = [lengths_table(rows), rounds_table(rows, shown)]

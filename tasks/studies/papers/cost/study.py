@@ -36,7 +36,7 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure
 from tasks.studies.papers.cost.rates import best_rate, rate_note, rate_table, try_rates
-from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.studies.pieces import Row, choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
 from tasks.studies.rows import accuracy_rows, of
 
@@ -86,11 +86,7 @@ def run(io: StageIO) -> None:
     best = best_rate(rates)["run"]
     options = options.model_copy(update={"joint": [best, *options.joint[1:]]})
     names = [*options.joint, *options.iterative, *options.one_shot]
-    pieces = [(name, seed) for name in names for seed in inputs.run(name).seeds]
-    rows = []
-    for done, (name, seed) in enumerate(pieces):
-        io.report("models", done, len(pieces))
-        rows.append(kept(io, f"{name}_{seed}", partial(measure, inputs, options, name, seed)))
+    rows = kept_by_run(inputs, names, partial(measure, inputs, options))
     size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.base.values()) / 2**20
     table = cost_table(rows, inputs.tasks, size)
     settings = ("seed", "run", "budget", "rounds", "task_steps", "examples", "tried")

@@ -20,8 +20,6 @@ the run.
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 4.2 and 4.3, B.1.3, Figures 4 to 10.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -33,13 +31,21 @@ from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
 from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.modalities.subset import Subset
-from mergeflow.modality import Model, State
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.linear_rows import Row, one_thread, path_rows, read_samples, rows_of, samples_file, write_samples
+from tasks.studies.linear_rows import (
+    Row,
+    TunedModels,
+    one_thread,
+    path_rows,
+    read_samples,
+    rows_of,
+    samples_file,
+    write_samples,
+)
 from tasks.studies.papers.linearity_edits.study import measure_edits
 from tasks.studies.papers.linearity_experts.results import findings, tables
 from tasks.studies.papers.linearity_stitches.study import stitch_figure, stitch_rows
@@ -76,27 +82,6 @@ DECLARED = Declaration(
 )
 
 
-@dataclass(frozen=True)
-class Experts:
-    """The project's experts of one seed, as the studies of linearity look at nets.
-
-    Attributes:
-        model: What weights are loaded into.
-        start: θ0.
-        tuned: Task → θ_t.
-        tests: Task → examples.
-    """
-
-    model: Model
-    start: State
-    tuned: Mapping[str, State]
-    tests: Mapping[str, Subset]
-
-    def controls(self, task: str) -> list[str]:
-        """Return all the other tasks."""
-        return [other for other in self.tuned if other != task]
-
-
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_experts`."""
     one_thread()
@@ -129,7 +114,7 @@ def measure(inputs: StudyInputs, options: Options, seed: int) -> dict[str, list[
         MergeflowError: the model has fewer blocks than the choices name.
     """
     tests = {task: Subset.first(one, options.images) for task, one in inputs.examples("test").items()}
-    done = Experts(inputs.model, inputs.base, inputs.run(options.run).experts(seed), tests)
+    done = TunedModels(inputs.model, inputs.base, inputs.run(options.run).experts(seed), tests)
     layers = find_layers(done.model.module)
     if max(options.blocks) > len(layers) or min(options.blocks) < 1:
         raise MergeflowError(
@@ -146,7 +131,7 @@ def measure(inputs: StudyInputs, options: Options, seed: int) -> dict[str, list[
     }
 
 
-def _pairs(done: Experts, layers: list[str], kept: Path, seed: int) -> list[Row]:
+def _pairs(done: TunedModels, layers: list[str], kept: Path, seed: int) -> list[Row]:
     """Return the rows of all pairs; the samples of the nearest and the farthest, at α = ½, go into a file."""
     found = measure_pairs(done.model, done.tests, done.tuned, layers, ALPHAS, own=True)
     middle = {f"{one.first} – {one.second}": one.samples[0.5] for one in found}
@@ -160,7 +145,7 @@ def _pairs(done: Experts, layers: list[str], kept: Path, seed: int) -> list[Row]
     ]
 
 
-def _paths(done: Experts, count: int, seed: int) -> list[Row]:
+def _paths(done: TunedModels, count: int, seed: int) -> list[Row]:
     """Return loss and accuracy at `count` α between every two experts, on both tasks."""
     alphas, rows = [round(step / (count - 1), 6) for step in range(count)], []
     for i, j in combinations(done.tuned, 2):

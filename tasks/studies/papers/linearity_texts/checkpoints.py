@@ -10,7 +10,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.linearity.networks import Opened, open_network
 from mergeflow.linearity.pairs import check_related, check_samples
 from tasks.project.sections import Section
-from tasks.studies.papers.linearity_texts.world import TunedTexts
+from tasks.studies.linear_rows import TunedModels
 
 
 class Checkpoints(Section):
@@ -30,7 +30,7 @@ class Checkpoints(Section):
         return self
 
 
-def open_checkpoints(asked: Checkpoints, root: Path, count: int) -> TunedTexts:
+def open_checkpoints(asked: Checkpoints, root: Path, count: int) -> TunedModels:
     """Return the models and the first texts of each task.
 
     Args:
@@ -50,7 +50,7 @@ def open_checkpoints(asked: Checkpoints, root: Path, count: int) -> TunedTexts:
         task: opened.read(f"text:{root / path.removeprefix('text:')}", count) for task, path in asked.texts.items()
     }
     check_samples(texts)
-    return TunedTexts(opened.model, start, tuned, texts)
+    return TunedModels(opened.model, start, tuned, texts)
 
 
 def _read(opened: Opened, path: Path) -> dict[str, Tensor]:

@@ -12,14 +12,13 @@ from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.linearity.layers import find_layers
 from mergeflow.merging.files.streaming import merge
 from mergeflow.merging.files.vectors import extract
-from tasks.studies.linear_rows import Row, read_samples, rows_of
-from tasks.studies.papers.linearity_texts.world import TunedTexts
+from tasks.studies.linear_rows import Row, TunedModels, read_samples, rows_of
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TEXTS = 32  # whose features are computed in several ways
 
 
-def vector_rows(done: TunedTexts, folder: Path, seed: int) -> list[Row]:
+def vector_rows(done: TunedModels, folder: Path, seed: int) -> list[Row]:
     """Return how far θ0 + 1·τ is from θ_t, of each task and type of number, by files.
 
     Args:
@@ -75,7 +74,7 @@ def distance_in_places(base: Mapping[str, Tensor], expert: Mapping[str, Tensor],
 
 
 @torch.no_grad()
-def feature_rows(done: TunedTexts, seed: int) -> list[Row]:
+def feature_rows(done: TunedModels, seed: int) -> list[Row]:
     """Return how much a block's features of a text depend on what else is in the batch, of the start.
 
     Args:

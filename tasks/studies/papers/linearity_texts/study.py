@@ -32,12 +32,12 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, one_thread, read_samples, samples_file, write_samples
+from tasks.studies.linear_rows import Row, TunedModels, one_thread, read_samples, samples_file, write_samples
 from tasks.studies.papers.linearity_edits.study import measure_edits
 from tasks.studies.papers.linearity_texts.checkpoints import Checkpoints, open_checkpoints
 from tasks.studies.papers.linearity_texts.identities import feature_rows, sample_rows, vector_rows
 from tasks.studies.papers.linearity_texts.results import findings, tables
-from tasks.studies.papers.linearity_texts.world import TextWorld, TunedTexts, train_texts
+from tasks.studies.papers.linearity_texts.world import TextWorld, train_texts
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
@@ -112,7 +112,7 @@ def measure(io: StageIO, options: Options, seed: int) -> dict[str, list[Row]]:
 
 
 def edit_rows(
-    done: TunedTexts, scale: float, scales: list[float], seed: int
+    done: TunedModels, scale: float, scales: list[float], seed: int
 ) -> tuple[list[Row], dict[str, dict[str, Any]]]:
     """Return the rows of the equations, and one example of each at `scale` with its samples.
 
@@ -137,7 +137,7 @@ def edit_rows(
     return rows, shown
 
 
-def expert_rows(done: TunedTexts, seed: int) -> list[Row]:
+def expert_rows(done: TunedModels, seed: int) -> list[Row]:
     """Return how many answers each expert and the start get right, in %; nothing of texts without answers."""
     rows = []
     for task, test in done.tests.items():

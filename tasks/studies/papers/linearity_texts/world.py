@@ -1,7 +1,7 @@
 """An encoder-decoder of T5's kind that learns to repeat rows of symbols, then to answer with edited ones."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mergeflow.modalities.drawing import own_generator
 from mergeflow.modality import Model, Network, State, device_of
 from mergeflow.training import FineTuneSettings, fine_tune
 from tasks.project.sections import Section
+from tasks.studies.linear_rows import TunedModels
 from tasks.studies.nets import drawn_weights
 
 PAD, END, FIRST = 0, 1, 2  # ids: padding, which also begins an answer as in T5; the end; the first symbol
@@ -182,37 +183,7 @@ def new_model(world: TextWorld, seed: int) -> Network:
         return Network(T5ForConditionalGeneration(config).eval())
 
 
-@dataclass(frozen=True)
-class TunedTexts:
-    """Models tuned from one start, and what they are asked, as the studies of linearity look at them.
-
-    Attributes:
-        model: What weights are loaded into.
-        start: θ0.
-        tuned: Task → θ_t.
-        tests: Task → what it is asked.
-    """
-
-    model: Model
-    start: State
-    tuned: Mapping[str, State]
-    tests: Mapping[str, Any]
-
-    def controls(self, task: str) -> list[str]:
-        """Return all the other tasks."""
-        return [other for other in self.tuned if other != task]
-
-    def only(self, *tasks: str) -> "TunedTexts":
-        """Return the same for some tasks, so that the edits of few models are in memory at a time."""
-        return TunedTexts(
-            self.model,
-            self.start,
-            {task: self.tuned[task] for task in tasks},
-            {task: self.tests[task] for task in tasks},
-        )
-
-
-def train_texts(world: TextWorld, seed: int) -> TunedTexts:
+def train_texts(world: TextWorld, seed: int) -> TunedModels:
     """Pre-train on the first task and tune on each of the others.
 
     Args:
@@ -229,7 +200,7 @@ def train_texts(world: TextWorld, seed: int) -> TunedTexts:
         for task in others
     }
     tests = {task: draw_answers(world, task, world.test, 2 * seed + 1) for task in others}
-    return TunedTexts(model, start, tuned, tests)
+    return TunedModels(model, start, tuned, tests)
 
 
 def _trained(model: Model, start: State, data: Answers, tuning: Lasting, seed: int) -> State:

@@ -1,6 +1,7 @@
 """Findings and tables of the study `mergeability`, from its rows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from tasks.studies.claims import judge, paired, steps_between
@@ -11,6 +12,7 @@ from tasks.studies.results import Finding, Table, with_interval
 RANKS, BETTER, ACROSS = 0.5, 0.05, 0.7  # rank correlations, and by how much one is better than another
 LAST = "CTL error, last block"
 Prediction = Callable[[Row], float]
+judge_ranks = partial(judge, "L1", unit="", digits=2, ours=True)
 
 
 def blocks_of(row: Row) -> list[str]:
@@ -82,37 +84,25 @@ def findings(rows: Sequence[Row], runs: Mapping[str, str], iterative: Mapping[in
     """
     ranks = {name: within_runs(rows, runs, one) for name, one in PREDICTIONS.items()}
     found = [
-        judge(
-            "L1",
+        judge_ranks(
             "The less linear the features of two experts are, the more their average loses.",
             {LAST: ranks[LAST]},
             f"mean rank correlation over the ways of training ≥ {RANKS}",
             low=RANKS,
-            unit="",
-            digits=2,
-            ours=True,
         ),
-        judge(
-            "L1",
+        judge_ranks(
             "It tells pairs of different ways of training apart as well.",
             {LAST: across_runs(rows, runs, PREDICTIONS[LAST])},
             f"rank correlation over the pairs of all ways together ≥ {ACROSS}",
             low=ACROSS,
-            unit="",
-            digits=2,
-            ours=True,
         ),
     ]
     found += [
-        judge(
-            "L1",
+        judge_ranks(
             f"Linearity of features predicts what merging loses better than the {name} does.",
             {"difference of rank correlations": paired(ranks[LAST], ranks[name])},
             f"paired difference ≥ {BETTER}",
             low=BETTER,
-            unit="",
-            digits=2,
-            ours=True,
             beside=f" ({with_interval(ranks[LAST], 2)} against {with_interval(ranks[name], 2)})",
         )
         for name in ("cosine of task vectors", "distance", "sign conflict")

@@ -40,7 +40,7 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.linear_rows import one_thread
 from tasks.studies.papers.mergeability.figures import figures
 from tasks.studies.papers.mergeability.results import findings, tables
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import Row, kept_by_run
 from tasks.studies.results import StudyResult
 
 STUDY = "mergeability"
@@ -74,11 +74,8 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
     names = list(dict.fromkeys([*options.runs, *options.iterative.values()]))
-    rows: list[Row] = []
-    for done, name in enumerate(names):
-        io.report("runs", done, len(names))
-        for seed in inputs.run(name).seeds:
-            rows += kept(io, f"{name}_{seed}", partial(measure, inputs, options, name, seed))["rows"]
+    pieces = kept_by_run(inputs, names, partial(measure, inputs, options))
+    rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(
         tables(rows, options.runs, options.iterative), findings(rows, options.runs, options.iterative), [], rows
     )

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from tasks.studies.claims import judge, paired
+from tasks.studies.claims import paired
 from tasks.studies.linear_rows import mean_over
-from tasks.studies.papers.mergeability.results import BETTER, LAST, PREDICTIONS, RANKS, within_runs
+from tasks.studies.papers.mergeability.results import BETTER, LAST, PREDICTIONS, RANKS, judge_ranks, within_runs
 from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
 
@@ -35,27 +35,19 @@ def findings(rows: Sequence[Row], suites: Suites, runs: Mapping[str, str]) -> li
         for name, one in PREDICTIONS.items()
     }
     found = [
-        judge(
-            "L1",
+        judge_ranks(
             "The less linear the features of two experts are, the more their average loses, in suites of any size.",
             {f"{count} tasks": values for count, values in ranks[LAST].items()},
             f"mean rank correlation over the ways of training ≥ {RANKS} in each suite",
             low=RANKS,
-            unit="",
-            digits=2,
-            ours=True,
         )
     ]
     found += [
-        judge(
-            "L1",
+        judge_ranks(
             f"Linearity of features predicts what merging loses better than the {name} does, in suites of any size.",
             {f"{count} tasks": paired(ranks[LAST][count], ranks[name][count]) for count in suites},
             f"paired difference of rank correlations ≥ {BETTER} in each suite",
             low=BETTER,
-            unit="",
-            digits=2,
-            ours=True,
         )
         for name in ("cosine of task vectors", "distance", "sign conflict")
     ]
@@ -65,15 +57,11 @@ def findings(rows: Sequence[Row], suites: Suites, runs: Mapping[str, str]) -> li
     rule = f"paired difference of rank correlations at {many} tasks from every other prediction ≥ −{BETTER}"
     return [
         *found,
-        judge(
-            "L1",
+        judge_ranks(
             f"The prediction that ranks the pairs of {few} tasks best, {best}, ranks those of {many} tasks as well.",
             behind,
             rule,
             low=-BETTER,
-            unit="",
-            digits=2,
-            ours=True,
         ),
     ]
 

@@ -26,7 +26,7 @@ from tasks.studies.papers.mergeability.figures import predictions_figure
 from tasks.studies.papers.mergeability.study import Options as Asked
 from tasks.studies.papers.mergeability.study import measure
 from tasks.studies.papers.mergeability_suites.results import findings, tables
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import Row, kept_by_run
 from tasks.studies.results import StudyResult
 
 STUDY = "mergeability_suites"
@@ -53,11 +53,8 @@ def run(io: StageIO) -> None:
     whole = StudyInputs(io)
     options = Options.model_validate(whole.options(STUDY))
     inputs = whole.first(max(options.counts))
-    asked = [(name, seed) for name in options.runs for seed in inputs.run(name).seeds]
-    rows: list[Row] = []
-    for done, (name, seed) in enumerate(asked):
-        io.report("experts", done, len(asked))
-        rows += kept(io, f"{name}_{seed}", partial(measure, inputs, options, name, seed))["rows"]
+    pieces = kept_by_run(inputs, options.runs, partial(measure, inputs, options))
+    rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
     suites = {count: inputs.tasks[:count] for count in sorted(options.counts)}
     result = StudyResult(tables(rows, suites, options.runs), findings(rows, suites, options.runs), [], rows)
     result.write(io.out(layout.study(STUDY)), {"predictions": predictions_figure(rows, options.runs)})

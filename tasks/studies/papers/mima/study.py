@@ -41,7 +41,7 @@ from tasks.studies.papers.mima.results import (
     notes,
     tables,
 )
-from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.studies.pieces import Row, choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import accuracy_rows
 
@@ -88,11 +88,7 @@ def run(io: StageIO) -> None:
     for done, (rounds, seed) in enumerate(pieces):
         io.report("merges", done, len(pieces))
         rows.append(kept(io, f"{rounds}_{seed}", partial(measure, inputs, rounds, seed, options.keep)))
-    further = [
-        kept(io, f"{name}_{seed}", partial(measure_briefly, inputs, name, seed))
-        for name in _further(options)
-        for seed in inputs.run(name).seeds
-    ]
+    further = kept_by_run(inputs, _further(options), partial(measure_briefly, inputs))
     compared = [*rows, *further]
     result = StudyResult(
         [*tables(rows, base), *further_tables(compared, options.at, options.kept)],
