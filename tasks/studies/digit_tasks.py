@@ -1,4 +1,4 @@
-"""Tasks that are a set of digits in one look: turned, or in other colours; and the net that knows all ten in white."""
+"""Tasks that are a set of digits in one look: turned, outlined or in other colours; and the net that knows all ten."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ class Look:
     Attributes:
         angle: they are turned by, in degrees.
         dark: black on yellow instead of white on black.
+        outlined: only the edges of the strokes are drawn.
     """
 
     angle: float = 0.0
     dark: bool = False
+    outlined: bool = False
 
     def show(self, grey: np.ndarray) -> np.ndarray:
         """Return pictures uint8 [n, S, S, 3].
@@ -33,9 +35,11 @@ class Look:
         Args:
             grey: white on black, uint8 [n, S, S].
         """
-        from scipy.ndimage import rotate
+        from scipy.ndimage import morphological_gradient, rotate
 
         turned = rotate(grey, self.angle, axes=(2, 1), reshape=False, order=1) if self.angle else grey
+        if self.outlined:
+            turned = morphological_gradient(turned, size=(1, 3, 3))
         if not self.dark:
             return np.repeat(turned[..., None], 3, axis=3)
         light = 255 - turned

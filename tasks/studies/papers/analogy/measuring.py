@@ -56,6 +56,10 @@ ATTRIBUTES = {
         {"even": (0, 2, 4, 6, 8), "odd": (1, 3, 5, 7, 9)},
         {"white on black": Look(), "black on yellow": Look(dark=True)},
     ),
+    "styles × classes": Attributes(
+        {"with a loop": (0, 4, 6, 8, 9), "without": (1, 2, 3, 5, 7)},
+        {"filled": Look(), "outlined": Look(outlined=True)},
+    ),
 }
 
 

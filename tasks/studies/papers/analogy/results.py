@@ -101,7 +101,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     figure, axes = panels(len(names), 2, 3.2, sharey=True)
     for panel, name in zip(axes, names, strict=True):
         targets = list(dict.fromkeys(row["target"] for row in rows if row["attributes"] == name))
-        dress(panel, name, "", "test accuracy, %" if panel is axes[0] else "")
+        dress(panel, name, "", "test accuracy, %" if panel in axes[::2] else "")
         for number, way in enumerate(("base", NEAREST, SUM, ANALOGY, TRAINED)):
             means = [fmean(scores(rows, name, way, target)) for target in targets]
             label = way if panel is axes[0] else "_again"

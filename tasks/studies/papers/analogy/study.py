@@ -4,12 +4,13 @@
 where two attributes make a task: which digits, and how they are shown?
 
 **Method.** Digits, and a small vision transformer with ten outputs that knows all ten, upright and white on black.
-Two pairs of attributes: digits 0 to 4 or 5 to 9, upright or turned by 60°; even or odd digits, white on black or black
-on yellow. An expert is tuned on each of the four tasks; each task is then the target of the other three: A has its
-digits, B its look, C neither. λ in Ψ^(0) + λ (Δ_A + Δ_B − Δ_C), and in the same without C, and of each expert alone, is
-chosen from 0.1 to 1.5 by 0.1 by the target's validation accuracy, and test is looked at once; the nearest expert is the
-one of the three that is best on validation. Beside it the analogy with λ = 1, which needs no example of the target, and
-the expert that was trained on the target. Rules were written before the first run.
+Three pairs of attributes: digits 0 to 4 or 5 to 9, upright or turned by 60°; even or odd digits, white on black or
+black on yellow; digits with a loop (0, 4, 6, 8, 9) or without, filled or outlined. An expert is tuned on each of the
+four tasks; each task is then the target of the other three: A has its digits, B its look, C neither. λ in Ψ^(0) + λ
+(Δ_A + Δ_B − Δ_C), and in the same without C, and of each expert alone, is chosen from 0.1 to 1.5 by 0.1 by the target's
+validation accuracy, and test is looked at once; the nearest expert is the one of the three that is best on validation.
+Beside it the analogy with λ = 1, which needs no example of the target, and the expert that was trained on the target.
+Rules were written before the first run.
 
 **Source.** Li et al. 2025, Section 2.1; Ilharco et al. 2023, Editing models with task arithmetic, Section 5.
 """
