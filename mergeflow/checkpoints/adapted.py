@@ -1,4 +1,4 @@
-"""Weights as LoRA and DoRA change them, formed when they are read: differences, and whole weights of their own."""
+"""Weights as LoRA, DoRA and retrained tokens change them, formed when read: differences, and whole weights."""
 
 from __future__ import annotations
 
@@ -167,6 +167,39 @@ class DoraEntry:
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
         return _piece(self, start, stop)
+
+
+@dataclass(frozen=True)
+class TokensEntry:
+    """An embedding, or a head, of which an adapter retrained the rows of some tokens; the others are the base's.
+
+    PEFT calls these rows a delta, but they stand in the place of the base's. The base's weight is bound when the
+    adapter meets its base in a merge.
+    """
+
+    rows: Entry
+    tokens: tuple[int, ...]
+    width: int
+    weight: Entry | None = None
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened weight, [stop − start], float32.
+
+        Raises:
+            MergeflowError: No base is bound.
+        """
+        if self.weight is None:
+            raise MergeflowError(
+                "an adapter of single tokens is a model only together with its base: give it as an expert."
+            )
+        piece = self.weight.read(start, stop).float()
+        own = self.rows.read(0, len(self.tokens) * self.width).float()
+        for row, token in enumerate(self.tokens):
+            first, last = max(start, token * self.width), min(stop, (token + 1) * self.width)
+            if first < last:
+                offset = (row - token) * self.width
+                piece[first - start : last - start] = own[first + offset : last + offset]
+        return piece
 
 
 def _piece(entry: LoraEntry | AddedEntry | DoraEntry, start: int, stop: int) -> Tensor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.adapted import DoraEntry
+from mergeflow.checkpoints.adapted import DoraEntry, TokensEntry
 from mergeflow.checkpoints.as_stored import as_stored
 from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
 from mergeflow.checkpoints.ties import head_and_embedding
 from mergeflow.checkpoints.views import view
@@ -101,14 +102,21 @@ def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str
 
 
 def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
-    """Give the DoRA weights of an adapter the base's weights that they adapt."""
-    open_ends = [name for name, one in state.entries.items() if isinstance(one, DoraEntry) and one.weight is None]
-    entries = dict(state.entries)
-    for name in open_ends:
-        if name in base and infos_of(base)[name].shape == state.infos[name].shape:
+    """Give the DoRA weights and retrained tokens of an adapter the base's weights that they adapt."""
+    open_ends = {
+        name: one
+        for name, one in state.entries.items()
+        if isinstance(one, DoraEntry | TokensEntry) and one.weight is None and name in base
+    }
+    entries, infos = dict(state.entries), dict(state.infos)
+    for name, entry in open_ends.items():
+        own, shape = infos_of(base)[name], infos[name].shape
+        rows_lie_in = isinstance(entry, TokensEntry) and len(own.shape) == 2 and shape[0] <= own.shape[0]
+        if own.shape == shape or (rows_lie_in and own.shape[1] == shape[1]):
             weight = base.entries[name] if isinstance(base, LazyStateDict) else TensorEntry(base[name].detach())
-            entries[name] = replace(entries[name], weight=weight)  # type: ignore[type-var]
-    return view(state, list(state), entries) if open_ends else state
+            entries[name] = replace(entry, weight=weight)
+            infos[name] = TensorInfo(own.shape, infos[name].dtype)
+    return view(state, list(state), entries, infos) if open_ends else state
 
 
 def _any(name: str, patterns: Sequence[str]) -> bool:
@@ -150,6 +158,7 @@ def _with_ties(
 ) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
     """Make inputs agree that store a tied weight (an embedding that is also the head) once, and twice."""
     base = _untied(base, states, notes)
+    states = _heads_with_embedding(base, states)
     for expert, state in states.items():
         copies = {name: twin for name in state if name not in base and (twin := _twin(state, name, base))}
         if copies:
@@ -185,7 +194,7 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
         name
         for name, state in adapters.items()
         if (head in state and _twin(state, head, base) != embedding)
-        or (head not in state and embedding in state.absolute)
+        or (head not in state and embedding in state.absolute and not _tokens_alone(state, embedding))
     ]
     if not alone:
         return base
@@ -196,6 +205,29 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
     return _with(base, head, embedding)
 
 
+def _heads_with_embedding(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dict[str, LazyStateDict]:
+    """Change the head as well where an adapter changes its twin, the embedding, and the base's file holds both."""
+    config = config_of(base)
+    head, embedding = head_and_embedding(config, base) or ("", "")
+    alone = [
+        name
+        for name, state in states.items()
+        if state.is_task_vector
+        and embedding in state
+        and head in base
+        and head not in state
+        and (embedding not in state.absolute or _tokens_alone(state, embedding))
+    ]
+    if not alone or config.get("tie_word_embeddings") is False or _twin(base, head, [embedding]) is None:
+        return dict(states)
+    return {name: _with(state, head, embedding) if name in alone else state for name, state in states.items()}
+
+
+def _tokens_alone(state: LazyStateDict, name: str) -> bool:
+    """Whether an adapter retrained single tokens of an embedding: PEFT changes them in the tied head as well."""
+    return isinstance(state.entries[name], TokensEntry)
+
+
 def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
     """Return a state with one of its tensors under a second name."""
     entries = {**state.entries, name: state.entries[source]}
@@ -203,10 +235,11 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
     shards = (*state.shards[:-1], (*state.shards[-1], name)) if state.shards else ()
     made = view(state, list(entries), entries, infos)
     made.shards = shards
+    made.absolute |= {name} if source in state.absolute else set()
     return made
 
 
-def _twin(state: LazyStateDict, name: str, known: Mapping[str, Tensor]) -> str | None:
+def _twin(state: LazyStateDict, name: str, known: Collection[str]) -> str | None:
     """Return a name that `known` has too whose tensor in `state` is that of `name` once more: noted, or by value."""
     info, first = state.infos[name], state.tied.get(name, name)
     for other in state:

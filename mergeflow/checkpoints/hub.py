@@ -8,6 +8,7 @@ from typing import Any
 from mergeflow.errors import MergeflowError
 
 _ID = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?")
+_CACHED = re.compile(r"(?:^|/)models--([\w][\w.-]*?)--([\w][\w.-]*)/snapshots/")
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".yaml", ".yml", ".gguf")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py", "LICENSE*", "README.md")
@@ -24,8 +25,7 @@ def from_hub(name: str) -> Path:
         MergeflowError: It is not an id, or the model is neither in the cache nor can it be downloaded.
     """
     found = _ID.fullmatch(name)
-    # `models/base` with a folder `models` here is a mistyped path: nobody wants it asked of a server.
-    if not found or name.endswith(_FILES) or Path(name).parent.is_dir():
+    if not found or not is_id(name):
         raise MergeflowError(f"there is no checkpoint at '{name}'. Check the path.")
     try:
         import huggingface_hub as hub
@@ -50,6 +50,48 @@ def fixed_id(name: str) -> str:
     except MergeflowError:
         return name
     return f"{found.group('repo')}@{folder.name}"
+
+
+def is_id(name: str) -> bool:
+    """Whether a name has the form of a Hugging Face id and is not a path of this machine.
+
+    Example:
+        >>> is_id("acme/tiny"), is_id("/models/tiny")
+        (True, False)
+    """
+    # `models/base` with a folder `models` here is a mistyped path: nobody wants it asked of a server.
+    return bool(_ID.fullmatch(name)) and not name.endswith(_FILES) and not Path(name).parent.is_dir()
+
+
+def local_folder(name: str) -> Path | None:
+    """Return the folder of a model by its path, or by its id where the local cache has it; the network is not asked.
+
+    Args:
+        name: A path, `owner/name` or `owner/name@revision`.
+    """
+    place = Path(name).expanduser()
+    if place.is_dir():
+        return place
+    if not is_id(name):
+        return None
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        return None
+    found = _ID.fullmatch(name)
+    assert found is not None
+    return _cached(hub, found.group("repo"), found.group("revision"))
+
+
+def cached_id(path: str) -> str | None:
+    """Return the id of a model that lies in the local cache, by its path; None for one that lies elsewhere.
+
+    Example:
+        >>> cached_id("/home/me/.cache/huggingface/hub/models--acme--tiny/snapshots/c0ffee")
+        'acme/tiny'
+    """
+    found = _CACHED.search(path)
+    return "/".join(found.groups()) if found else None
 
 
 def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:

@@ -7,7 +7,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, ExpertsEntry, LoraEntry
+from mergeflow.checkpoints.adapted import AddedEntry, DoraEntry, ExpertsEntry, LoraEntry, TokensEntry
 from mergeflow.checkpoints.dtype import FLOAT32
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import open_pickle
@@ -23,6 +23,7 @@ _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
 _WRAPPED = ".base_layer."
+_TOKENS = ".token_adapter.trainable_tokens_delta"
 INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
 # Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
 # each parameter that it adapts, the first of them innermost.
@@ -60,6 +61,10 @@ def open_adapter(folder: Path) -> LazyStateDict:
             lora, infos[weight] = _entry(stored, name, module, config)
             entries[weight], whole = _adapted(stored, module, lora, bool(config.get("use_dora")))
             absolute |= {weight} if whole else set()
+        elif target.endswith(_TOKENS):
+            weight = f"{target.removesuffix(_TOKENS)}.weight"
+            entries[weight], infos[weight] = _tokens(stored, name, config)
+            absolute.add(weight)
         elif not target.endswith((_B, _EMBEDDING_B, *_MAGNITUDES)):
             if "lora_" in target or "trainable_tokens" in target:
                 raise MergeflowError(
@@ -186,6 +191,22 @@ def _experts(stored: LazyStateDict, name: str, stack: str, config: dict[str, Any
     count, shape = down[0] // rank, (up[0], down[1])
     entry = ExpertsEntry(stored.entries[name], stored.entries[partner], count, shape, rank, factor)
     return entry, TensorInfo((count, *shape), FLOAT32)
+
+
+def _tokens(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[TokensEntry, TensorInfo]:
+    """Return the retrained rows of an embedding, and its shape as far as the adapter tells: up to the last of them."""
+    given, module = config.get("trainable_token_indices"), name.removesuffix(_TOKENS)
+    if isinstance(given, dict):
+        given = next((own for end, own in given.items() if module.endswith(end)), None)
+    tokens = given if isinstance(given, list) and all(type(one) is int and one >= 0 for one in given) else []
+    shape = stored.infos[name].shape
+    if len(shape) != 2 or shape[0] != len(tokens) or len(set(tokens)) != len(tokens):
+        raise MergeflowError(
+            f"adapter '{stored.path}': '{name}' {list(shape)} has not one row for each token of "
+            f"`trainable_token_indices` ({given!r:.60}) in its configuration."
+        )
+    height = max(tokens, default=0) + 1
+    return TokensEntry(stored.entries[name], tuple(tokens), shape[1]), TensorInfo((height, shape[1]), FLOAT32)
 
 
 def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[int, float]:

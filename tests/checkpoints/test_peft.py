@@ -1,11 +1,14 @@
 """Adapters that PEFT itself writes, on models of transformers: the same weights as PEFT's own merge."""
 
+import json
+
 import pytest
 import torch
 
 from mergeflow.checkpoints import check_compatible, open_checkpoint
 from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.errors import MergeflowError
+from mergeflow.merging import merge
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -66,9 +69,13 @@ def whole(base, state):
         (gpt2, {"target_modules": ["c_attn", "wte"], "fan_in_fan_out": True}),
         (gpt2, {"target_modules": ["c_attn"], "bias": "all", "fan_in_fan_out": True}),
         (gpt2, {"target_modules": ["c_proj"], "bias": "lora_only", "fan_in_fan_out": True}),
+        (llama, {"target_modules": ["q_proj"], "trainable_token_indices": [7, 3]}),
+        (llama, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [3], "lm_head": [39, 4]}}),
+        (gpt2, {"target_modules": ["c_attn"], "trainable_token_indices": [0, 39], "fan_in_fan_out": True}),
     ],
-    ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora"],
-)
+    ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
+         "tokens", "tokens-head", "tokens-tied"],
+)  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     expected = trained(model(), tmp_path, **config)
     with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
@@ -79,6 +86,43 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         assert moved
         for name, value in found.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "config", [{"target_modules": ["wte"]}, {"trainable_token_indices": [0, 39]}], ids=["lora", "tokens"]
+)
+@pytest.mark.parametrize("twice", [False, True], ids=["stored-once", "stored-twice"])
+def test_a_tied_embedding_that_is_adapted_stays_the_head(tmp_path, config, twice):
+    """Also where the base's file holds the head as well: transformers 5 unties what differs in a file."""
+    expected = trained(gpt2(), tmp_path, **{"target_modules": ["c_attn"], "fan_in_fan_out": True, **config})
+    base = tmp_path / "base"
+    if twice:
+        state = transformers.GPT2LMHeadModel.from_pretrained(base).state_dict()
+        (base / "model.safetensors").unlink()
+        torch.save({name: value.clone() for name, value in state.items()}, base / "pytorch_model.bin")
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(tmp_path / "adapter")}}
+    merge({**recipe, "base": str(base), "out": str(tmp_path / "out")})
+    found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    assert found.lm_head.weight is found.transformer.wte.weight
+    for name, value in found.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_that_do_not_fit_are_refused(tmp_path):
+    trained(gpt2(), tmp_path, target_modules=["c_attn"], trainable_token_indices=[3, 39])
+    file = tmp_path / "adapter" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "trainable_token_indices": [3, 40]}))
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        with pytest.raises(MergeflowError, match=r"wte.weight.*\[41, 16\].*\[40, 16\]"):
+            fit_inputs(base, {"a": adapter}).check()
+        with pytest.raises(MergeflowError, match="together with its base"):
+            adapter["transformer.wte.weight"]
+    file.write_text(json.dumps({**config, "trainable_token_indices": [3]}))
+    with pytest.raises(MergeflowError, match="one row for each token of `trainable_token_indices`"):
+        open_checkpoint(tmp_path / "adapter")
 
 
 @pytest.mark.filterwarnings("ignore")

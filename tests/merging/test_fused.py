@@ -187,14 +187,21 @@ def test_a_split_merge_is_the_merge_of_the_parts(method, args, name):
     torch.testing.assert_close(parts(found), wanted)
 
 
+STACKS = {
+    "mixtral": "layers.0.mlp.experts.down_proj",
+    "gpt_oss": "layers.0.mlp.experts.down_proj",
+    "dbrx": "blocks.0.ffn.experts.mlp.w2",
+}
+
+
 @pytest.mark.parametrize(
     "method", ["low_rank", "cart", "tsv", "iso_c", "iso_cts", "knots", "core_space", "wudi", "adamerging"]
 )
-@pytest.mark.parametrize("layout", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("layout", STACKS)
 def test_stacked_experts_are_merged_as_listed_ones(method, layout):
-    """[E, 2·I, d] of Mixtral, and [E, d, I] of gpt-oss, which are stored transposed: against E matrices [out, in]."""
+    """[E, d, I] of Mixtral; stored transposed: [E, I, d] of gpt-oss, [E·I, d] of DBRX. Against E matrices [out, in]."""
     models = [tiny(layout, seed) for seed in range(4)]
-    suffix = "layers.0.mlp.experts.down_proj"
+    suffix = STACKS[layout]
     states = [{key: v.double() for key, v in model.state_dict().items() if key.endswith(suffix)} for model in models]
     for seed, state in enumerate(states):
         for key in state:
@@ -202,7 +209,7 @@ def test_stacked_experts_are_merged_as_listed_ones(method, layout):
 
     def listed(state: dict[str, Tensor]) -> dict[str, Tensor]:
         (stack,) = state.values()
-        flat = stack.mT if layout == "gpt_oss" else stack
+        flat = stack.reshape(-1, 48, 32).mT if layout == "dbrx" else stack.mT if layout == "gpt_oss" else stack
         return {f"mlp.experts.{index}.w2.weight": matrix.contiguous() for index, matrix in enumerate(flat)}
 
     args = {"steps": 5, "lr": 1e-3} if method == "wudi" else {"on": "cart"} if method == "adamerging" else {}
@@ -215,9 +222,50 @@ def test_stacked_experts_are_merged_as_listed_ones(method, layout):
     torch.testing.assert_close(listed(found), wanted)
 
 
-def test_dbrx_experts_below_each_other_are_cut_without_being_asked():
-    architecture = architecture_of({}, tiny("dbrx").config.to_dict())
-    assert len(architecture.form("blocks.0.ffn.experts.mlp.w1", (192, 32), False).split(torch.zeros(192, 32))) == 4
+@torch.no_grad()
+def test_dbrx_experts_are_where_the_model_takes_them():
+    """Below each other, cut without being asked: the third expert alone is changed, and only its tokens notice."""
+    model = tiny("dbrx", ffn_config={"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 1})
+    architecture = architecture_of({}, model.config.to_dict())
+    block, seen = model.transformer.blocks[0], {}
+    block.ffn.router.register_forward_hook(lambda *call: seen.update(chosen=call[2].argmax(-1).flatten()))
+    block.ffn.register_forward_hook(lambda *call: seen.update(out=call[2].flatten(0, -2)))
+    tokens = torch.arange(16)[None]
+    model(tokens)
+    before, chosen = seen["out"], seen["chosen"]
+    name, weight = "transformer.blocks.0.ffn.experts.mlp.w1", block.ffn.experts.mlp.w1
+    form = architecture.form(name, weight.shape, False)
+    weight.data = form.join([part * (0 if expert == 2 else 1) for expert, part in enumerate(form.split(weight.data))])
+    model(tokens)
+    touched = (seen["out"] != before).any(1)
+    assert touched.any()
+    assert torch.equal(touched, chosen == 2)
+
+
+def test_dbrx_without_its_configuration_is_refused_with_a_way_out(tmp_path):
+    tiny("dbrx").save_pretrained(tmp_path / "base")
+    (tmp_path / "base/config.json").unlink()
+    file = str(tmp_path / "base/model.safetensors")
+    with pytest.raises(MergeflowError, match=r"the experts below each other.*config\.json beside") as raised:
+        check_recipe({"method": "cart", "base": file, "experts": {"a": file}, "out": str(tmp_path / "out")})
+    assert "split_qkv" not in str(raised.value)
+
+
+def test_what_check_says_of_gpt_oss_and_dbrx(tmp_path):
+    """Biases of experts are [E, n] and no matrices, and what is left out is embeddings, heads and routers."""
+    for name in ("gpt_oss", "dbrx"):
+        for seed, place in enumerate(("base", "a")):
+            tiny(name, seed).save_pretrained(tmp_path / name / place)
+        paths = {"base": str(tmp_path / name / "base"), "experts": {"a": str(tmp_path / name / "a")}}
+        plan = check_recipe({"method": "cart", **paths, "split_qkv": True, "out": str(tmp_path / name / "out")})
+        told = "\n".join(plan.lines())
+        left = [line.split()[2] for line in plan.lines() if line.startswith("not treated")]
+        assert left == ["router:", "embedding:", "head:"]
+        assert "_bias" not in told
+        if name == "dbrx":
+            assert "ffn.experts.mlp.w2: rows 4 × 48" in told
+        else:
+            assert "experts.gate_up_proj: columns 2 × 1, 48 times in turn of each expert" in told
 
 
 def _one(name: str, *shape: int):

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from mergeflow.checkpoints.adapter_base import named_base
 from mergeflow.checkpoints.checks import all_finite, pattern_of
 from mergeflow.checkpoints.config import config_of, folder_of
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
-from mergeflow.checkpoints.formats import open_checkpoint, read_json
+from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from mergeflow.checkpoints.memory import names_in_memory
@@ -205,14 +206,10 @@ class AdapterJob:
 
     def _base(self) -> tuple[str | None, str | None]:
         """Return the base's path or id, and of an id its commit: as all adapters name it, else as the recipe does."""
-        named = set()
-        for state in self.inputs.experts.values():
-            config = Path(state.path) / ADAPTER_CONFIG
-            own = read_json(config) if config.is_file() else {}
-            named.add((own.get("base_model_name_or_path"), own.get("revision")))
-        one, revision = named.pop() if len(named) == 1 else (None, None)
-        if one:
-            return str(one), revision
+        named = {named_base(state.path) for state in self.inputs.experts.values()}
+        one = named.pop() if len(named) == 1 else None
+        if one is not None:
+            return one.name, one.revision
         base = self.recipe.base
         if base is None or Path(base).expanduser().exists():
             return base, None

@@ -118,19 +118,19 @@ class Rule:
         Raises:
             MergeflowError: config.json lacks a size, or its sizes are not the tensor's.
         """
-        length = shape[self.axis]
+        length, otherwise = shape[self.axis], "" if self.always else ", or leave `split_qkv: false`"
         try:
             groups, sizes = self.cut(config, length, shape[-3 - self.axis])
         except (KeyError, TypeError, ZeroDivisionError) as error:
             raise MergeflowError(
                 f"tensor '{name}' is fused ({self.words}), and how depends on {error} of config.json, which is missing "
-                "or not a number. Put the model's config.json beside its weights, or leave `split_qkv: false`."
+                f"or not a number. Put the model's config.json beside its weights{otherwise}."
             ) from None
         if groups * sum(sizes) != length or min(sizes) < 1:
             raise MergeflowError(
                 f"tensor '{name}' has {length} {'rows' if self.axis == ROWS else 'columns'}, but its layout "
                 f"({self.words}) gives {groups} × {list(sizes)}: config.json is of another model, or the layout is "
-                "another one. Correct it, or leave `split_qkv: false`."
+                f"another one. Correct it{otherwise}."
             )
         return Cut(self.axis, groups, tuple(sizes))
 

@@ -9,6 +9,7 @@ import yaml
 
 from mergeflow.checkpoints.config import config_of, folder_at, folder_of
 from mergeflow.checkpoints.formats import read_json
+from mergeflow.checkpoints.hub import cached_id
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.recipe import Recipe
@@ -18,7 +19,6 @@ from mergeflow.merging.preflight.licences import front_matter, licence_of, merge
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 # A snapshot in the cache of huggingface_hub: models--OWNER--NAME/snapshots/COMMIT.
-_CACHED = re.compile(r"(?:^|/)models--([\w][\w.-]*?)--([\w][\w.-]*)/snapshots/")
 
 
 def front_matter_of(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def hub_id(path: str, place: str) -> str | None:
     """
     if not Path(path).expanduser().exists() and _ID.fullmatch(path.partition("@")[0]):
         return path.partition("@")[0]
-    cached = _CACHED.search(str(Path(place).absolute()))
+    cached = cached_id(str(Path(place).absolute()))
     if cached is not None:
-        return "/".join(cached.groups())
+        return cached
     config = (folder_at(str(Path(place).expanduser())) or Path()) / "config.json"
     named = read_json(config).get("_name_or_path") if config.is_file() else None
     return named if isinstance(named, str) and _ID.fullmatch(named) and not Path(named).exists() else None

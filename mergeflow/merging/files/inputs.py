@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mergeflow.checkpoints.adapter_base import adapters_of
 from mergeflow.checkpoints.config import folder_of
 from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.checkpoints.fitted import fit_inputs
@@ -24,6 +25,7 @@ from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.files.slices import stacked
 from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
 from mergeflow.merging.method import Model
+from mergeflow.merging.preflight.adapters import adapter_findings
 from mergeflow.merging.preflight.compare import compare
 from mergeflow.merging.preflight.findings import check_findings
 from mergeflow.merging.stacks import model_of
@@ -131,6 +133,8 @@ class _Opened:
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
         findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
+        if recipe.base is None or step_named(recipe.base) is None:
+            findings += adapter_findings(fit.base, fit.experts)
         aligned = None if recipe.tokenizer is None else fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
         if aligned is not None:
             fit = replace(fit, base=aligned.base, experts=aligned.experts, notes=(*fit.notes, *aligned.notes))
@@ -167,7 +171,12 @@ class _Opened:
         found: dict[tuple[str, str], LazyStateDict] = {}
 
         def enter(role: str, name: str, path: str) -> None:
-            state = found[role, name] = self.state(path)
+            try:
+                state = found[role, name] = self.state(path)
+            except MergeflowError as error:
+                naming = adapters_of(path, dict(recipe.experts)) if role == "base" else ""
+                told = f" adapter_config.json of {naming} names it: say as `base` where it is." if naming else ""
+                raise MergeflowError(f"{error}{told}") from None
             if role == "base":
                 check_whole(path, state)
             if role == "task_vectors" and not state.is_task_vector:

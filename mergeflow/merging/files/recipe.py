@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
+from mergeflow.checkpoints.adapter_base import common_base
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.adapters.options import Adapter
 from mergeflow.merging.catalog import MethodCall, configure, methods
@@ -31,7 +32,7 @@ class Recipe(Frozen):
     Attributes:
         method: A name of the catalog.
         args: Its arguments; those missing take their defaults.
-        base: Path of the base; methods whose result does not depend on it need none.
+        base: Path of the base; by default the one that adapters name; where the result depends on none, none.
         experts: Paths of the experts, named.
         task_vectors: Paths of task vectors that stand where experts stand, named.
         weights: One per expert, in order or by name; all 1 by default. One may vary over the model, as arguments may.
@@ -132,6 +133,8 @@ class Recipe(Frozen):
         object.__setattr__(self, "code", tuple(sorted(code_of(self._call).items())) or None)
 
     def _check_base(self) -> None:
+        if self.base is None:
+            object.__setattr__(self, "base", common_base(dict(self.experts)))
         if self.base is None and self._needs_base():
             scaled = " at this scale" if not self._call.with_scale(1.0).arguments.needs_base else ""
             raise MergeflowError(f"base: is missing, and the result of '{self.method}'{scaled} depends on it")
@@ -185,8 +188,8 @@ class Recipe(Frozen):
 def _check_names(names: Sequence[str]) -> None:
     if not names:
         raise MergeflowError("no experts: give `experts` or `task_vectors`")
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
         raise MergeflowError(f"two experts share a name: {twice}")
     if "base" in names:
         raise MergeflowError("an expert cannot be named 'base'; give it another name (name: path)")
@@ -253,9 +256,8 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool
             "recipe.yaml` writes the recipe; docs/from-mergekit.md says what each key is here."
         )
     known = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE, *ASSEMBLED)
-    faults = [
-        str(unknown_name("key of a recipe", str(key), known)).removesuffix(".") for key in values if key not in known
-    ]
+    strange = [str(key) for key in values if key not in known]
+    faults = [str(unknown_name("key of a recipe", key, known)).removesuffix(".") for key in strange]
     try:
         found = Recipe(**{key: value for key, value in values.items() if key in known})
         if not faults:
