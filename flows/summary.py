@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
+from tasks.plotting.rows import experts_behind_base
 from tasks.project.files import read_yaml
 
 
@@ -25,6 +26,15 @@ def print_summary(root: Path, console: Console) -> None:
     test = json.loads(path.read_text())
     console.print(result_table(test))
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
+    behind = experts_behind_base(test["rows"])
+    if behind:
+        told = ", ".join(f"{task} ({100 * own:.1f} against {100 * base:.1f})" for task, (own, base) in behind.items())
+        console.print(
+            f"[bold yellow]Experts worse than the base on test:[/] {told}. Look at how they were trained: the report "
+            "shows their courses.",
+            highlight=False,
+            soft_wrap=True,
+        )
     sources = read_yaml(root / "params.yaml")["tasks"]
     if any(source.startswith("suite:") for source in sources.values()):
         console.print(

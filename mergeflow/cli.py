@@ -82,7 +82,7 @@ def main() -> None:
     resolve = add_all_commands(Path.cwd())
     try:
         app(obj=resolve)
-    except (MergeflowError, ModuleNotFoundError, RuntimeError) as error:
+    except Exception as error:
         told = _told(error)
         if told is None:
             raise
@@ -100,7 +100,11 @@ def _told(error: Exception) -> Exception | None:
             f"the device has too little memory: {first}. Let fewer examples lie on it at once (a smaller batch, or "
             "finetune.accumulate), end what else uses it, or use the device cpu."
         )
-    return error if isinstance(error, MergeflowError) else None
+    if isinstance(error, MergeflowError):
+        return error
+    from mergeflow.own_code import failed_in_own_code
+
+    return failed_in_own_code(error)
 
 
 def _plain(text: str) -> str:

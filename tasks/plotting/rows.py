@@ -11,6 +11,26 @@ def base_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return next(row for row in rows if row["name"] in ("zero_shot", "base"))
 
 
+def experts_behind_base(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return task → (accuracy of its expert, of the base) for each expert that is worse than what it was tuned from.
+
+    Args:
+        rows: of a result table: the base's, `individual`, and others.
+
+    Example:
+        >>> experts_behind_base(
+        ...     [
+        ...         {"name": "zero_shot", "accuracy": {"signs": 0.6, "land": 0.5}},
+        ...         {"name": "individual", "accuracy": {"signs": 0.2, "land": 0.9}},
+        ...     ]
+        ... )
+        {'signs': (0.2, 0.6)}
+    """
+    base = base_row(rows)["accuracy"]
+    own = next(row for row in rows if row["name"] == "individual")["accuracy"]
+    return {task: (own[task], base[task]) for task in own if own[task] < base[task]}
+
+
 def model_name(name: str) -> str:
     """Return what people call the model of a row.
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tasks.plotting.palette import DARK, LIGHT
-from tasks.plotting.rows import base_row, model_name
+from tasks.plotting.rows import base_row, experts_behind_base, model_name
 from tasks.report.advice import advice_section
 from tasks.report.decision import decision_picture
 from tasks.report.drawings import drawings
@@ -145,6 +145,9 @@ def _facts(run: RunFiles) -> list[Fact]:
         ),
         Fact("Normalised", f"{100 * winner['normalised']:.1f} %", "of the experts' accuracy, mean over the tasks"),
     ]
+    behind = experts_behind_base(run.test["rows"])
+    if behind:
+        facts.append(Fact("Experts worse than the base", str(len(behind)), ", ".join(behind)))
     if "average" in rows and winner["name"] != "average":
         gain = 100 * (winner["mean"] - rows["average"]["mean"])
         facts.append(Fact("Over averaging", f"{gain:+.1f} points".replace("-", "−"), "of mean test accuracy"))

@@ -87,3 +87,17 @@ def test_a_rebuild_with_other_code_is_refused_and_a_missing_file_is_named(projec
     catalog.METHODS._outside_things.clear()
     with pytest.raises(MergeflowError, match=r"'agreed' was declared in 'methods/agreed\.py', which is not here"):
         load_recipe(record)
+
+
+def test_a_method_that_fails_is_told_in_one_message(project, monkeypatch, capsys):
+    file = project / "methods/agreed.py"
+    file.write_text(file.read_text().replace("return stack.base,", "return stack.base, stack.taus[7],"))
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "stack.taus[7]" in text)
+    monkeypatch.setattr(sys, "argv", ["mergeflow", "merge", "recipe.yaml", "--out", "other.safetensors"])
+    with pytest.raises(SystemExit) as done:
+        main()
+    shown = capsys.readouterr().err
+    assert done.value.code == 2
+    assert f"line {line} of 'methods/agreed.py', in agreed, raised IndexError" in shown
+    assert "Traceback" not in shown
+    assert not (project / "other.safetensors").exists()
