@@ -1,14 +1,12 @@
-"""What merging takes of a device's memory: the pieces of work in flight, by what each method holds of one.
+"""What merging takes of a device's memory: the pieces of work in flight, by what each method says it holds of one.
 
-The tensors of a unit's size that a method holds at once were counted on the device's own code path, once for each
-method, with tests/card.py (tests/merging/test_device_memory.py counts them again): they are linear in the number of
-experts. Matrices were square; Gram matrices of a long and narrow one are smaller.
+tests/merging/test_device_memory.py counts what methods say again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -17,80 +15,25 @@ from mergeflow.merging.engine import BUFFER, default_workers, unit_bytes, units_
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.method import Model
 from mergeflow.merging.stacks import Unit
+from mergeflow.merging.workspace import Copies
 
 
-class Copies(NamedTuple):
-    """Tensors of a unit's size that a method holds at its peak.
-
-    Attributes:
-        each: for each expert.
-        beside: beside those of experts.
-        square: matrices [columns, columns], in tensors of that size.
-    """
-
-    each: float
-    beside: float
-    square: float = 0.0
-
-
-COPIES = {
-    "adamerging": Copies(1, 3),
-    "arcee_fusion": Copies(0, 13),
-    "average": Copies(1, 3),
-    "breadcrumbs": Copies(2.25, 1.5),
-    "breadcrumbs_ties": Copies(3, 4),
-    "cart": Copies(1, 8),
-    "consensus": Copies(4, 2),
-    "core_space": Copies(11, 8),
-    "dare": Copies(3.25, 1),
-    "dare_ties": Copies(3, 4),
-    "della": Copies(2, 10.5),
-    "della_ties": Copies(2, 10.5),
-    "fisher": Copies(4, 2),
-    "iso_c": Copies(1, 8),
-    "iso_cts": Copies(1, 13.4),
-    "karcher": Copies(5, 4),
-    "knots": Copies(6, 17),
-    "lines": Copies(1, 7),
-    "low_rank": Copies(1, 6),
-    "magmax": Copies(2, 3),
-    "model_stock": Copies(5, 2),
-    "multislerp": Copies(5, 4),
-    "nearswap": Copies(0, 3),
-    "nuslerp": Copies(0, 14),
-    "passthrough": Copies(0, 5.5),
-    "pcb": Copies(5, 1),
-    "ram": Copies(2.2, 5.25),
-    "ram_plus": Copies(3.25, 5.5),
-    "regmean": Copies(2, 1.5, 13.4),
-    "sce": Copies(5, 1),
-    "slerp": Copies(0, 11),
-    "task_arithmetic": Copies(1, 2),
-    "ties": Copies(2, 4),
-    "tsv": Copies(1, 11.2),
-    "wudi": Copies(1, 7, 2.33),
-}
-# Of a method that is not there: base, task vectors, result, and some copies of one of them.
-_OTHER = Copies(2, 5)
-
-
-def held_elements(method: str, experts: int, unit: Unit) -> int:
+def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
     """Return how many elements, of the arithmetic's type, a method holds while it merges a unit.
 
     Args:
-        method: its name.
+        copies: what it says that it holds.
         experts: how many it merges.
         unit: a whole tensor, or a block of one.
 
     Example:
-        >>> held_elements("slerp", 2, Unit("w", 0, 100, (100,)))
+        >>> held_elements(Copies(0, 11), 2, Unit("w", 0, 100, (100,)))
         1100
-        >>> held_elements("wudi", 8, Unit("w", 0, 200, (10, 20)))
+        >>> held_elements(Copies(1, 7, square=2.33), 8, Unit("w", 0, 200, (10, 20)))
         3932
     """
-    found = COPIES.get(method, _OTHER)
     square = unit.shape[1] ** 2 if len(unit.shape) == 2 else 0
-    return round((found.each * experts + found.beside) * (unit.stop - unit.start) + found.square * square)
+    return round((copies.each * experts + copies.beside) * (unit.stop - unit.start) + copies.square * square)
 
 
 def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: int, buffer: int) -> int:
@@ -109,7 +52,7 @@ def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: 
         taken += unit_bytes(call, model, unit)
         if held and taken > most + buffer:
             break
-        held += held_elements(call.name, len(model.experts), unit)
+        held += held_elements(call.method.on_device, len(model.experts), unit)
     return held * model.dtype.itemsize
 
 

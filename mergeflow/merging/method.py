@@ -22,7 +22,7 @@ from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.args import Args
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.workspace import TWO_TENSORS, Workspace
+from mergeflow.merging.workspace import SOME_COPIES, TWO_TENSORS, Copies, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -211,6 +211,7 @@ class Method:
         given: The statistics of data it takes.
         linear: From its arguments: whether the result is θ0 + Σ c_t τ_t with factors that no weight plays a part in.
         workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole.
+        on_device: What it holds on a device, base and task vectors among it.
     """
 
     name: str
@@ -224,6 +225,7 @@ class Method:
     given: tuple[Datum, ...]
     linear: Callable[[Any], bool] = lambda _args: False
     workspace: Workspace = TWO_TENSORS
+    on_device: Copies = SOME_COPIES
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -288,6 +290,7 @@ def method(
     data: tuple[Datum, ...] = (),
     linear: bool | Callable[[Any], bool] = False,
     workspace: Workspace = TWO_TENSORS,
+    on_device: Copies = SOME_COPIES,
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
     """Declare a function (stack, args) → (anchor, direction) as a method; the catalog finds it in its module.
 
@@ -306,6 +309,7 @@ def method(
             the models; then adapters are merged by algebra of their factors.
         workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole, at
             most; see `mergeflow.merging.workspace`. By default two tensors, the direction and one more.
+        on_device: What it holds on a device, as `Copies`; by default more than most methods do.
 
     Example:
         >>> @method("halved", Args, elementwise=True)
@@ -319,6 +323,8 @@ def method(
         alone = elementwise if callable(elementwise) else lambda _args, _name, _model: bool(elementwise)
         of_factors = linear if callable(linear) else lambda _args: bool(linear)
         first = passes or (lambda _args, _dtype: ())
-        return Method(name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace)
+        return Method(
+            name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace, on_device
+        )
 
     return declare

@@ -55,6 +55,27 @@ class Matrix(NamedTuple):
         return 8 * self.rows * self.columns
 
 
+class Copies(NamedTuple):
+    """Tensors of a unit's size that a method holds on a device at its peak; a unit is a tensor, or a block of one.
+
+    They were counted on the device's own code path, with tests/card.py: they are linear in the number of experts.
+    Matrices were square; Gram matrices of a long and narrow one are smaller.
+
+    Attributes:
+        each: For each expert.
+        beside: Beside those of experts; base, result and some copies of one of them.
+        square: Matrices [columns, columns], in tensors of that size.
+    """
+
+    each: float
+    beside: float
+    square: float = 0.0
+
+
+SOME_COPIES = Copies(2, 5)
+"""What a method that does not say is taken to hold on a device."""
+
+
 def tensors(count: Callable[[int], float], weighted: bool = False) -> Workspace:
     """Return the workspace of a method that holds some tensors of the treated one's size.
 

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, methods, prepare
-from mergeflow.merging.device_memory import COPIES, device_bytes, held_elements
+from mergeflow.merging.device_memory import device_bytes, held_elements
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.recipe_text import recipe_text
 from mergeflow.merging.stacks import Unit, model_of
+from mergeflow.merging.workspace import SOME_COPIES
 from tests.card import card, counted, driver
 from tests.merging.helpers import fitting, recipe, statistics
 
@@ -52,7 +53,7 @@ def peak(name: str, shape: tuple[int, int], count: int) -> tuple[float, int]:
 
 
 def foretold(name: str, shape: tuple[int, int], experts: int) -> int:
-    return held_elements(name, experts, Unit("blocks.0.mlp.weight", 0, shape[0] * shape[1], shape))
+    return held_elements(methods()[name].on_device, experts, Unit("blocks.0.mlp.weight", 0, shape[0] * shape[1], shape))
 
 
 @pytest.mark.parametrize("count", [2, 6])
@@ -65,7 +66,7 @@ def test_of_every_method(count: int) -> None:
     assert {
         name: share for name, share in shares.items() if not 0.97 <= share <= (1.75 if name in TALL else 1.25)
     } == {}
-    assert COPIES.keys() == methods().keys()
+    assert [name for name, one in methods().items() if one.on_device is SOME_COPIES] == []
 
 
 @pytest.mark.parametrize("shape", [(4 * SIDE, SIDE), (SIDE, 4 * SIDE)], ids=["tall", "wide"])

@@ -10,7 +10,7 @@ from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
 from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
-from mergeflow.merging.workspace import tensors
+from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +91,7 @@ def _nuslerp_bytes(args: NuslerpArgs, name: str, model: Model) -> int:
     passes=_whole_pass,
     experts=(2, 2),
     workspace=_nuslerp_bytes,
+    on_device=Copies(0, 14),
 )
 def nuslerp(stack: Stack, args: NuslerpArgs) -> Parts:
     """Spherical interpolation of two task vectors (or experts), placed by their weights.
@@ -126,7 +127,13 @@ def _shares(norms: Tensor, product: Tensor, t: float) -> list[Tensor]:
     return arc_shares(cosine, t, linear)
 
 
-@method("multislerp", MultislerpArgs, elementwise=in_blocks, passes=inner_product_pass(lambda args: args.on))
+@method(
+    "multislerp",
+    MultislerpArgs,
+    elementwise=in_blocks,
+    passes=inner_product_pass(lambda args: args.on),
+    on_device=Copies(5, 4),
+)
 def multislerp(stack: Stack, args: MultislerpArgs) -> Parts:
     """Mean direction of the task vectors (or experts) on the sphere, with their mean length, per tensor.
 

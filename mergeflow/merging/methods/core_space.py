@@ -11,7 +11,7 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero, svd
 from mergeflow.merging.method import Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.subspace import MatrixArgs, merge_iso_c, merge_tsv, ties_of_blocks
-from mergeflow.merging.workspace import Matrix, matrices, tensors
+from mergeflow.merging.workspace import Copies, Matrix, matrices, tensors
 from mergeflow.merging.workspace import svd as svd_bytes
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _workspace(args: CoreSpaceArgs, name: str, model: Model) -> int:
 _IN_CORES, _TRIMMED = matrices(_core_space_bytes), tensors(lambda experts: experts + 4, weighted=True)
 
 
-@method("core_space", CoreSpaceArgs, elementwise=_in_blocks, workspace=_workspace)
+@method("core_space", CoreSpaceArgs, elementwise=_in_blocks, workspace=_workspace, on_device=Copies(11, 8))
 def core_space(stack: Stack, args: CoreSpaceArgs) -> Parts:
     """Low-rank task vectors merged as small cores between bases that all their factors share.
 

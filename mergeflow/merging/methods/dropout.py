@@ -19,6 +19,7 @@ from mergeflow.merging.linalg.select import threshold_passes
 from mergeflow.merging.linalg.trimming import trim_to
 from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
+from mergeflow.merging.workspace import Copies
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,7 +159,7 @@ def rest_passes(sparsify: Any) -> Any:
     return passes
 
 
-@method("dare", DareArgs, elementwise=True, passes=rest_passes(dare_sparsify))
+@method("dare", DareArgs, elementwise=True, passes=rest_passes(dare_sparsify), on_device=Copies(3.25, 1))
 def dare(stack: Stack, args: DareArgs) -> Parts:
     """Random entries dropped and the rest rescaled, then summed or merged by TIES.
 
@@ -188,7 +189,7 @@ def della_workspace(args: DellaArgs, name: str, model: Model) -> int:
     return (count + 1 + further) * numel * model.dtype.itemsize + rows
 
 
-@method("della", DellaArgs, passes=rest_passes(della_sparsify), workspace=della_workspace)
+@method("della", DellaArgs, passes=rest_passes(della_sparsify), workspace=della_workspace, on_device=Copies(2, 10.5))
 def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 

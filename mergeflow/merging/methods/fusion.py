@@ -11,7 +11,7 @@ from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.linalg.select import kth_smallest
 from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
-from mergeflow.merging.workspace import tensors
+from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class RamPlusArgs(RamArgs):
     over: Literal["model", "tensor"] = Field("model", description="where shared and unique entries are counted")
 
 
-@method("nearswap", NearswapArgs, elementwise=True, weights="none", experts=(1, 1))
+@method("nearswap", NearswapArgs, elementwise=True, weights="none", experts=(1, 1), on_device=Copies(0, 3))
 def nearswap(stack: Stack, args: NearswapArgs) -> Parts:
     """The base, moved to the expert where they are near, by t at most.
 
@@ -71,7 +71,9 @@ def _arcee_bytes(args: ArceeFusionArgs, name: str, model: Model) -> int:
     return 5 * numel * model.dtype.itemsize + 8 * 8 * min(numel, _CHUNK)
 
 
-@method("arcee_fusion", ArceeFusionArgs, weights="none", experts=(1, 1), workspace=_arcee_bytes)
+@method(
+    "arcee_fusion", ArceeFusionArgs, weights="none", experts=(1, 1), workspace=_arcee_bytes, on_device=Copies(0, 13)
+)
 def arcee_fusion(stack: Stack, args: ArceeFusionArgs) -> Parts:
     """The base, with those entries of an expert that are important by size and by the change of the row's softmax.
 
@@ -109,7 +111,7 @@ def _softmax_divergence(base: Tensor, tau: Tensor) -> Tensor:
     return found.reshape(*base.shape[:-1], 1) if base.ndim else found.reshape(())
 
 
-@method("sce", SceArgs, weights="none", workspace=tensors(lambda experts: 5 * experts + 3))
+@method("sce", SceArgs, weights="none", workspace=tensors(lambda experts: 5 * experts + 3), on_device=Copies(5, 1))
 def sce(stack: Stack, args: SceArgs) -> Parts:
     """Select entries by their variance, weight experts by their energy, erase minority signs; per tensor.
 
@@ -149,7 +151,7 @@ def _changed(stack: Stack, args: RamArgs) -> tuple[Tensor, Tensor]:
     return changed, changed.sum(0)
 
 
-@method("ram", RamArgs, elementwise=True, weights="none")
+@method("ram", RamArgs, elementwise=True, weights="none", on_device=Copies(2.2, 5.25))
 def ram(stack: Stack, args: RamArgs) -> Parts:
     """Mean of the task vectors over the experts that changed an entry; a unique change is kept whole.
 
@@ -197,6 +199,7 @@ def _ram_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     weights="none",
     passes=_ram_passes,
     workspace=tensors(lambda experts: 3 * experts + 3),
+    on_device=Copies(3.25, 5.5),
 )
 def ram_plus(stack: Stack, args: RamPlusArgs) -> Parts:
     """RAM with the unique changes of an expert boosted, the more of its changes are shared with others.

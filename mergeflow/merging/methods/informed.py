@@ -18,7 +18,7 @@ from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Datum, Model, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Matrix, decomposition, matrices
+from mergeflow.merging.workspace import Copies, Matrix, decomposition, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
     return found
 
 
-@method("fisher", FisherArgs, elementwise=True, anchor="–", weights="shares", data=(FISHER,))
+@method("fisher", FisherArgs, elementwise=True, anchor="–", weights="shares", data=(FISHER,), on_device=Copies(4, 2))
 def fisher(stack: Stack, args: FisherArgs) -> Parts:
     """Mean of the experts weighted by their diagonal Fisher information.
 
@@ -130,6 +130,7 @@ def _regmean_bytes(args: RegmeanArgs, name: str, model: Model) -> int:
     weights="shares",
     data=(GRAM,),
     workspace=_regmean_bytes,
+    on_device=Copies(2, 1.5, 13.4),
 )
 def regmean(stack: Stack, args: RegmeanArgs) -> Parts:
     """The weights whose outputs are nearest to every expert's on its own inputs.
@@ -191,6 +192,7 @@ def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
     anchor="θ0 or mean θ_t",
     data=(COEFFICIENTS,),
     workspace=matrices(_adamerging_bytes, weighted=False),
+    on_device=Copies(1, 3),
 )
 def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     """Sum of directions with coefficients learned by entropy minimisation.

@@ -15,6 +15,7 @@ from mergeflow.merging.architectures.blocks import BLOCK
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
 from mergeflow.merging.method import Args, Method, Model, Parts, Pass, Stack, method
+from mergeflow.merging.workspace import Copies
 
 # Outside the blocks a transformer has what makes tokens of its input, and behind them norms, projections and heads.
 _FIRST = re.compile(
@@ -137,7 +138,7 @@ def _workspace(args: LinesArgs, name: str, model: Model) -> int:
     return inner.workspace(inner_args, name, model) + further
 
 
-@method("lines", LinesArgs, elementwise=_elementwise, passes=_passes, workspace=_workspace)
+@method("lines", LinesArgs, elementwise=_elementwise, passes=_passes, workspace=_workspace, on_device=Copies(1, 7))
 def lines(stack: Stack, args: LinesArgs) -> Parts:
     """Another method's direction, scaled up with depth.
 

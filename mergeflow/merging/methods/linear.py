@@ -6,6 +6,7 @@ from pydantic import Field
 
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.workspace import Copies
 
 
 class AverageArgs(Args):
@@ -36,7 +37,15 @@ class PassthroughArgs(Args):
         return False
 
 
-@method("passthrough", PassthroughArgs, elementwise=True, anchor="0", weights="none", experts=(1, 1))
+@method(
+    "passthrough",
+    PassthroughArgs,
+    elementwise=True,
+    anchor="0",
+    weights="none",
+    experts=(1, 1),
+    on_device=Copies(0, 5.5),
+)
 def passthrough(stack: Stack, args: PassthroughArgs) -> Parts:
     """One model as it is: the last step behind slices of layers, or of other steps.
 
@@ -53,7 +62,14 @@ def passthrough(stack: Stack, args: PassthroughArgs) -> Parts:
     return torch.full_like(stack.base, -0.0), torch.where(tau == 0, stack.base, stack.base + tau)
 
 
-@method("average", AverageArgs, elementwise=True, weights="shares", linear=lambda args: args.normalize)
+@method(
+    "average",
+    AverageArgs,
+    elementwise=True,
+    weights="shares",
+    linear=lambda args: args.normalize,
+    on_device=Copies(1, 3),
+)
 def average(stack: Stack, args: AverageArgs) -> Parts:
     """Mean of the experts; with weights, their soup.
 
@@ -72,7 +88,7 @@ def average(stack: Stack, args: AverageArgs) -> Parts:
     return stack.base, stack.weighted.sum(0) / total
 
 
-@method("task_arithmetic", TaskArithmeticArgs, elementwise=True, linear=True)
+@method("task_arithmetic", TaskArithmeticArgs, elementwise=True, linear=True, on_device=Copies(1, 2))
 def task_arithmetic(stack: Stack, args: TaskArithmeticArgs) -> Parts:
     """Sum of the task vectors.
 

@@ -10,7 +10,7 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import add_truncated, is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Matrix, decomposition, matrices
+from mergeflow.merging.workspace import Copies, Matrix, decomposition, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,7 @@ def _low_rank_bytes(args: LowRankArgs, one: Matrix) -> int:
     elementwise=all_but_matrices,
     anchor="mean θ_t",
     workspace=matrices(_cart_bytes, weighted=False),
+    on_device=Copies(1, 8),
 )
 def cart(stack: Stack, args: CartArgs) -> Parts:
     """Low-rank parts of the task vectors centred at the experts' mean.
@@ -103,6 +104,7 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
     LowRankArgs,
     elementwise=all_but_matrices,
     workspace=matrices(_low_rank_bytes, weighted=False),
+    on_device=Copies(1, 6),
 )
 def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """Low-rank parts of the original task vectors.

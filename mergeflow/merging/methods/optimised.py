@@ -10,7 +10,7 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Matrix, matrices
+from mergeflow.merging.workspace import Copies, Matrix, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def _wudi_bytes(args: WudiArgs, one: Matrix) -> int:
     return max(6 * one.nbytes + inputs, 4 * one.nbytes + 2 * inputs)
 
 
-@method("wudi", WudiArgs, elementwise=all_but_matrices, workspace=matrices(_wudi_bytes))
+@method("wudi", WudiArgs, elementwise=all_but_matrices, workspace=matrices(_wudi_bytes), on_device=Copies(1, 7, 2.33))
 def wudi(stack: Stack, args: WudiArgs) -> Parts:
     """The task vector that interferes least with the inputs of each expert, found without data.
 

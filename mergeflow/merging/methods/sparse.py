@@ -12,7 +12,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.linalg.select import kth_largest_passes, kth_smallest
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
-from mergeflow.merging.workspace import tensors
+from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,12 @@ class PcbArgs(Args):
     keep: float = Field(0.1, gt=0, le=1, description="share of entries kept by competition score, (0, 1]")
 
 
-@method("breadcrumbs", BreadcrumbsArgs, workspace=tensors(lambda experts: 1.5 * experts + 3, weighted=True))
+@method(
+    "breadcrumbs",
+    BreadcrumbsArgs,
+    workspace=tensors(lambda experts: 1.5 * experts + 3, weighted=True),
+    on_device=Copies(2.25, 1.5),
+)
 def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     """Sum of the task vectors without their smallest and largest entries.
 
@@ -104,7 +109,7 @@ def _between(magnitudes: Tensor, low: int, high: int) -> Tensor:
     return keep
 
 
-@method("magmax", MagmaxArgs, elementwise=True, weights="none")
+@method("magmax", MagmaxArgs, elementwise=True, weights="none", on_device=Copies(2, 3))
 def magmax(stack: Stack, args: MagmaxArgs) -> Parts:
     """Entry of largest magnitude among the task vectors.
 
@@ -131,7 +136,7 @@ def tall_masks(taus: Tensor, total: Tensor, threshold: float) -> Tensor:
     return taus.abs() > threshold * (total - taus).abs()
 
 
-@method("consensus", ConsensusArgs, elementwise=True)
+@method("consensus", ConsensusArgs, elementwise=True, on_device=Copies(4, 2))
 def consensus(stack: Stack, args: ConsensusArgs) -> Parts:
     """Sum of the task vectors where enough TALL masks agree.
 
@@ -183,7 +188,7 @@ def _pcb_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     )
 
 
-@method("pcb", PcbArgs, elementwise=True, passes=_pcb_passes)
+@method("pcb", PcbArgs, elementwise=True, passes=_pcb_passes, on_device=Copies(5, 1))
 def pcb(stack: Stack, args: PcbArgs) -> Parts:
     """Sum of the task vectors balanced by competition within and between them.
 

@@ -19,7 +19,7 @@ from mergeflow.merging.methods.dropout import (
 )
 from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
-from mergeflow.merging.workspace import tensors
+from mergeflow.merging.workspace import Copies, tensors
 
 _SCALE = "factor of the direction; any real number"
 
@@ -44,7 +44,7 @@ class BreadcrumbsTiesArgs(BreadcrumbsArgs):
     reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
 
 
-@method("dare_ties", DareTiesArgs, elementwise=True, passes=rest_passes(dare_sparsify))
+@method("dare_ties", DareTiesArgs, elementwise=True, passes=rest_passes(dare_sparsify), on_device=Copies(3, 4))
 def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
     """Random entries dropped, the rest rescaled and merged by TIES: `dare` with `then: ties`.
 
@@ -59,7 +59,13 @@ def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
     return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-@method("della_ties", DellaTiesArgs, passes=rest_passes(della_sparsify), workspace=della_workspace)
+@method(
+    "della_ties",
+    DellaTiesArgs,
+    passes=rest_passes(della_sparsify),
+    workspace=della_workspace,
+    on_device=Copies(2, 10.5),
+)
 def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     """Like `dare_ties`, but large entries are dropped less often: `della` with `then: ties`.
 
@@ -84,6 +90,7 @@ def _breadcrumbs_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     BreadcrumbsTiesArgs,
     passes=_breadcrumbs_passes,
     workspace=tensors(lambda experts: 3 * experts + 4, weighted=True),
+    on_device=Copies(3, 4),
 )
 def breadcrumbs_ties(stack: Stack, args: BreadcrumbsTiesArgs) -> Parts:
     """Task vectors without their smallest and largest entries, merged by TIES.

@@ -9,7 +9,7 @@ from pydantic import Field
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
-from mergeflow.merging.workspace import tensors
+from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,7 @@ class ModelStockArgs(Args):
     anchor="–",
     weights="none",
     experts=(2, 2),
+    on_device=Copies(0, 11),
 )
 def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     """Spherical interpolation of two experts, per tensor.
@@ -85,6 +86,7 @@ def slerp(stack: Stack, args: SlerpArgs) -> Parts:
     passes=inner_product_pass(lambda args: "weights"),
     anchor="–",
     weights="shares",
+    on_device=Copies(5, 4),
 )
 def karcher(stack: Stack, args: KarcherArgs) -> Parts:
     """Riemannian mean of the experts on the sphere, per tensor.
@@ -141,6 +143,7 @@ def _karcher_mean(cosines: Tensor, weights: Tensor, args: KarcherArgs) -> Tensor
     elementwise=in_blocks,
     passes=inner_product_pass(lambda args: "task_vectors"),
     workspace=tensors(lambda experts: 2, weighted=True),
+    on_device=Copies(5, 2),
 )
 def model_stock(stack: Stack, args: ModelStockArgs) -> Parts:
     """Mean of the task vectors, shortened by how much they disagree, per tensor.

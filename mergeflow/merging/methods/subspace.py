@@ -13,7 +13,7 @@ from mergeflow.merging.linalg.spectra import is_zero, polar_, polar_and_values, 
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
-from mergeflow.merging.workspace import Matrix, decomposition, matrices, tensors
+from mergeflow.merging.workspace import Copies, Matrix, decomposition, matrices, tensors
 from mergeflow.merging.workspace import svd as svd_bytes
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:
 _ALIGNED, _TRIMMED = matrices(_knots_bytes), tensors(lambda experts: experts + 4, weighted=True)
 
 
-@method("tsv", TsvArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes))
+@method("tsv", TsvArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes), on_device=Copies(1, 11.2))
 def tsv(stack: Stack, args: TsvArgs) -> Parts:
     """Task singular vectors of all experts, made orthogonal to each other (TSV-M).
 
@@ -220,7 +220,7 @@ def tsv(stack: Stack, args: TsvArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_tsv)
 
 
-@method("iso_c", IsoCArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes))
+@method("iso_c", IsoCArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes), on_device=Copies(1, 8))
 def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     """Sum of the task vectors with all singular values replaced by their mean.
 
@@ -237,7 +237,9 @@ def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_iso_c)
 
 
-@method("iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes))
+@method(
+    "iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes), on_device=Copies(1, 13.4)
+)
 def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     """A flat spectrum over the common space and each expert's own directions outside it.
 
@@ -259,7 +261,7 @@ def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
     return args.then == "task_arithmetic" and all_but_matrices(args, name, model)
 
 
-@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace)
+@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace, on_device=Copies(6, 17))
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
 

@@ -13,7 +13,7 @@ from mergeflow.late import torch
 from mergeflow.merging.linalg.select import kept_of, kth_smallest, threshold_passes
 from mergeflow.merging.linalg.trimming import majority_of, trim_to, trimming_passes
 from mergeflow.merging.method import Args, Parts, Pass, Stack, method
-from mergeflow.merging.workspace import tensors
+from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +110,7 @@ def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
     elementwise=lambda args, _name, _model: args.trim == "global",
     passes=_passes,
     workspace=tensors(lambda experts: experts + 4),
+    on_device=Copies(2, 4),
 )
 def ties(stack: Stack, args: TiesArgs) -> Parts:
     """Disjoint mean of the trimmed task vectors.
