@@ -43,11 +43,6 @@ class TunedModels:
         """Return all the other tasks."""
         return [other for other in self.tuned if other != task]
 
-    def only(self, *tasks: str) -> "TunedModels":
-        """Return the same for some tasks, so that the edits of few models are in memory at a time."""
-        tuned, tests = ({task: of[task] for task in tasks} for of in (self.tuned, self.tests))
-        return TunedModels(self.model, self.start, tuned, tests)
-
 
 def rows_of(found: Mapping[str, Mapping[str, Linearity]], **known: Any) -> list[Row]:
     """Return one row for each combination and layer: means, the quartiles of 1 − cos and coef, and coef's median."""

@@ -18,7 +18,7 @@ between f(θ0 + λτ_i) and f(θ0). Margins are ours and were written before the
 arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -26,8 +26,9 @@ from typing import Any
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.linearity.affine import Combination, Linearity, affine, combine
+from mergeflow.linearity.affine import Combination, Linearity, affine, apart, combine
 from mergeflow.linearity.layers import find_layers
+from mergeflow.modality import State
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
@@ -54,6 +55,7 @@ from tasks.studies.verdicts import within
 
 STUDY = "linearity_edits"
 ERROR = 0.2  # of Eq. 4 at the smallest λ
+BASE = "base"
 
 
 class Options(Section):
@@ -94,21 +96,35 @@ def measure(io: StageIO, options: Options, tasks: Tasks, seed: int) -> dict[str,
     """
     done = train_world(options.world, tasks(), seed)
     found, rows, asked = measure_edits(done, options.scale, options.scales, seed=seed)
-    shown = {}
-    for equation in dict.fromkeys(known["equation"] for _, known in asked.values()):
-        shown[equation] = next(
-            found[n]
-            for n, (_, known) in asked.items()
-            if known["equation"] == equation and known["scale"] == options.scale
-        )
-    write_samples(shown, samples_file(io, seed))
+    write_samples(examples_of(found, asked, options.scale), samples_file(io, seed))
     return {"rows": rows}
+
+
+Asked = Mapping[str, tuple[Combination, Row]]
+"""Name → a combination, and what is known of it."""
+
+
+def examples_of(
+    found: Mapping[str, dict[str, Linearity]], asked: Asked, scale: float
+) -> dict[str, dict[str, Linearity]]:
+    """Return equation → what was found of the first of its combinations at a scale.
+
+    Args:
+        found: of each combination.
+        asked: the combinations.
+        scale: λ.
+    """
+    shown: dict[str, dict[str, Linearity]] = {}
+    for name, (_, known) in asked.items():
+        if known["scale"] == scale:
+            shown.setdefault(known["equation"], found[name])
+    return shown
 
 
 def measure_edits(
     done: Tuned, scale: float, scales: Sequence[float], **known: Any
-) -> tuple[dict[str, dict[str, Linearity]], list[Row], dict[str, tuple[Combination, Row]]]:
-    """Measure the three equations at every layer.
+) -> tuple[dict[str, dict[str, Linearity]], list[Row], Asked]:
+    """Measure the three equations at every layer; the edits of one task, or of one pair, are in memory at a time.
 
     Args:
         done: models tuned from one start.
@@ -119,46 +135,57 @@ def measure_edits(
     Returns:
         What was found of each combination, its rows, and the combinations with what is known of them.
     """
-    ends, asked = edits(done, scale, scales)
-    sources = {task: done.tests[task] for task in done.tuned}
+    asked = edits(done.tuned, scale, scales)
     layers = find_layers(done.model.module)
-    found = affine(done.model, sources, ends, {name: one for name, (one, _) in asked.items()}, layers, batch_size=500)
-    rows = [row for name, one in found.items() for row in rows_of({name: one}, **known, **asked[name][1])]
+    start = apart(done.start, done.model)  # which each pass loads other weights over
+    found: dict[str, dict[str, Linearity]] = {}
+    for tasks in dict.fromkeys(one.on for one, _ in asked.values()):
+        own = {name: one for name, (one, _) in asked.items() if one.on == tasks}
+        needed = dict.fromkeys(end for one in own.values() for end in one.weights)
+        ends = {end: edited(start, done.tuned, end) for end in needed}
+        sources = {task: done.tests[task] for task in done.tuned if task in (tasks or ())}
+        found |= affine(done.model, sources, ends, own, layers, batch_size=500)
+    rows = [row for name, (_, told) in asked.items() for row in rows_of({name: found[name]}, **known, **told)]
     return found, rows, asked
 
 
-def edits(
-    done: Tuned, scale: float, scales: Sequence[float]
-) -> tuple[dict[str, Any], dict[str, tuple[Combination, Row]]]:
-    """Return the edited models, and the combinations of each equation with what is known of them.
+def edited(start: State, tuned: Mapping[str, State], end: str) -> State:
+    """Return θ0 + λτ of an end of `edits`, named by task and λ, or θ0, named `base`.
 
     Args:
-        done: models tuned from one start.
+        start: θ0.
+        tuned: task → θ_t.
+        end: its name.
+    """
+    if end == BASE:
+        return start
+    task, _, by = end.rpartition(" ")
+    return combine([start, tuned[task]], [1 - float(by), float(by)])
+
+
+def edits(tasks: Iterable[str], scale: float, scales: Sequence[float]) -> dict[str, tuple[Combination, Row]]:
+    """Return the combinations of each equation, with what is known of them.
+
+    Args:
+        tasks: whose models are edited.
         scale: λ of Eq. 2.
         scales: λ of Eq. 3 and 4.
     """
-    ends: dict[str, Any] = {"base": done.start}
     asked: dict[str, tuple[Combination, Row]] = {}
-
-    def edited(task: str, by: float) -> str:
-        name = f"{task} {by:+g}"
-        ends[name] = combine([done.start, done.tuned[task]], [1 - by, by])
-        return name
-
+    tasks = list(tasks)
     for reading, factor in (("2λ", 2.0), ("λ", 1.0)):
-        for i, j in combinations(done.tuned, 2):
-            pair = {edited(task, factor * scale): 0.5 for task in (i, j)}
+        for i, j in combinations(tasks, 2):
+            pair = {f"{task} {factor * scale!r}": 0.5 for task in (i, j)}
             known = {"equation": f"Eq. 2, ends {reading}", "scale": scale, "tasks": f"{i} – {j}"}
             asked[f"{reading} {i} – {j}"] = Combination(pair, on=frozenset({i, j})), known
     for by in scales:
-        for task in done.tuned:
-            plus, minus = edited(task, by), edited(task, -by)
-            only = frozenset({task})
+        for task in tasks:
+            plus, minus, only = f"{task} {by!r}", f"{task} {-by!r}", frozenset({task})
             mirror = Combination({plus: 0.5, minus: 0.5}, on=only)
             asked[f"3 {task} {by:g}"] = mirror, {"equation": "Eq. 3", "scale": by, "tasks": task}
-            less = Combination({"base": 2.0, plus: -1.0}, on=only)
+            less = Combination({BASE: 2.0, plus: -1.0}, on=only)
             asked[f"4 {task} {by:g}"] = less, {"equation": "Eq. 4", "scale": by, "tasks": task}
-    return ends, asked
+    return asked
 
 
 def findings(rows: list[Row], scale: float, scales: Sequence[float]) -> list[Finding]:

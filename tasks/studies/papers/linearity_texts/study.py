@@ -20,8 +20,7 @@ before the run.
 """
 
 from functools import partial
-from itertools import combinations
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -33,7 +32,7 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.linear_rows import Row, TunedModels, one_thread, read_samples, samples_file, write_samples
-from tasks.studies.papers.linearity_edits.study import measure_edits
+from tasks.studies.papers.linearity_edits.study import examples_of, measure_edits
 from tasks.studies.papers.linearity_texts.checkpoints import Checkpoints, open_checkpoints
 from tasks.studies.papers.linearity_texts.identities import feature_rows, sample_rows, vector_rows
 from tasks.studies.papers.linearity_texts.results import findings, tables
@@ -100,7 +99,8 @@ def measure(io: StageIO, options: Options, seed: int) -> dict[str, list[Row]]:
     else:
         assert options.world is not None
         done = train_texts(options.world, seed)
-    edits, found = edit_rows(done, options.scale, options.scales, seed)
+    measured, edits, asked = measure_edits(done, options.scale, options.scales, seed=seed)
+    found = examples_of(measured, asked, options.scale)
     write_samples(found, samples_file(io, seed))
     return {
         "edits": edits,
@@ -109,32 +109,6 @@ def measure(io: StageIO, options: Options, seed: int) -> dict[str, list[Row]]:
         "features": feature_rows(done, seed),
         "samples": sample_rows(edits, found, samples_file(io, seed), seed),
     }
-
-
-def edit_rows(
-    done: TunedModels, scale: float, scales: list[float], seed: int
-) -> tuple[list[Row], dict[str, dict[str, Any]]]:
-    """Return the rows of the equations, and one example of each at `scale` with its samples.
-
-    A pair's edits, or a task's, are in memory at a time: thirty copies of T5-base would be 27 GB.
-
-    Args:
-        done: models tuned from one start.
-        scale: λ of Eq. 2.
-        scales: λ of Eq. 3 and 4.
-        seed: in every row.
-    """
-    pairs = [(list(pair), list[float]()) for pair in combinations(done.tuned, 2)]
-    asked = pairs + [([task], scales) for task in done.tuned]
-    rows: list[Row] = []
-    shown: dict[str, dict[str, Any]] = {}
-    for tasks, tried in asked:
-        found, own, known = measure_edits(done.only(*tasks), scale, tried, seed=seed)
-        rows += own
-        for name, (_, told) in known.items():
-            if told["scale"] == scale:
-                shown.setdefault(told["equation"], found[name])
-    return rows, shown
 
 
 def expert_rows(done: TunedModels, seed: int) -> list[Row]:
