@@ -170,6 +170,7 @@ class Pass:
         finds: Names of further results that `finish` puts among what is known, where it can.
         unless: Name of a result that makes the pass needless where it is known already.
         only: (args, tensor's name, model) → whether a tensor is read; all are by default.
+        held: (model, elements that are read of each expert, workers) → bytes that its accumulators hold at most.
     """
 
     name: str
@@ -181,6 +182,7 @@ class Pass:
     finds: tuple[str, ...] = ()
     unless: str = ""
     only: Elementwise | None = None
+    held: Callable[[Model, int, int], int] = lambda _model, _elements, _workers: 0
 
     def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:
         """Return the same pass for a method that wraps another: it sees `inner(args)` instead of args."""

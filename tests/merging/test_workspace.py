@@ -1,5 +1,6 @@
 """What methods hold beside their inputs is what they say, which the plan's peak of memory is made of."""
 
+import tracemalloc
 from math import prod
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.merging import configure, methods, prepare
-from mergeflow.merging.engine import Engine, treats_elements_alone
+from mergeflow.merging.engine import Engine, sampled_units, treats_elements_alone
 from mergeflow.merging.methods import spherical
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 from tests.merging.helpers import EDGE, fitting
@@ -62,3 +63,17 @@ def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, states,
     assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)
     for tensor, direction in whole.direction.items():
         torch.testing.assert_close(blocks.direction[tensor], direction, rtol=1e-6, atol=1e-7)
+
+
+def test_what_the_sample_of_ties_takes_is_foretold():
+    """NumPy's arrays alone are counted: the runs of all experts side by side, and one expert's in order."""
+    base, *experts = ({"w": torch.randn(3000, 1000, generator=torch.Generator().manual_seed(n))} for n in range(5))
+    named = dict(zip("abcd", experts, strict=True))
+    call, model = configure("ties"), model_of(base, named)
+    sample = call.method.passes(call.arguments, model.dtype)[0]
+    read = sum(unit.stop - unit.start for unit in sampled_units(model))
+    tracemalloc.start()
+    Engine(call, Stacks(base, named, model), workers=1).first_passes()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.4 <= peak / sample.held(model, read, 1) <= 1

@@ -10,7 +10,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
-from mergeflow.merging.engine import BUFFER, default_workers, treats_elements_alone, unit_bytes, units_of
+from mergeflow.merging.engine import BUFFER, default_workers, sampled_units, treats_elements_alone, unit_bytes, units_of
 from mergeflow.merging.files.computed import Computed
 from mergeflow.merging.files.inputs import Inputs, open_inputs
 from mergeflow.merging.files.mixture import Mixture
@@ -20,6 +20,7 @@ from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.files.steps import steps_to_write
+from mergeflow.merging.method import Model, Pass
 from mergeflow.merging.treatment import Treatment, survey
 
 # What Python with torch (a build with CUDA) holds before any tensor is read, and a worker that reads blocks.
@@ -180,6 +181,7 @@ def make_plan(
     costs = sorted(unit_bytes(call, model, unit) for unit in units_of(call, model, infos, infos))
     threads = workers or default_workers()
     held = min(buffer + costs[-1], sum(costs[-threads:])) if costs else 0
+    accumulated = max((one.held(model, _elements(one, model), threads) for one in first), default=0)
     whole = not all(treats_elements_alone(call, model, name) for name in model.shapes)
     return Plan(
         call=call,
@@ -190,7 +192,7 @@ def make_plan(
         bytes_read=read,
         bytes_written=sum(info.nbytes for info in out_infos.values()),
         passes=passes,
-        peak_memory=process_bytes(threads, whole) + held,
+        peak_memory=process_bytes(threads, whole) + held + accumulated,
         shards=_shards(recipe, inputs.base, out_infos),
         out=recipe.out,
         notes=inputs.notes,
@@ -199,6 +201,11 @@ def make_plan(
         steps={name: _in_words(step, inputs.steps.get(name), name in written) for name, step in recipe.steps or ()},
         written=written,
     )
+
+
+def _elements(one: Pass, model: Model) -> int:
+    """Return how many elements of each expert a pass reads, at most."""
+    return sum(unit.stop - unit.start for unit in sampled_units(model)) if one.sampled else model.numel
 
 
 def process_bytes(threads: int, whole: bool) -> int:

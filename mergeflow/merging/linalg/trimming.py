@@ -68,6 +68,11 @@ def _sampled(found: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Ten
     return found
 
 
+def _sample_bytes(model: Model, elements: int, _workers: int) -> int:
+    """Return the bytes of the runs, of those of all experts side by side, and of one expert's while they are sorted."""
+    return (2 * len(model.experts) + 2) * elements * model.dtype.itemsize
+
+
 def _windows(found: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _Windows:
     runs = [found[key].numpy() for key in sorted(found)]
     starts = np.cumsum([0, *(run.shape[1] for run in runs)])[:-1]
@@ -241,6 +246,7 @@ def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:
         lambda a, b: {**a, **b},
         partial(_windows, rank=rank),
         sampled=True,
+        held=_sample_bytes,
     )
     return sample, Pass(
         f"{name}.window",
@@ -249,4 +255,7 @@ def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:
         _merge,
         partial(_finish, rank=rank, name=name),
         finds=(name, "majority"),
+        held=lambda model, elements, workers: min(
+            workers * _KEPT, len(model.experts) * elements * model.dtype.itemsize
+        ),
     )
