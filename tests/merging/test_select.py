@@ -9,7 +9,7 @@ from mergeflow.checkpoints.dtype import dtype_of
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.select import kth_largest_passes, ordered_bits
-from mergeflow.merging.method import Pass
+from mergeflow.merging.passes import Pass
 from mergeflow.merging.stacks import Stacks, model_of
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.dtype import FLOAT32, DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Model, Pass, Stack
+from mergeflow.merging.method import Model, Stack
+from mergeflow.merging.passes import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor

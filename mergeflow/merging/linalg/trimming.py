@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.late import np, torch
 from mergeflow.merging.linalg.tally import Tally, merged
-from mergeflow.merging.method import Model, Pass, Stack
+from mergeflow.merging.method import Model, Stack
+from mergeflow.merging.passes import Pass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

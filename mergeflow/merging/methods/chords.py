@@ -8,8 +8,9 @@ from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Model, Parts, Pass, Stack, method
+from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.passes import Pass
 from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.blocks import BLOCK
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.method import Args, Method, Model, Parts, Pass, Stack, method
+from mergeflow.merging.method import Args, Method, Model, Parts, Stack, method
+from mergeflow.merging.passes import Pass
 from mergeflow.merging.workspace import Copies
 
 # Outside the blocks a transformer has what makes tokens of its input, and behind them norms, projections and heads.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
-from mergeflow.merging.method import Parts, Pass, Stack, method
+from mergeflow.merging.method import Parts, Stack, method
 from mergeflow.merging.methods.dropout import (
     DareArgs,
     DellaArgs,
@@ -19,6 +19,7 @@ from mergeflow.merging.methods.dropout import (
 )
 from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
+from mergeflow.merging.passes import Pass
 from mergeflow.merging.workspace import Copies, tensors
 
 _SCALE = "factor of the direction; any real number"
