@@ -116,14 +116,11 @@ def count_classes(name: str, base: Mapping[str, Tensor]) -> int:
 def _pictures(size: int, encode: Callable[[nn.Module, Tensor], Any]) -> Callable[[str, int], Featured]:
     def read(source: str, count: int) -> Featured:
         from mergeflow.modalities.vision.decoding import image_decoding
-        from mergeflow.modalities.vision.sources.kinds import open_images
+        from mergeflow.modalities.vision.sources.kinds import open_samples
 
         if Path(source).is_dir():
             return Samples(read_prepared(Path(source), count), encode)
-        # suite:NAME has many tasks; its address names one after a slash.
-        task = source.partition("?")[0].rpartition("/")[2].rpartition(":")[2]
-        raw = open_images(task, source)
-        return Samples(read_images(raw, image_decoding(size).decode, count), encode)
+        return Samples(read_images(open_samples(source), image_decoding(size).decode, count), encode)
 
     return read
 

@@ -149,8 +149,8 @@ def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folde
     ("source", "told"),
     [
         ("suite:pocket8/digits?colour=1.5", "expected P(red | odd), a number from 0 to 1"),
-        ("folder:one", "one class only ('x') found"),
         ("folder:empty", "no class folders found"),
+        ("folder:one?classes=0-1", "the task has no classes; this transform is for tasks that have"),
     ],
 )
 def test_samples_that_cannot_be_read_leave_the_weights_to_judge(
@@ -165,3 +165,21 @@ def test_samples_that_cannot_be_read_leave_the_weights_to_judge(
     found = json.loads(done.output)
     assert len(found["scales"]) == 4
     assert told in found["remarks"][0]
+
+
+@pytest.mark.parametrize("place", ["loose", "one", "loose?rotate=90"])
+def test_a_folder_of_pictures_needs_no_classes(folder: Path, tmp_path: Path, place: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for number in range(6):
+        pixels = torch.randint(0, 256, (40, 32, 3), generator=draw, dtype=torch.uint8).numpy()
+        for path in (tmp_path / f"loose/{number}.png", tmp_path / f"one/x/{number}.png"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    (tmp_path / "loose/licence.txt").write_text("free")
+    done = run(
+        str(folder / "ac.yaml"), "--architecture", "pocket-clip", "--data", f"folder:{tmp_path}/{place}", "--json"
+    )
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.output)
+    assert found["remarks"] == []
+    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]

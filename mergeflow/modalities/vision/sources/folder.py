@@ -60,6 +60,32 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
     )
 
 
+def open_loose(task_name: str, uri: str, seed: int) -> RawTask | None:
+    """Open every image below a folder, whatever its layout, as one split without classes.
+
+    Args:
+        task_name: task name.
+        uri: path or fsspec URI of the folder.
+        seed: decides the chance in transforms.
+
+    Returns:
+        The task; None where there are no images.
+
+    Raises:
+        MergeflowError: missing path.
+    """
+    location = Location.open(uri)
+    items = [(parts, 0) for parts in location.list_files() if _is_image(parts)]
+    if location.is_file() or not items:
+        return None
+    splits, counts = {"train": partial(_examples, location, items)}, {"train": len(items)}
+    return RawTask(task_name, None, None, splits, seed=seed, counts=counts)
+
+
+def _is_image(parts: Sequence[str]) -> bool:
+    return PurePosixPath(parts[-1]).suffix.lower() in IMAGE_EXTENSIONS
+
+
 def _split_roots(location: Location, top: Sequence[str], task_name: str) -> dict[str, tuple[str, ...]]:
     """Return {split: path parts of its folder}; {"train": ()} when the top folders are classes."""
     splits = [name for name in top if split_of(name)]
@@ -86,7 +112,7 @@ def _list_items(location: Location, roots: dict[str, tuple[str, ...]], names: Se
     label = {name: index for index, name in enumerate(names)}
     items: dict[str, list[_Item]] = {split: [] for split in roots}
     for parts in location.list_files():
-        is_image = PurePosixPath(parts[-1]).suffix.lower() in IMAGE_EXTENSIONS
+        is_image = _is_image(parts)
         split = next((split for split, root in roots.items() if parts[: len(root)] == root), None)
         inner = parts[len(roots[split]) :] if split else parts
         if split and len(inner) > 1 and is_image:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mergeflow.data.address import Opener, open_source, rooted
 from mergeflow.data.task import RawTask
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
-from mergeflow.modalities.vision.sources.folder import open_folder
+from mergeflow.modalities.vision.sources.folder import open_folder, open_loose
 from mergeflow.modalities.vision.sources.hub import open_hub
 from mergeflow.modalities.vision.sources.parquet import open_parquet
 from mergeflow.modalities.vision.sources.real_tasks import clip_class_names, find_real_task
@@ -70,3 +71,27 @@ SOURCES: Mapping[str, Opener] = {
     "torchvision": open_torchvision,
     "hf": open_hub,
 }
+
+
+def open_samples(source: str) -> RawTask:
+    """Open images that are looked at without their labels: of a folder without classes, all images below it.
+
+    Args:
+        source: as of `open_images`.
+
+    Raises:
+        MergeflowError: as of `open_images`.
+    """
+    # suite:NAME has many tasks; its address names one after a slash.
+    task = source.partition("?")[0].rpartition("/")[2].rpartition(":")[2]
+    return open_source(task, source, {**SOURCES, "folder": _any_folder}, TRANSFORMS)
+
+
+def _any_folder(task_name: str, place: str, seed: int, root: Path) -> RawTask:
+    try:
+        return SOURCES["folder"](task_name, place, seed, root)
+    except MergeflowError:
+        loose = open_loose(task_name, rooted(place, root), seed)
+        if loose is None:
+            raise
+        return loose
