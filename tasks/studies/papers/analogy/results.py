@@ -6,7 +6,8 @@ from textwrap import fill
 
 from matplotlib.figure import Figure
 
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
+from tasks.plotting.intervals import curve
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.adviser.results import by_seed
 from tasks.studies.pieces import Row
@@ -103,10 +104,11 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         targets = list(dict.fromkeys(row["target"] for row in rows if row["attributes"] == name))
         dress(panel, name, "", "test accuracy, %" if panel in axes[::2] else "")
         for number, way in enumerate(("base", NEAREST, SUM, ANALOGY, TRAINED)):
-            means = [fmean(scores(rows, name, way, target)) for target in targets]
             label = way if panel is axes[0] else "_again"
-            places = [place + _BESIDE * (number - 2) for place in range(len(targets))]
-            panel.plot(places, means, label=label, **series_style(number) | {"linestyle": ""})
+            found = {
+                place + _BESIDE * (number - 2): scores(rows, name, way, target) for place, target in enumerate(targets)
+            }
+            curve(panel, found, label, number, linestyle="")
         panel.set_xticks(range(len(targets)), labels=[fill(target, 10) for target in targets])
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return {"targets": figure}

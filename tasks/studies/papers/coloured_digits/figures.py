@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.heat import OUTLINED, colour_bar, heat_map, numbered, over
 from tasks.plotting.palette import INK
 from tasks.studies.papers.coloured_digits.measuring import CASES, SCALES
 from tasks.studies.papers.coloured_digits.results import picked
@@ -17,7 +18,7 @@ Row = dict[str, Any]
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Return the study's figures, name → figure."""
-    return {"scales": scales_figure(rows), "targets": targets_figure(rows)}
+    return {"scales": scales_figure(rows), "targets": targets_figure(rows), "pairs": pairs_figure(rows)}
 
 
 def scales_figure(rows: Sequence[Row]) -> Figure:
@@ -39,23 +40,43 @@ def scales_figure(rows: Sequence[Row]) -> Figure:
 
 
 def targets_figure(rows: Sequence[Row]) -> Figure:
-    """Draw validation accuracy on the third task over λ_1 and λ_2, with the two regions of Equation 7."""
+    """Draw validation accuracy on the third task over λ_1 and λ_2, with the two regions of Equation 7 and the best."""
     lengths = sorted({row["steps"] for row in rows})
-    figure, axes = panels(len(lengths), 2, 3.6, sharey=True)
+    figure, axes = panels(len(lengths), 2, 3.9, sharey=True)
     for panel, steps in zip(axes, lengths, strict=True):
         own = picked(rows, part="grid", steps=steps)
         values = sorted({row["scale_1"] for row in own})
         at = {(row["scale_1"], row["scale"]): picked(own, scale_1=row["scale_1"], scale=row["scale"]) for row in own}
 
-        def over(key: str, at: Any = at, values: list[float] = values) -> np.ndarray:
+        def mean(key: str, at: Any = at, values: list[float] = values) -> np.ndarray:
             return np.array([[fmean(float(row[key]) for row in at[one, two]) for one in values] for two in values])
 
-        dress(panel, f"{steps} steps", "λ_1", "λ_2" if panel is axes[0] else "", "both")
-        drawn = panel.pcolormesh(values, values, over("validation_1"), shading="nearest", cmap="cividis")
-        drawn.set_rasterized(False)
+        dress(panel, f"{steps} steps", "λ₁", "λ₂" if panel is axes[0] else "")
+        drawn = heat_map(panel, values, values, mean("validation_1"))
         for margin, style in (("0.2", "solid"), ("1", "dashed")):
-            promised = over(f"promised_{margin}")
+            promised = mean(f"promised_{margin}")
             if promised.min() < 0.5 < promised.max():
-                panel.contour(values, values, promised, levels=[0.5], colors="white", linestyles=style)
-    figure.colorbar(drawn, ax=axes, label="accuracy on the third task, %")
+                lines = panel.contour(values, values, promised, levels=[0.5], colors="white", linestyles=style)
+                lines.set_path_effects(OUTLINED)
+                over(panel, [], [], f"Equation 7, margin {margin}", linestyle=style)
+        two, one = np.unravel_index(mean("validation_1").argmax(), (len(values), len(values)))
+        over(panel, [values[one]], [values[two]], "the best of the grid", marker="*", markersize=11, linestyle="")
+        over(panel, [1, 0], [0, 1], "each expert alone", marker="o", markersize=5, linestyle="")
+    colour_bar(axes, drawn, "accuracy on the third task, %")
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def pairs_figure(rows: Sequence[Row]) -> Figure:
+    """Draw α̂ of all experts, the cosines of their task vectors, and each expert's accuracy on every task."""
+    lengths = sorted({row["steps"] for row in rows})
+    shown = {"alpha": "α̂", "cosine": "cosine", "test_1": "accuracy, %"}
+    figure, axes = panels(len(lengths) * len(shown), len(shown), 3.1)
+    for index, panel in enumerate(axes):
+        steps, key = lengths[index // len(shown)], list(shown)[index % len(shown)]
+        own = picked(rows, part="pair", steps=steps)
+        names = sorted({row["first"] for row in own}, key=lambda name: float(name[1:]))
+        cells = [[fmean(row[key] for row in picked(own, first=one, second=two)) for two in names] for one in names]
+        dress(panel, f"{shown[key]}, {steps} steps", "task, r_o", "expert, r_o" if key == "alpha" else "")
+        numbered(panel, [name[1:] for name in names], cells, *((0, 100) if key == "test_1" else (-1, 1)))
     return figure

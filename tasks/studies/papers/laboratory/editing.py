@@ -6,7 +6,17 @@ from statistics import fmean
 import numpy as np
 
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import Row, Rows, critical, part, per_seed, retained_until, slope, whole
+from tasks.studies.papers.laboratory.rows import (
+    CASE_C,
+    Row,
+    Rows,
+    critical,
+    part,
+    per_seed,
+    retained_until,
+    slope,
+    whole,
+)
 from tasks.studies.results import Finding, with_interval
 from tasks.studies.verdicts import all_hold, within
 
@@ -114,7 +124,7 @@ def unlearning_findings(rows: Rows, options: Options) -> Iterator[Finding]:
         "For 0 < α < 1 − c and 0 ≤ λ ≤ c/2 task 1 is kept and the loss of task 2 is at least c/2 (Theorem 2, C).",
         f"hinge of task 2 less c/2 at least {with_interval(spare, 3)}, of task 1 at most {with_interval(kept, 3)}",
         all_hold([within(spare, low=0.0), within(kept, high=solved)]),
-        f"c = 0.9 (1 − α): hinge of task 2 ≥ c/2, of task 1 ≤ {solved:g}",
+        f"c = {CASE_C:g} (1 − α): hinge of task 2 ≥ c/2, of task 1 ≤ {solved:g}",
     )
     right = per_seed(aligned, lambda own: min(row["accuracy_2"] for row in own))
     yield Finding(
@@ -128,7 +138,7 @@ def unlearning_findings(rows: Rows, options: Options) -> Iterator[Finding]:
 
 
 def _c(alpha: float) -> float:
-    return 0.9 * (1 - alpha)
+    return CASE_C * (1 - alpha)
 
 
 def _retained(rows: Rows, solved: float) -> list[tuple[float, float]]:

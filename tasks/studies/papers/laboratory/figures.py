@@ -11,9 +11,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mergeflow.analysis.provable.conditions import predicted_outputs
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels, series_style
+from tasks.plotting.heat import colour_bar, heat_map, over
 from tasks.plotting.palette import INK
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import Row, part, whole
+from tasks.studies.papers.laboratory.rows import CASE_C, Row, critical, part, per_seed, whole
 
 _SHOWN = (-3.0, 3.0)
 
@@ -21,7 +22,7 @@ _SHOWN = (-3.0, 3.0)
 def figures(rows: Sequence[Row], options: Options) -> dict[str, Figure]:
     """Return the study's figures, name → figure."""
     return {
-        "phases": phase_figure(rows),
+        "phases": phase_figure(rows, options.solved),
         "curves": curve_figure(rows),
         "convergence": convergence_figure(rows),
         "targets": target_figure(rows, options.c, options.solved),
@@ -29,29 +30,46 @@ def figures(rows: Sequence[Row], options: Options) -> dict[str, Figure]:
     }
 
 
-def phase_figure(rows: Sequence[Row]) -> Figure:
-    """Draw the hinge losses of both tasks over α and λ, with the predicted boundaries."""
-    figure, axes = panels(2, 2, 3.9)
+def phase_figure(rows: Sequence[Row], solved: float) -> Figure:
+    """Draw hinge loss and accuracy of both tasks over α and λ, with predicted and measured boundaries.
+
+    Args:
+        rows: of all experiments.
+        solved: the hinge loss up to which a task counts as solved.
+    """
+    figure, axes = panels(4, 2, 3.4, sharex=True, sharey=True)
     own = [row for row in whole(rows) if _SHOWN[0] <= row["scale"] <= _SHOWN[1]]
     alphas, scales = (sorted({row[key] for row in own}) for key in ("alpha", "scale"))
-    line = np.linspace(min(alphas), max(alphas), 200)
-    for number, panel in enumerate(axes, 1):
-        dress(panel, f"Hinge loss on task {number}", "α", "λ" if number == 1 else "", grid="both")
-        loss = [[_mean(own, f"hinge_{number}", alpha=alpha, scale=scale) for alpha in alphas] for scale in scales]
-        drawn = panel.pcolormesh(alphas, scales, np.minimum(loss, 1), shading="nearest", cmap="cividis", vmin=0, vmax=1)
-        drawn.set_rasterized(False)
-        addable = line >= 0
-        panel.plot(line[addable], 1 - line[addable], color="white", label="λ = 1 − α")
-        negative = line < -1e-9
-        lower = -1 / line[negative] ** 2
-        panel.plot(line[negative][lower >= _SHOWN[0]], lower[lower >= _SHOWN[0]], "w--", label="λ = −1/α²")
-        panel.set_ylim(*_SHOWN)
-    figure.colorbar(drawn, ax=axes, label="hinge loss, cut at 1")
-    handles, labels = axes[0].get_legend_handles_labels()
-    box = figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=True, facecolor="#555555")
-    for text in box.get_texts():
-        text.set_color("white")
+    names = {"hinge": "hinge loss, cut at 1", "accuracy": "accuracy, %"}
+    for row, (key, label) in enumerate(names.items()):
+        for number, panel in enumerate(axes[2 * row : 2 * row + 2], 1):
+            dress(panel, f"Task {number}: {label}", "α" if row else "", "λ" if number == 1 else "")
+            cells = [[_mean(own, f"{key}_{number}", alpha=alpha, scale=scale) for alpha in alphas] for scale in scales]
+            seen = np.minimum(cells, 1) if key == "hinge" else 100 * np.array(cells)
+            drawn = heat_map(panel, alphas, scales, seen, vmin=0, vmax=1 if key == "hinge" else 100)
+            panel.set_ylim(*_SHOWN)
+            _boundaries(panel, alphas)
+            if number == 2:
+                addable = [alpha for alpha in alphas if alpha >= 0]
+                least = [_smallest(own, alpha, solved) for alpha in addable]
+                over(panel, addable, least, "smallest λ that solves task 2", marker="o", linestyle="")
+        colour_bar(axes[2 * row : 2 * row + 2], drawn, label)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
+
+
+def _boundaries(panel: Axes, alphas: Sequence[float]) -> None:
+    """Draw where Theorems 1 and 2 see the ends of addition, of unlearning, and of unlearning in case C."""
+    line = np.linspace(min(alphas), max(alphas), 200)
+    positive, negative = line[line >= 0], line[line < -1e-9]
+    over(panel, positive, 1 - positive, "λ = 1 − α")
+    over(panel, negative, -1 / negative**2, "λ = −1/α²", linestyle="--")
+    over(panel, positive, CASE_C * (1 - positive) / 2, f"λ = c/2, c = {CASE_C:g} (1 − α)", linestyle=":")
+
+
+def _smallest(rows: Sequence[Row], alpha: float, solved: float) -> float:
+    own = part(rows, alpha=alpha)
+    return fmean(per_seed(own, lambda found: critical(sorted(found, key=lambda row: row["scale"]), solved)))
 
 
 def curve_figure(rows: Sequence[Row]) -> Figure:
@@ -86,18 +104,22 @@ def convergence_figure(rows: Sequence[Row]) -> Figure:
         own = part(rows, part="convergence", varied=varied)
         at = sorted({row["at"] for row in own})
         means = [_mean(own, "steps", at=one) for one in at]
-        dress(panel, label, "", "steps until solved" if panel is axes[0] else "", grid="both")
+        told = f"{label}, slope {slopes[varied]}" if varied in slopes else label
+        dress(panel, told, "", "steps until solved" if panel is axes[0] else "", grid="both")
         panel.plot(at, means, label="measured", **series_style(0))
         if varied in slopes:
             style = {**series_style(1), "marker": "", "linestyle": ":"}
             line = [means[0] * (one / at[0]) ** slopes[varied] for one in at]
-            panel.plot(at, line, label=f"slope {slopes[varied]}", **style)
-            panel.legend(frameon=False)
+            panel.plot(at, line, label="slope of the theory", **style)
         panel.set(xscale="log", yscale="log")
         number_ticks(panel, at, logarithmic=True)
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_locator(NullLocator())
+        low, high = panel.get_ylim()
+        if high < 2 * low:  # an axis of tenths of a step would show noise
+            panel.set_ylim(low / 2, 2 * high)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
 

@@ -9,6 +9,8 @@ import numpy as np
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
+CASE_C = 0.9  # Theorem 2 (C) asks for α < 1 − c; c = 0.9 (1 − α) is taken
+
 
 def part(rows: Iterable[Row], **wanted: Any) -> list[Row]:
     """Return the rows with these values."""

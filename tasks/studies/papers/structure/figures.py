@@ -5,11 +5,14 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
+from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED
 from tasks.studies.papers.structure.results import SCORES, Scores
 from tasks.studies.pieces import Row
 from tasks.studies.reductions import FULL, LORA, PRUNED, SVD
+
+_BESIDE = 1.06  # from one kind's marks to the next one's, on a logarithmic axis
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -24,7 +27,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def _over(scores: Scores, kinds: Sequence[str], label: str) -> Figure:
-    """Draw each score over the amount that is kept, a line for each kind, a level for whole task vectors."""
+    """Draw each score over the amount that is kept, a curve with intervals for each kind, a level for the whole."""
     figure, axes = panels(len(SCORES), 3, 2.8)
     for panel, score in zip(axes, SCORES, strict=True):
         first = panel is axes[0]
@@ -32,9 +35,9 @@ def _over(scores: Scores, kinds: Sequence[str], label: str) -> Figure:
         whole = fmean(scores.of(FULL, None, score))
         panel.axhline(whole, color=MUTED, linestyle="--", linewidth=1, label="whole" if first else "_again")
         for number, kind in enumerate(kinds):
-            amounts = scores.amounts(kind)
-            means = [fmean(scores.of(kind, amount, score)) for amount in amounts]
-            panel.plot(amounts, means, label=kind if first else "_again", **series_style(number))
+            aside = _BESIDE ** (number - (len(kinds) - 1) / 2)
+            found = {aside * amount: scores.of(kind, amount, score) for amount in scores.amounts(kind)}
+            curve(panel, found, kind if first else "_again", number)
         shown = sorted({amount for kind in kinds for amount in scores.amounts(kind)})
         panel.set_xscale("log")
         panel.set_xticks(shown, labels=[f"{amount:g}" for amount in shown])

@@ -5,7 +5,8 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels
+from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.adviser.results import by_seed
@@ -83,12 +84,12 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         first = panel is axes[0]
         dress(panel, group.capitalize(), "labelled samples", "test accuracy, %" if first else "", "both")
         for number, way in enumerate(FEW):
-            means = [fmean(scores(rows, group, way, count)) for count in _counts(rows)]
-            panel.plot(_counts(rows), means, label=way if first else "_again", **series_style(number))
+            found = {count: scores(rows, group, way, count) for count in _counts(rows)}
+            curve(panel, found, way if first else "_again", number)
         for way, line in zip(WITHOUT, (":", "-.", "--"), strict=True):
             label = way if first else "_again"
             panel.axhline(fmean(scores(rows, group, way)), color=MUTED, linestyle=line, linewidth=1, label=label)
-        panel.set_xscale("log", base=2)
+        number_ticks(panel, _counts(rows), logarithmic=True)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return {"samples": figure}
 
