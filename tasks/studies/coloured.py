@@ -23,7 +23,8 @@ from mergeflow.modalities.vision.transforms import PARITY, colour
 from mergeflow.modality import Model, Network, State
 from mergeflow.training import FineTuneSettings
 from tasks.project.sections import Section
-from tasks.studies.nets import trained
+from tasks.studies.coloured_clip import ClipBase, clip_of_digits
+from tasks.studies.nets import drawn_weights, trained
 
 SPLITS = ("train", "validation", "test")
 
@@ -42,12 +43,13 @@ class Adapting(Section):
 
 
 class ColouredWorld(Section):
-    """Digits of one source, coloured by parity, and a net that first learnt the ten digits in white.
+    """Digits of one source, coloured by parity, and a net that first learnt the ten digits in white, or a CLIP.
 
     source: an address of ten digits, as in params.yaml's `tasks`. size: pixels a side. train, validation, test:
     examples of each task. noise: share of the labels that are the other parity, before colouring (Arjovsky et al. take
-    0.25). width, depth, heads, patch: of the transformer. pretrain, tune: how long and how fast; a study replaces the
-    steps of `tune` by its lengths.
+    0.25). width, depth, heads, patch: of the transformer; mlp: width of its MLPs, in widths. clip: instead of it and of
+    `pretrain` the image tower of a CLIP. pretrain, tune: how long and how fast; a study replaces the steps of `tune` by
+    its lengths.
     """
 
     source: str
@@ -60,6 +62,8 @@ class ColouredWorld(Section):
     depth: int = Field(2, ge=1)
     heads: int = Field(4, ge=1)
     patch: int = Field(8, ge=2)
+    mlp: int = Field(2, ge=1)
+    clip: ClipBase | None = None
     pretrain: Adapting
     tune: Adapting
 
@@ -143,7 +147,13 @@ def small_transformer(world: ColouredWorld, classes: int, seed: int) -> Network:
 
     with own_generator(seed):
         net = VisionTransformer(
-            world.size, world.patch, world.depth, world.heads, world.width, 2 * world.width, num_classes=classes
+            world.size,
+            world.patch,
+            world.depth,
+            world.heads,
+            world.width,
+            world.mlp * world.width,
+            num_classes=classes,
         )
         nn.init.normal_(net.heads[-1].weight, std=0.02)  # torchvision's zeros would hide the seed
     return Network(net.eval())
@@ -162,14 +172,21 @@ class Pretrained:
     start: dict[str, Tensor]
 
 
+def from_clip(net: Network) -> Pretrained:
+    """Return what experts begin from that are tuned from a CLIP."""
+    return Pretrained(net, drawn_weights(net))
+
+
 def pretrained(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) -> Pretrained:
-    """Return a transformer that has learnt to tell the ten digits in white, with a fresh head of two logits.
+    """Return a transformer that has learnt to tell the ten digits in white, with a fresh head of two logits; or a CLIP.
 
     Args:
         world: its sizes and settings.
         digits: the splits.
         seed: of weights and order.
     """
+    if world.clip is not None:
+        return from_clip(clip_of_digits(world.clip, world.size, [range(0, 10, 2), range(1, 10, 2)]))
     white = np.repeat(digits["train"].grey[..., None], 3, axis=3)
     ten = small_transformer(world, 10, seed)
     learnt = trained(ten, ten.state(), _task("digits", white, digits["train"].digit), world.pretrain, seed)

@@ -9,7 +9,8 @@ import torch
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import on_pixels
 from mergeflow.modality import State
-from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, small_transformer
+from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, from_clip, small_transformer
+from tasks.studies.coloured_clip import clip_of_digits
 from tasks.studies.nets import trained
 
 TEN = tuple(range(10))
@@ -61,13 +62,15 @@ def shown(digits: Digits, look: Look, name: str, chosen: Collection[int] = TEN) 
 
 
 def ten_digits(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) -> Pretrained:
-    """Return a small transformer that has learnt to tell the ten digits, white on black and upright.
+    """Return a small transformer that has learnt to tell the ten digits, white on black and upright; or a CLIP.
 
     Args:
         world: its sizes and settings.
         digits: the splits.
         seed: of weights and order.
     """
+    if world.clip is not None:
+        return from_clip(clip_of_digits(world.clip, world.size, [(digit,) for digit in TEN]))
     net = small_transformer(world, 10, seed)
     return Pretrained(net, trained(net, net.state(), shown(digits["train"], Look(), "digits"), world.pretrain, seed))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pydantic import ValidationError
 
 from mergeflow.data.task import Place
 from mergeflow.errors import MergeflowError
@@ -26,7 +27,10 @@ from tasks.studies.coloured import (
     pretrained,
     small_transformer,
     trained,
+    tuned,
 )
+from tasks.studies.coloured_clip import ClipBase
+from tasks.studies.digit_tasks import Look, shown, ten_digits
 from tasks.studies.papers.adviser.measuring import WAYS, best_scale
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import ROOT, run_study
@@ -98,6 +102,31 @@ def test_tuning_learns_a_colour_from_a_base_that_all_experts_share(
     assert found["0.05"] < 20
 
 
+@pytest.mark.parametrize("head", ["zero-shot", "trained"])
+def test_a_clip_begins_with_a_head_from_prompts_and_learns_a_colour(
+    world: ColouredWorld, splits: dict[str, Digits], head: str
+) -> None:
+    clip = world.model_copy(update={"clip": ClipBase(head=head, pretrained="pocket8")})
+    white = shown(splits["test"], Look(), "white")
+    ten = ten_digits(clip, splits, 0)
+    assert accuracy(ten.model, ten.start, {"white": white})["white"] > 30  # chance is 10
+    base = pretrained(clip, splits, 0)
+    assert ("rows" in base.start) == (head == "trained")
+    expert = tuned(clip, base, splits["train"], [0.95], 20, 0)["r0.95"]
+    assert all((expert[name] != value).any() for name, value in base.start.items() if name == "rows")
+    found = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
+    assert found["0.95"] > 80
+    assert found["0.05"] < 20
+
+
+def test_a_clip_takes_pictures_of_its_own_size(world: ColouredWorld, splits: dict[str, Digits]) -> None:
+    with pytest.raises(MergeflowError, match="takes pictures of 32 pixels a side and the world's `size` is 28"):
+        pretrained(world.model_copy(update={"clip": ClipBase(), "size": 28}), splits, 0)
+    options = load_declaration(ROOT, find_study_modules(ROOT)["structure"]).options
+    with pytest.raises(ValidationError, match="leave `clip` out"):
+        options.model_validate({"seeds": [0], "world": WORLD | {"clip": {}}, "lora_rate": 0.1})
+
+
 def test_nets_that_are_drawn_at_once_are_those_that_are_drawn_alone(world: ColouredWorld) -> None:
     # The runner's stages are threads of one process, and torch has one generator for all of them.
     makers = [lambda seed: small_transformer(world, 10, seed).module, lambda seed: mlp([64, 64, 64, 10], seed)]
@@ -160,13 +189,26 @@ def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
     assert len(found.findings) == 10
 
 
-def test_mnist_is_coloured_by_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", ["studies", "clip"])
+def test_examples_are_choices_of_the_studies(example: str) -> None:
+    for name, options in examples(example).items():
+        load_declaration(ROOT, find_study_modules(ROOT)[name]).options.model_validate(options)
+
+
+def examples(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / f"examples/theory/{name}.yaml").read_text())["studies"]
+    return found
+
+
+def test_mnist_is_coloured_and_a_real_transformer_built_by_configuration(tmp_path: Path) -> None:
     (tmp_path / "inputs/torchvision").mkdir(parents=True)
     make_mnist(tmp_path / "inputs/torchvision")
-    studies = yaml.safe_load((ROOT / "examples/theory/studies.yaml").read_text())["studies"]
-    for name, options in studies.items():
-        load_declaration(ROOT, find_study_modules(ROOT)[name]).options.model_validate(options)
+    studies = examples("studies")
     real = ColouredWorld.model_validate({**studies["adviser"]["world"], "train": 32, "validation": 16, "test": 16})
     digits = open_digits(real, tmp_path)
     assert digits["train"].grey.shape[1:] == (224, 224)
     assert (digits["test"].odd == digits["test"].digit % 2).all()
+    net = small_transformer(real, 2, 0)
+    assert 21e6 < sum(value.numel() for value in net.state().values()) < 23e6  # ViT-S/16
+    seen = coloured(digits["test"], 0.95, "r0.95").log_p(net, torch.arange(2))
+    assert seen.shape == (2, 2)

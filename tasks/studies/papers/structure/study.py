@@ -28,7 +28,7 @@ run.
 from functools import cache, partial
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mergeflow import layout
 from tasks.project.declaration import Declaration
@@ -60,6 +60,13 @@ class Options(Section):
     lora: list[int] = Field([2, 8], min_length=1)
     lora_rate: float = Field(gt=0)
     keeps: list[float] = Field([0.05, 0.1, 0.2, HALF, 0.8], min_length=1)
+
+    @field_validator("world")
+    @classmethod
+    def _has_rows_and_adapters(cls, world: ColouredWorld) -> ColouredWorld:
+        if world.clip is not None:
+            raise ValueError("this study prunes and adapts the transformer; leave `clip` out")
+        return world
 
 
 DECLARED = Declaration(Options, systems=("P16", "P17"))
