@@ -16,7 +16,18 @@ _MASKED = {
     "albert": "predictions.decoder",
     "modernbert": "decoder",
 }
-_GENERATING = {"whisper": "proj_out"}
+_GENERATING = {
+    "whisper": "proj_out",
+    "moonshine": "proj_out",
+    "modernbert-decoder": "decoder",
+    "biogpt": "output_projection",
+    "trocr": "output_projection",
+    "t5gemma": "lm_head.out_proj",
+    "t5gemma2": "lm_head.out_proj",
+    "gpt_neox_japanese": "embed_out",
+    "xlm": "pred_layer.proj",
+    "flaubert": "pred_layer.proj",
+}
 _CLASS = re.compile(r"For(?:CausalLM|ConditionalGeneration)$|LMHeadModel$")
 # Embeddings of words in order of preference: T5's and BART's first, whose towers hold copies of their own.
 _WORDS = re.compile(r"(?:^|\.)(?:shared|embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$")

@@ -56,6 +56,9 @@ class Direction:
         }
 
 
+RUNNING = ("running_mean", "running_var")  # the ends of the names of BatchNorm's statistics
+
+
 def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor:
     """Return anchor + scale · direction as a new tensor of the given type.
 
@@ -85,13 +88,19 @@ def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.
         [n], flat.
 
     Raises:
-        MergeflowError: It overflows its type.
+        MergeflowError: It overflows its type, or holds negative variances of BatchNorm.
     """
     anchor, direction = parts
     piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtype).cpu()
     if not all_finite(piece):
         raise MergeflowError(
             f"tensor '{name}' of the result overflows {dtype}: choose a wider dtype or a smaller scale."
+        )
+    if name.endswith(RUNNING[1]) and bool((piece < 0).any()):
+        raise MergeflowError(
+            f"tensor '{name}' of the result holds negative variances, and the model would give NaN: statistics of "
+            f"BatchNorm do not add up as weights do. Keep the base's (`ignore: ['*{RUNNING[0]}', '*{RUNNING[1]}']`) "
+            "and compute them again from data, or use a mean (average) or a smaller scale."
         )
     return piece
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.architectures.architecture import Architecture
-from mergeflow.merging.architectures.families import LOOKS_FUSED
+from mergeflow.merging.architectures.families import LOOKS_FUSED, UNKNOWN
 from mergeflow.merging.architectures.roles import ROLES
 from mergeflow.merging.matrices import Selection
 
@@ -70,7 +70,9 @@ def survey(
             unknown, or none where `split_qkv` wants some: all at once.
     """
     model_type = architecture.config.get("model_type")
-    told = architecture.family.name + (f" (model_type {model_type})" if model_type else " (told by names)")
+    family = architecture.family
+    kind = "of no family of the table, told by names" if family is UNKNOWN else family.name
+    told = kind + (f" (model_type {model_type})" if model_type else " (told by names)" * (family is not UNKNOWN))
     if selection is None:
         return Treatment(told, {}, {}, {})
     shapes = {
@@ -81,7 +83,7 @@ def survey(
     taken = {name for name, shape in shapes.items() if architecture.treats(name, shape, selection)}
     together(
         lambda: _check_known(owner, selection, shapes, architecture),
-        lambda: _check_taken(owner, selection, shapes, taken),
+        lambda: _check_taken(owner, selection, shapes, taken, architecture),
         lambda: _check_fused(owner, split_fused, taken, architecture),
     )
     roles = {name: architecture.role(name, shape) or "unknown" for name, shape in shapes.items()}
@@ -114,15 +116,25 @@ def _check_known(
         )
 
 
-def _check_taken(owner: str, selection: Selection, shapes: Mapping[str, tuple[int, ...]], taken: set[str]) -> None:
+def _check_taken(
+    owner: str,
+    selection: Selection,
+    shapes: Mapping[str, tuple[int, ...]],
+    taken: set[str],
+    architecture: Architecture,
+) -> None:
     known = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
     if isinstance(selection, tuple):
         for pattern in selection:
             if not any(fnmatchcase(name, pattern) for name in shapes):
                 raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {known}")
     elif shapes and not taken:
-        wider = "`matrices: all` takes projections too. " if selection == "attn_mlp" else ""
-        raise MergeflowError(f"{owner}: `matrices: {selection}` takes none of the matrices. {known} {wider}{_WAY_OUT}")
+        some = any(architecture.treats(name, shape, "all") for name, shape in shapes.items())
+        wider = "`matrices: all` takes projections too. " if some else ""
+        other = "" if some else " Weights of convolutions are not matrices here: ties or dare treat all tensors alike."
+        raise MergeflowError(
+            f"{owner}: `matrices: {selection}` takes none of the matrices. {known} {wider}{_WAY_OUT}{other}"
+        )
 
 
 def _check_fused(owner: str, split_fused: bool, taken: set[str], architecture: Architecture) -> None:

@@ -507,3 +507,32 @@ def test_progress_ends_at_all_of_it(files):
     assert seen[-1][0] > 0
     assert all(0 < done <= total for done, total in seen)
     assert seen == sorted(seen)
+
+
+def test_statistics_of_batch_norm_are_told_of_and_never_become_negative(tmp_path):
+    """Experts on narrower data: 1 + (0.3 − 1) + (0.2 − 1) = −0.5, and the model would give NaN without a word."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"}
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes)).eval()
+    for name, share in (("base", 1.0), ("a", 0.3), ("b", 0.2)):
+        for key, value in model.named_buffers():
+            if key.endswith("running_var"):
+                value.fill_(share)
+        model.save_pretrained(tmp_path / name)
+    paths = {"base": str(tmp_path / "base"), "experts": [str(tmp_path / name) for name in "ab"]}
+    given = {"method": "task_arithmetic", "args": {"scale": 1.0}, **paths, "out": str(tmp_path / "out")}
+    (told,) = [line for line in check_recipe(given).lines() if line.startswith("warning")]
+    assert "tensors such as" in told
+    assert "compute them again from data" in told
+    with pytest.raises(
+        MergeflowError, match=r"running_var' of the result holds negative variances.*`ignore: \['\*runn"
+    ):
+        merge(given)
+    assert not (tmp_path / "out").exists()
+    merge({**given, "args": {"scale": 0.5}})
+    made = merge({**given, "ignore": ["*running_mean", "*running_var"]})
+    assert made.warnings == ()
+    loaded = transformers.ResNetForImageClassification.from_pretrained(made.path).eval()
+    assert loaded(torch.randn(1, 3, 32, 32)).logits.isfinite().all()
+    with pytest.raises(MergeflowError, match=r"takes none of the matrices.*convolutions are not matrices here: ties"):
+        check_recipe({**given, "method": "cart", "args": {}})

@@ -277,6 +277,41 @@ def test_what_cannot_be_carried_over_is_named(config, message):
         converted([config])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"models": [{"model": "a", "parameter": {"weight": 2}}]},
+            r"models\[0\] 'parameter': did you mean 'parameters'",
+        ),
+        ({"models": ["a", "b"]}, r"models\[1\]: expected a mapping with `model`, found 'b'"),
+        ({"models": "a"}, "models: expected a list of mappings with `model`, found 'a'"),
+        ({"models": [{"model": "a", "parameters": [1]}]}, r"`parameters` of models\[0\]: expected a mapping of names"),
+        ({"models": [{"parameters": {"weight": 1}}]}, r"models\[0\]: `model` is missing"),
+        ({"models": [{"model": {"lora": "b"}}, {"model": {"model": {"pth": "a"}}}]}, r"model: `path` is missing"),
+        ({"slices": [{"source": [{"model": "a"}]}]}, r"slices\[0\]: `sources` is missing"),
+        ({"slices": [{"sources": ["a"]}]}, r"slices\[0\].sources\[0\]: expected a mapping with `model`, found 'a'"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [4, 2]}]}]}, r"layer_range is two numbers.*\[4, 2\]"),
+        (
+            {"slices": [{"sources": [{"model": "a", "layers": [0, 2]}]}]},
+            r"sources\[0\] 'layers': did you mean 'layer_r",
+        ),
+    ],
+)
+def test_a_form_that_mergekit_does_not_document_is_refused(change, message):
+    """A key beside `parameters` was lost without a word; lists of plain paths were tracebacks."""
+    with pytest.raises(MergeflowError, match=message):
+        converted([{"merge_method": "linear", **change}])
+
+
+def test_models_as_mappings_keep_their_revision_and_adapter():
+    model = {"model": {"path": "acme/a", "revision": "v1"}, "lora": {"path": "acme/lora", "revision": "main"}}
+    recipe, _ = converted([{"merge_method": "linear", "models": [{"model": model}, {"model": {"path": "b"}}]}])
+    step = dict(make_recipe(recipe).steps)["a-v1_lora-main"]
+    assert (step.base, dict(step.experts)) == ("acme/a@v1", {"adapter": "acme/lora@main"})
+    assert recipe["experts"]["b"] == "b"
+
+
 def test_several_documents_are_steps(models, tmp_path):
     """A mean, a slerp from it, and TIES with that: what three merges in float64 give."""
     folder, states = models

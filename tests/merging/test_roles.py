@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from mergeflow.errors import MergeflowError
@@ -52,6 +53,42 @@ def test_every_parameter_has_a_role_that_fits_its_module(models, name):
             assert role == "norm", (parameter, role)
         elif "Router" in owner or "Gate" in owner:
             assert role == "router", (parameter, role)
+
+
+# Of no family of the table: names alone tell. Once the first three had their head in
+# `all`, jetmoe its experts and phi4_multimodal its image encoder in neither; the others were refused.
+BY_NAME = (
+    *("biogpt", "trocr", "xlm", "jetmoe", "phi4_multimodal", "gemma4_text"),
+    *("recurrent_gemma", "qwen3_next", "glm4_moe", "lfm3", "convnextv2"),
+)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_names_tell_of_other_architectures_too(name):
+    config = transformers.AutoConfig.for_model(name)
+    for key in ("num_hidden_layers", "n_layers", "decoder_layers"):
+        if hasattr(config, key):
+            setattr(config, key, 4)
+    if "layer_types" in vars(config):
+        config.layer_types = config.layer_types[:4]
+    kind = transformers.AutoModelForImageClassification if "conv" in name else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    architecture = _architecture(model)
+    state, modules = model.state_dict(), dict(model.named_modules())
+    roles = {key: architecture.role(key, value.shape) for key, value in state.items() if not key.endswith("bias")}
+    assert None not in roles.values(), [key for key, role in roles.items() if role is None]
+    in_blocks = re.compile(r"\b(?:layers|h)\.\d+\.")
+    for key, one in modules.items():
+        if type(one) is nn.Linear and in_blocks.search(f"{key}."):
+            assert roles[f"{key}.weight"] in ("attention", "mlp", "projection", "expert", "router"), key
+    for key in state:
+        if state[key].ndim == 3 and ("experts" in key or ".mlp." in key):
+            assert architecture.treats(key, state[key].shape, "attn_mlp"), key
+    if kind is transformers.AutoModelForCausalLM:
+        names = {id(value): key for key, value in model.named_parameters(remove_duplicate=False)}
+        head = model.get_output_embeddings().weight
+        assert roles[names[id(head)]] in ("head", "embedding"), names[id(head)]
 
 
 IMAGE_MODELS = {

@@ -105,6 +105,7 @@ CAUSAL: dict[str, Sizes] = {
     "opt": {**_PLAIN, **_TOKENS, "ffn_dim": 48, "word_embed_proj_dim": 16},
     "mamba": _MAMBA,
     "mamba2": {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "modernbert-decoder": {**_PLAIN, **_TOKENS, "cls_token_id": 0, "sep_token_id": 0},
     "rwkv": {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 40, "attention_hidden_size": 32},
 }
 MASKED: dict[str, Sizes] = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mergeflow.checkpoints.adapter_base import named_base
-from mergeflow.checkpoints.checks import all_finite, pattern_of
+from mergeflow.checkpoints.checks import pattern_of
 from mergeflow.checkpoints.config import config_of, folder_of
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint
@@ -26,7 +26,7 @@ from mergeflow.merging.adapters.experts import place_of
 from mergeflow.merging.adapters.losses import lines
 from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
 from mergeflow.merging.adapters.slots import Slot, bias_key, check_known_experts, slot_of, whole_modules, whole_roles
-from mergeflow.merging.direction import settle
+from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card
 from mergeflow.merging.files.folder import OutputFolder
@@ -186,7 +186,7 @@ class AdapterJob:
 
             def store(unit: Unit, stack: Stack | None, result: Any) -> None:
                 dtype = self.infos[unit.name].dtype.torch
-                piece = result if stack is None else self._settled(unit.name, result, dtype)
+                piece = result if stack is None else settled(unit.name, result, self.plan.call.scale, dtype)
                 for key in sources[unit.name]:
                     writer.write(key, unit.start, piece.to(dtype))
 
@@ -196,13 +196,6 @@ class AdapterJob:
     def _source(self, name: str) -> str:
         """Return the base's name of a tensor, or of the one that it is a copy of."""
         return self.stored[self.copies.get(name, name)]
-
-    def _settled(self, name: str, result: Any, dtype: torch.dtype) -> torch.Tensor:
-        anchor, direction = result
-        piece = settle(anchor.reshape(-1), direction.reshape(-1), self.plan.call.scale, dtype).cpu()
-        if not all_finite(piece):
-            raise MergeflowError(f"tensor '{name}' of the result overflows {dtype}: choose a wider dtype.")
-        return piece
 
     def _base(self) -> tuple[str | None, str | None]:
         """Return the base's path or id, and of an id its commit: as all adapters name it, else as the recipe does."""

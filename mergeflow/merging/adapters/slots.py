@@ -75,10 +75,13 @@ def check_known_experts(
         if architecture.role(name, shape) == "expert" and (name not in slots or _LISTED_EXPERT.search(name))
     ]
     if found:
+        biases = all(name.endswith("bias") for name in found)
+        pattern = "*experts*bias" if biases else "*experts*"
+        why = "biases of stacked experts" if biases else "experts of a mixture"
+        only = "" if biases else ", or whose stack only transformers ≥ 5 can say (install it)"
         raise MergeflowError(
-            f"{len(found)} tensors such as '{found[0]}' are experts of a mixture that no adapter can hold, or whose "
-            "stack only transformers ≥ 5 can say (install it). Leave them as the base has them, ignore: ['*experts*'], "
-            "or write the whole model."
+            f"{len(found)} tensors such as '{found[0]}' are {why} that no adapter can hold{only}. Leave them as the "
+            f"base has them, ignore: ['{pattern}'], or write the whole model."
         )
 
 

@@ -93,8 +93,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "albert", "deberta-v2")),
     Family("deberta", ("deberta",), ((r"attention\.self\.in_proj\.weight$", PER_HEAD),)),
     Family(
-        "modernbert", ("modernbert",), ((r"\.wqkv\.weight$", THIRDS), (r"\.wi\.weight$", HALVES)),
-        roles=((r"^(?:head\.dense\.|decoder\.(?:weight|bias)$)", "head"),),
+        "modernbert", ("modernbert", "modernbert-decoder"), ((r"\.wqkv\.weight$", THIRDS), (r"\.wi\.weight$", HALVES)),
+        roles=((r"^(?:lm_)?head\.dense\.", "head"),),
         sign=r"(^|\.)layers\.\d+\.attn\.Wqkv\.weight$",
     ),
     Family("t5", ("t5", "mt5")),

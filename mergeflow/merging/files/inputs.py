@@ -27,7 +27,7 @@ from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
 from mergeflow.merging.method import Model
 from mergeflow.merging.preflight.adapters import adapter_findings
 from mergeflow.merging.preflight.compare import compare
-from mergeflow.merging.preflight.findings import check_findings
+from mergeflow.merging.preflight.findings import check_findings, running_findings
 from mergeflow.merging.stacks import model_of
 from mergeflow.merging.vocabulary.companions import TokenizerFiles
 from mergeflow.merging.vocabulary.fitting import fit_vocabularies
@@ -133,6 +133,7 @@ class _Opened:
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
         findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
+        findings += running_findings([name for name in fit.base if name not in fit.kept])
         if recipe.base is None or step_named(recipe.base) is None:
             findings += adapter_findings(fit.base, fit.experts)
         aligned = None if recipe.tokenizer is None else fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)

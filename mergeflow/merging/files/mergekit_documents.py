@@ -1,6 +1,7 @@
 """Whole configurations of mergekit as recipes: several documents, slices of layers, mixtures of experts."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import COUNTS
 from mergeflow.merging.files.mergekit import recipe_of
+from mergeflow.merging.files.mergekit_keys import check_keys, reference
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.step_fields import PREFIX
 from mergeflow.yaml_text import read_documents
@@ -66,8 +68,9 @@ def converted(
         origin: Its name, for messages.
 
     Raises:
-        MergeflowError: What cannot be carried over, all of it.
+        MergeflowError: What cannot be carried over, all of it, or a form that mergekit does not document.
     """
+    check_keys(documents, origin)
     work = _Conversion()
     named = {str(one["name"]): one for one in documents if "name" in one} if len(documents) > 1 else {}
     last = [one for one in documents if one not in list(named.values())]
@@ -159,9 +162,7 @@ class _Conversion:
 
     def _path(self, model: Any) -> str:
         """Return a model's path: a step where it names a merge, or is a model with an adapter."""
-        path = str(model["model"]["path"] if isinstance(model, Mapping) and "model" in model else model)
-        if isinstance(model, Mapping) and "path" in model:
-            path = str(model["path"])
+        path = reference(model)
         if path in self.names:
             return PREFIX + path
         base, plus, adapter = path.partition("+")
@@ -169,7 +170,8 @@ class _Conversion:
             step = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": base, "experts": {"adapter": adapter}}
             known = next((name for name, found in self.steps.items() if found == step), None)
             if known is None:
-                self.steps[known := self._free(f"{Path(base).name}_{Path(adapter).name}")] = step
+                known = self._free(re.sub(r"[^\w.-]", "-", f"{Path(base).name}_{Path(adapter).name}"))
+                self.steps[known] = step
             return PREFIX + known
         return path
 
@@ -188,8 +190,6 @@ class _Conversion:
 
     def _slice(self, document: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
         """Return one slice as a merge of its sources' layers."""
-        if set(one) - {"sources", "parameters"}:
-            self.faults += [f"`{key}` of a slice" for key in set(one) - {"sources", "parameters"}]
         sources, base = one["sources"], document.get("base_model")
         ranges = {tuple(source.get("layer_range") or ()) for source in sources}
         whole = self._whole(document, sources, ranges)

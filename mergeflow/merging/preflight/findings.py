@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.direction import RUNNING
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool
 def _short(value: Any) -> str:
     text = repr(value) if isinstance(value, str) else "none" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def running_findings(names: Iterable[str]) -> list[Finding]:
+    """Return that statistics of BatchNorm are among the tensors to be merged.
+
+    Args:
+        names: The tensors to be merged.
+    """
+    found = sorted(name for name in names if name.endswith(RUNNING))
+    if not found:
+        return []
+    told = f"{len(found)} tensors such as '{found[0]}' are merged like weights, but are not the merged model's"
+    return [Finding("batch_norm", f"batch_norm: {told}: compute them again from data before you use it")]
 
 
 def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:

@@ -54,7 +54,7 @@ def outputs(model, name):
         return model(tokens, **given).logits
 
 
-def extracted(folder, out="adapter", **adapter):
+def extracted(folder, out="adapter", ignore=None, **adapter):
     return merge(
         {
             "method": "task_arithmetic",
@@ -63,6 +63,7 @@ def extracted(folder, out="adapter", **adapter):
             "experts": {"e": str(folder / "expert")},
             "adapter": {"rank": 64, **adapter},
             "out": str(folder / out),
+            "ignore": ignore,
         }
     )
 
@@ -169,6 +170,10 @@ def test_what_no_adapter_can_hold_is_refused_with_the_way_out(tmp_path):
     saved(tmp_path, "dbrx")
     with pytest.raises(MergeflowError, match="experts of a mixture that no adapter can hold"):
         extracted(tmp_path)
+    saved(tmp_path, "gpt_oss")
+    with pytest.raises(MergeflowError, match=r"4 tensors .*biases of stacked experts.*ignore: \['\*experts\*bias'\]"):
+        extracted(tmp_path)
+    extracted(tmp_path, ignore=["*experts*bias", "*sinks"])
 
 
 @pytest.mark.parametrize(
