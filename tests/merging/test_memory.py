@@ -119,3 +119,27 @@ def test_learning_coefficients_holds_one_model_however_many_experts(on, tmp_path
     few, many = peak(2), peak(12)
     assert many - few < 0.1 * size
     assert many < 4 * size
+
+
+def test_inner_products_of_many_blocks_leave_no_holes_in_memory():
+    """Peak memory of a first pass over a tensor of 2^26 elements, which takes no memory itself, by two workers."""
+    code = """
+import torch
+from pathlib import Path
+from mergeflow.merging import configure
+from mergeflow.merging.engine import Engine
+from mergeflow.merging.methods import spherical
+from mergeflow.merging.stacks import Stacks, model_of
+spherical.LARGE = 2**20
+base, *experts = ({"w": torch.full((1,), float(n)).expand(2**26)} for n in range(3))
+named = dict(zip("ab", experts))
+engine = Engine(configure("slerp"), Stacks(base, named, model_of(base, named)), workers=2)
+Path("/proc/self/clear_refs").write_text("5")
+before = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+engine.first_passes()
+print((int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) - before) / 1024)
+"""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("needs /proc to measure a peak")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 64

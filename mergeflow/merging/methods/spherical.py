@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 On = Literal["task_vectors", "weights"]
+Rows = list[list[float]]
 
 # Elements of a tensor from which on it is read twice, in blocks: 268 MB of each model in float32.
 LARGE = 2**26
@@ -100,14 +101,16 @@ def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[
         on: args → what the inner products are of.
     """
 
-    def observe(found: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Tensor]:
-        found[stack.name, stack.start] = _summed(stack, on(args))
+    def observe(found: dict[Any, Rows], stack: Stack, args: Any) -> dict[Any, Rows]:
+        # Python's numbers: small tensors would lie between the large ones that are freed, and leave holes of 3 GB.
+        found[stack.name, stack.start] = _summed(stack, on(args)).tolist()
         return found
 
-    def finish(found: dict[Any, Tensor], model: Model, args: Any) -> dict[str, Tensor]:
+    def finish(found: dict[Any, Rows], model: Model, args: Any) -> dict[str, Tensor]:
         totals: dict[str, Tensor] = {}
         for name, start in sorted(found):  # in order, so that the sum is that of the tensor held whole
-            totals[name] = found[name, start] if name not in totals else totals[name] + found[name, start]
+            part = torch.tensor(found[name, start], dtype=torch.float64)
+            totals[name] = part if name not in totals else totals[name] + part
         return totals
 
     one = Pass(_NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks)
