@@ -21,8 +21,6 @@ RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if pa
 
 # Their pages say so; remove a name when `mergeflow study NAME --document` has recorded it.
 NOT_RUN = {
-    "adviser_regimes",
-    "adviser_suites",
     "glue",
     "mergeability_suites",
 }
