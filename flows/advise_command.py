@@ -102,7 +102,7 @@ def show(advice: "Advice", key: str, console: Console) -> None:
         console.print(table)
     if advice.cosines is not None:
         table = Table(Column("unlearning", no_wrap=True), "costs most (cosine of the task vectors)", **shared)
-        for name in advice.names:
+        for name in advice.weighed:
             dearest = advice.costs(name)[:_DEARER]
             table.add_row(name, ", ".join(f"{other} ({value:+.2f})" for other, value in dearest))
         console.print(table)

@@ -21,6 +21,7 @@ class AdviceDocument(TypedDict):
     experts: list[str]
     scales: list[float] | None
     theory: list[float | None] | None
+    weighed: list[str]
     cosines: list[list[float]] | None
     answered: list[str] | None
     alphas: list[list[float]] | None

@@ -105,7 +105,7 @@ def test_what_cannot_be_computed_is_said_and_nothing_crashes(folder: Path, tmp_p
     found = json.loads(done.output)
     assert [remark.split(":")[0] for remark in found["remarks"]] == [
         "α̂, and with it the verdicts",
-        "the task vectors",
+        "the task vector of 'c'",
         "linearity",
     ]
     assert found["cosines"] is found["scales"] is found["linearity"] is None
@@ -133,23 +133,36 @@ def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folde
     found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
     assert found["answered"] == ["a", "c"]
     assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
-    assert found["remarks"] == ["α̂ of 'd': not computed. it answers all samples of 'd' as the base does."]
+    assert found["remarks"] == [
+        "'d' has the base's weights: its task vector is zero.",
+        "α̂ of 'd': not computed. it answers all samples of 'd' as the base does.",
+    ]
     assert found["theory"] is None  # of all of them it expects nothing
     broken = {name: value * torch.nan for name, value in load_file(folder / "c.safetensors").items()}
     recipe["experts"]["d"] = save(tmp_path / "nan.safetensors", broken)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
     found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
-    assert [remark.split(" ")[0] for remark in found["remarks"]] == ["the", "α̂"]
+    assert [remark.split(":")[0] for remark in found["remarks"]] == ["the task vector of 'd'", "λ was not suggested"]
     assert "a NaN or an infinity" in found["remarks"][0]
-    assert found["alphas"] is not None
-    assert found["pairs"] is None, "without task vectors there are no cosines"
+    assert found["weighed"] == found["answered"] == ["a", "c"]
+    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
+    assert list(found["unlearning"]) == ["a", "c"]
+    assert found["theory"] is None
+
+
+def test_an_expert_with_the_bases_weights_is_named_without_samples(folder: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((folder / "ac.yaml").read_text())
+    recipe["experts"]["c"] = str(folder / "base.safetensors")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    found = json.loads(run(str(tmp_path / "r.yaml"), "--json").output)
+    assert "'c' has the base's weights: its task vector is zero." in found["remarks"]
 
 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
         ("suite:pocket8/digits?colour=1.5", "expected P(red | odd), a number from 0 to 1"),
-        ("folder:empty", "no class folders found"),
+        ("folder:empty", "'empty' has no images; expected a folder with images below it"),
         ("folder:one?classes=0-1", "the task has no classes; this transform is for tasks that have"),
     ],
 )

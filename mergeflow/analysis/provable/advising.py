@@ -25,7 +25,8 @@ class Advice:
 
     Attributes:
         names: The experts'.
-        cosines: Of their task vectors, [T][T].
+        weighed: Those whose task vectors could be computed.
+        cosines: Of these task vectors, in their order.
         alphas: α̂ of their answers, by Equation 11; its names may be fewer.
         changes: α̂ of what tuning changed of the base's answers.
         pairs: For each pair what to expect.
@@ -36,6 +37,7 @@ class Advice:
     """
 
     names: tuple[str, ...]
+    weighed: tuple[str, ...] = ()
     cosines: Matrix | None = None
     alphas: Correlations | None = None
     changes: Correlations | None = None
@@ -51,24 +53,25 @@ class Advice:
         Args:
             forget: an expert's name.
         """
-        if self.cosines is None:
+        if self.cosines is None or forget not in self.weighed:
             return []
-        row = self.cosines[self.names.index(forget)]
-        others = [(name, value) for name, value in zip(self.names, row, strict=True) if name != forget]
+        row = self.cosines[self.weighed.index(forget)]
+        others = [(name, value) for name, value in zip(self.weighed, row, strict=True) if name != forget]
         return sorted(others, key=lambda one: -one[1])
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON, numbers to six digits; matrices of answers are in the order of `answered`."""
+        """Return it as JSON, numbers to six digits; `cosines` are in the order of `weighed`, α̂ of `answered`."""
         document = {
             "experts": list(self.names),
             "scales": self.scales,
             "theory": None if self.theory is None else range_json(self.theory),
+            "weighed": list(self.weighed),
             "cosines": self.cosines,
             "answered": None if self.alphas is None else list(self.alphas.names),
             "alphas": None if self.alphas is None else self.alphas.values,
             "changes": None if self.changes is None else self.changes.values,
             "pairs": None if self.pairs is None else [pair.as_json() for pair in self.pairs],
-            "unlearning": {name: dict(self.costs(name)) for name in self.names} if self.cosines else None,
+            "unlearning": {name: dict(self.costs(name)) for name in self.weighed} if self.cosines else None,
             "linearity": self.linear,
             "remarks": self.remarks,
         }
@@ -108,18 +111,22 @@ def advise(
     """
     told = list(remarks)
     found: dict[str, Any] = {}
-    vectors = or_remark("the task vectors", lambda: _vectors(base, experts), told, survives)
-    if vectors is not None:
-        found["cosines"] = cosine_matrix(vectors)
-        lengths = scales_of_lengths([norm(one) for one in vectors], found["cosines"])
-        if lengths.empty:
+    vectors = or_remark("the task vectors", lambda: _vectors(base, experts, told), told, survives)
+    if vectors and len(vectors) > 1:
+        found |= {"weighed": tuple(vectors), "cosines": cosine_matrix(list(vectors.values()))}
+        lengths = scales_of_lengths([norm(one) for one in vectors.values()], found["cosines"])
+        if len(vectors) < len(experts):
+            told.append("λ was not suggested: it is for the sum of all task vectors.")
+        elif lengths.empty:
             told.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
         else:
             found["scales"] = suggested(lengths)
     if ask is not None:
-        cosines = found.get("cosines")
-        answered = or_remark(ANSWERED, lambda: _answered(tuple(experts), ask(), cosines, told), told, survives)
-        found |= answered or {}
+        able, cosines = found.get("weighed", tuple(experts)), found.get("cosines")
+        answered = or_remark(ANSWERED, lambda: _answered(able, ask(), cosines, told), told, survives) or {}
+        if able != tuple(experts):
+            answered.pop("theory", None)  # of all of them it expects nothing
+        found |= answered
     return Advice(tuple(experts), **found, remarks=told)
 
 
@@ -142,22 +149,36 @@ def or_remark(
         return None
 
 
-def _vectors(base: State, experts: Mapping[str, State]) -> list[dict[str, Any]]:
-    names = [name for name, value in base.items() if value.is_floating_point()]
+def _vectors(base: State, experts: Mapping[str, State], remarks: list[str]) -> dict[str, State]:
+    """Return the task vectors that can be computed; remarks name the other experts, and those that are the base."""
+    found: dict[str, State] = {}
+    faults: dict[str, list[str]] = {}
     for expert, state in experts.items():
-        wrong = [one for one in names if one not in state or state[one].shape != base[one].shape]
-        if wrong:
-            raise MergeflowError(
-                f"'{expert}' and the base differ in {len(wrong)} tensors, such as {wrong[0]}: they are not of one "
-                "architecture. Name the base that it was tuned from."
-            )
-    found = [{name: state[name].float() - base[name].float() for name in names} for state in experts.values()]
-    for expert, vector in zip(experts, found, strict=True):
-        if broken := [name for name, value in vector.items() if not value.isfinite().all()]:
-            raise MergeflowError(
-                f"'{expert}' less the base has a NaN or an infinity in {len(broken)} tensors, such as {broken[0]}: "
-                "train that expert again, or leave it out."
-            )
+        try:
+            found[expert] = _vector(base, state)
+        except MergeflowError as error:
+            faults.setdefault(str(error), []).append(f"'{expert}'")
+            continue
+        if not any(value.any() for value in found[expert].values()):
+            remarks.append(f"'{expert}' has the base's weights: its task vector is zero.")
+    remarks += [f"the task vector of {', '.join(own)}: not computed. {why}" for why, own in faults.items()]
+    return found
+
+
+def _vector(base: State, expert: State) -> State:
+    names = [name for name, value in base.items() if value.is_floating_point()]
+    wrong = [one for one in names if one not in expert or expert[one].shape != base[one].shape]
+    if wrong:
+        raise MergeflowError(
+            f"{len(wrong)} of the base's tensors are missing or of another shape, such as {wrong[0]}: base and expert "
+            "are not of one architecture. Name the base that it was tuned from."
+        )
+    found = {name: expert[name].float() - base[name].float() for name in names}
+    if broken := [name for name, value in found.items() if not value.isfinite().all()]:
+        more = f" and {len(broken) - 1} more" if broken[1:] else ""
+        raise MergeflowError(
+            f"it has a NaN or an infinity in {broken[0]}{more}: train that expert again, or leave it out."
+        )
     return found
 
 

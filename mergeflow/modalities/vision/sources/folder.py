@@ -60,7 +60,7 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
     )
 
 
-def open_loose(task_name: str, uri: str, seed: int) -> RawTask | None:
+def open_loose(task_name: str, uri: str, seed: int) -> RawTask:
     """Open every image below a folder, whatever its layout, as one split without classes.
 
     Args:
@@ -68,16 +68,16 @@ def open_loose(task_name: str, uri: str, seed: int) -> RawTask | None:
         uri: path or fsspec URI of the folder.
         seed: decides the chance in transforms.
 
-    Returns:
-        The task; None where there are no images.
-
     Raises:
-        MergeflowError: missing path.
+        MergeflowError: missing path, or no images below it.
     """
     location = Location.open(uri)
     items = [(parts, 0) for parts in location.list_files() if _is_image(parts)]
     if location.is_file() or not items:
-        return None
+        found = "is a file" if location.is_file() else "has no images"
+        raise MergeflowError(
+            f"'{uri}' {found}; expected a folder with images below it ({', '.join(IMAGE_EXTENSIONS)})."
+        )
     splits, counts = {"train": partial(_examples, location, items)}, {"train": len(items)}
     return RawTask(task_name, None, None, splits, seed=seed, counts=counts)
 

@@ -91,7 +91,4 @@ def _any_folder(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     try:
         return SOURCES["folder"](task_name, place, seed, root)
     except MergeflowError:
-        loose = open_loose(task_name, rooted(place, root), seed)
-        if loose is None:
-            raise
-        return loose
+        return open_loose(task_name, rooted(place, root), seed)
