@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mergeflow.analysis.provable.conditions import closed_form, out_of_domain
+from mergeflow.analysis.provable.conditions import addition, closed_form, out_of_domain, unlearning
 from mergeflow.analysis.provable.correlation import correlations, output_correlation, responses
 from mergeflow.analysis.provable.criteria import addition_criteria, all_met, unlearning_criteria
+from mergeflow.analysis.provable.reduced import low_rank
 from mergeflow.analysis.provable.unseen import smallest_coefficients, unseen_coefficients
 from mergeflow.errors import MergeflowError
 
@@ -22,6 +25,9 @@ def logits(seed: int, samples: int = 40, classes: int = 3) -> torch.Tensor:
 
 
 # Criteria
+
+UNKNOWN: Any = "acc"
+DRAWN = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
 def test_losses_and_accuracies_are_held_to_opposite_sides() -> None:
@@ -160,3 +166,31 @@ def test_numbers_that_cannot_be_are_all_named_at_once() -> None:
     )
     with pytest.raises(MergeflowError, match="c = 0"):
         smallest_coefficients([0.5], 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda: addition(math.nan), "λ of addition cannot be computed from α = nan"),
+        (lambda: addition(1.5, -1.0), r"α = 1.5, expected −1 to 1; β = -1.0"),
+        (lambda: unlearning(0.2, 2.0), "c = 2.0, expected a number between 0 and 1"),
+        (lambda: closed_form([math.nan, 0.2], 0.2), "γ = nan"),
+        (lambda: out_of_domain([[1, 2, 3]], [0.5, 0.2], 0.1, 0.2), r"λ of shape \[1, 3\] and 2 γ"),
+        (lambda: out_of_domain([[1, 2]], [0.5, 0.2], -0.1, 0.2), "β = -0.1"),
+        (
+            lambda: addition_criteria({"a": 92.0}, {"a": 0.9}, "accuracy"),
+            "'a' is 92; expected 1 at most; accuracies are shares of 1",
+        ),
+        (lambda: addition_criteria({"a": 0.9}, {"a": math.nan}), "the limit of the loss of the task 'a' is nan"),
+        (lambda: addition_criteria({"a": 0.9}, {"a": 0.9}, UNKNOWN), "form of a criterion 'acc'"),
+        (
+            lambda: correlations({"a": {"a": DRAWN}, "b": {"a": DRAWN, "b": DRAWN}}),
+            "'b' on the samples of 'a' are missing",
+        ),
+        (lambda: output_correlation(DRAWN * math.nan, DRAWN), "a NaN or an infinity"),
+        (lambda: low_rank({"w": DRAWN}, 0), "rank is 0; expected at least 1"),
+    ],
+)
+def test_what_has_no_answer_is_one_message(ask: Callable[[], object], told: str) -> None:
+    with pytest.raises(MergeflowError, match=told):
+        ask()

@@ -31,6 +31,29 @@ class Interval:
 NOTHING = Interval(math.inf, -math.inf)
 
 
+def check_numbers(
+    what: str, alphas: Sequence[float] = (), gammas: Sequence[float] = (), beta: float = 0.0, c: float = 0.5
+) -> None:
+    """Refuse numbers that the theory has no statement for.
+
+    Args:
+        what: is computed from them, for the message.
+        alphas: correlations of two tasks.
+        gammas: correlations of a task with the experts'.
+        beta: what is lost per unit of λ.
+        c: the theory's constant.
+
+    Raises:
+        MergeflowError: naming all that are out of range, or NaN.
+    """
+    named = [*(("α", one) for one in alphas), *(("γ", one) for one in gammas)]
+    faults = [f"{name} = {one}, expected −1 to 1" for name, one in named if not -1 <= one <= 1]
+    faults += [] if 0 <= beta < math.inf else [f"β = {beta}, expected 0 or more"]
+    faults += [] if 0 < c < 1 else [f"c = {c}, expected a number between 0 and 1"]
+    if faults:
+        raise MergeflowError(f"{what} cannot be computed from {'; '.join(faults)}.")
+
+
 def addition(alpha: float, beta: float = 0.0) -> Interval:
     """Return the λ with which Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 solves both tasks.
 
@@ -40,9 +63,13 @@ def addition(alpha: float, beta: float = 0.0) -> Interval:
         alpha: the correlation of the two tasks, in [−1, 1].
         beta: what is lost per unit of λ, ≥ 0.
 
+    Raises:
+        MergeflowError: a number is not what it can be.
+
     Source:
         Li et al. 2025, Theorem 1, Equation 5, and Remark 1.
     """
+    check_numbers("λ of addition", alphas=[alpha], beta=beta)
     return Interval(1 - alpha + beta, math.inf) if alpha >= 0 else NOTHING
 
 
@@ -57,9 +84,13 @@ def unlearning(alpha: float, c: float = 0.5) -> Interval:
         alpha: the correlation of the two tasks, in [−1, 1].
         c: the loss that counts as forgotten, in (0, 1).
 
+    Raises:
+        MergeflowError: a number is not what it can be.
+
     Source:
         Li et al. 2025, Theorem 2, Equation 6; the constants that Θ hides are 1, and poly(ηδ)·α is 0.
     """
+    check_numbers("λ of unlearning", alphas=[alpha], c=c)
     if alpha == 0:
         return Interval(-math.inf, 0)
     if alpha < 0:
@@ -91,10 +122,18 @@ def out_of_domain(scales: _Rows, gammas: Sequence[float], beta: float, c: float,
     Returns:
         [k], boolean.
 
+    Raises:
+        MergeflowError: as many λ as γ are not there, or a number is not what it can be.
+
     Source:
         Li et al. 2025, Theorem 3, Equation 7.
     """
+    check_numbers("Equation 7", gammas=gammas, beta=beta, c=c)
     by, towards = np.asarray(scales, dtype=float), np.asarray(gammas, dtype=float)
+    if by.ndim != 2 or by.shape[1] != len(towards):
+        raise MergeflowError(
+            f"λ of shape {list(by.shape)} and {len(towards)} γ were found; expected rows with one λ for each γ."
+        )
     enough = (by @ towards >= margin + c) & (by @ towards**2 >= margin + c)
     inside: np.ndarray = enough & (np.abs(by) * beta <= c).all(1)
     return inside
@@ -117,7 +156,8 @@ def closed_form(gammas: Sequence[float], c: float, printed: bool = False) -> np.
         λ, [K].
 
     Raises:
-        MergeflowError: no λ meets both sums: all γ are 0, or those that are not 0 have one negative value.
+        MergeflowError: no λ meets both sums: all γ are 0, or those that are not 0 have one negative value; a number is
+            not what it can be.
 
     Example:
         >>> scales, gammas = closed_form([0.792, -0.637], 0.02), np.array([0.792, -0.637])
@@ -130,6 +170,7 @@ def closed_form(gammas: Sequence[float], c: float, printed: bool = False) -> np.
     Source:
         Li et al. 2025, Equations 75 and 76, corrected.
     """
+    check_numbers("coefficients for an unseen task", gammas=gammas, c=c)
     towards = np.asarray(gammas, dtype=float)
     nonzero = towards[towards != 0]
     if not len(nonzero) or ((nonzero < 0).all() and np.ptp(nonzero) < 1e-12):

@@ -45,7 +45,7 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
         α̂ in [−1, 1], and the number of samples for which an answer has no direction.
 
     Raises:
-        MergeflowError: no samples, other shapes, or no sample with a direction.
+        MergeflowError: no samples, other shapes, a NaN, or no sample with a direction.
 
     Example:
         >>> import torch
@@ -61,6 +61,10 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
         raise MergeflowError(
             f"outputs of shapes {tuple(first.shape)} and {tuple(second.shape)} were found; expected those of two "
             "models on the same samples, [samples, classes] both, at least one sample."
+        )
+    if not (first.isfinite().all() and second.isfinite().all()):
+        raise MergeflowError(
+            "the outputs hold a NaN or an infinity: a model with these has no correlation with any other."
         )
     centred = [(one.double() - one.double().mean(0)) for one in (first, second)]
     lengths = [one.norm(dim=1) for one in centred]
@@ -83,7 +87,7 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
             named by their tasks.
 
     Raises:
-        MergeflowError: as `output_correlation`, with the names.
+        MergeflowError: as `output_correlation`, with the names; an expert whose outputs on a task are missing.
 
     Source:
         Li et al. 2025, Equation 11.
@@ -100,6 +104,8 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
 
 
 def _on(task: str, answers: Mapping[str, Tensor], first: str, second: str) -> tuple[float, int]:
+    if missing := [name for name in (first, second) if name not in answers]:
+        raise MergeflowError(f"the outputs of expert '{missing[0]}' on the samples of '{task}' are missing; give them.")
     try:
         return output_correlation(answers[first], answers[second])
     except MergeflowError as error:

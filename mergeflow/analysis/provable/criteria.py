@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mergeflow.errors import MergeflowError, unknown_name
 
@@ -68,7 +68,7 @@ def addition_criteria(
         One criterion for each task, in the order of `limits`.
 
     Raises:
-        MergeflowError: a task without a figure.
+        MergeflowError: a task without a figure, or a number that is none of its form.
 
     Example:
         >>> criteria = addition_criteria({"a": 0.02, "b": 0.3}, {"a": 0.05, "b": 0.05})
@@ -78,7 +78,7 @@ def addition_criteria(
     Source:
         Li et al. 2025, Equation 2; the accuracy form is ours.
     """
-    return [Criterion(task, True, form, _figure(task, measured), limit) for task, limit in limits.items()]
+    return [_criterion(task, True, form, measured, limit) for task, limit in limits.items()]
 
 
 def unlearning_criteria(
@@ -104,7 +104,8 @@ def unlearning_criteria(
         One criterion for each task, those to forget first.
 
     Raises:
-        MergeflowError: a task without a figure, or one that is both kept and forgotten.
+        MergeflowError: a task without a figure, one that is both kept and forgotten, or a number that is none of its
+            form.
 
     Example:
         >>> criteria = unlearning_criteria({"a": 0.92, "b": 0.11}, {"a": 0.9}, {"b": 0.1}, "accuracy")
@@ -116,13 +117,28 @@ def unlearning_criteria(
     """
     if both := [task for task in forget if task in limits]:
         raise MergeflowError(f"'{both[0]}' is to be kept and to be forgotten; name it once.")
-    forgotten = [Criterion(task, False, form, _figure(task, measured), limit) for task, limit in forget.items()]
+    forgotten = [_criterion(task, False, form, measured, limit) for task, limit in forget.items()]
     return [*forgotten, *addition_criteria(measured, limits, form)]
 
 
 def all_met(criteria: Iterable[Criterion]) -> bool:
     """Whether every criterion holds."""
     return all(one.holds for one in criteria)
+
+
+def _criterion(task: str, kept: bool, form: Form, measured: Mapping[str, float], limit: float) -> Criterion:
+    if form not in get_args(Form):
+        raise unknown_name("form of a criterion", form, get_args(Form))
+    figure = _figure(task, measured)
+    high = 1.0 if form == "accuracy" else math.inf
+    # Below 0 are Matthews' correlation, which stands for an accuracy, and an accuracy less a tolerance.
+    for name, value in (("", figure), ("limit of the ", limit)):
+        if not value <= high:
+            share = "; accuracies are shares of 1" if form == "accuracy" else ""
+            raise MergeflowError(
+                f"the {name}{form} of the task '{task}' is {value:g}; expected {high:g} at most{share}."
+            )
+    return Criterion(task, kept, form, figure, limit)
 
 
 def _figure(task: str, measured: Mapping[str, float]) -> float:

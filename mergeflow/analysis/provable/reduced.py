@@ -49,6 +49,9 @@ def low_rank(vector: Vector, rank: int) -> Reduced:
         vector: tensors by name.
         rank: ≥ 1.
 
+    Raises:
+        MergeflowError: a rank below 1.
+
     Example:
         >>> found = low_rank({"w": torch.diag(torch.tensor([3.0, 2.0, 1.0])), "b": torch.ones(2)}, 1)
         >>> found.vector["w"].diagonal().tolist(), found.bytes
@@ -57,6 +60,8 @@ def low_rank(vector: Vector, rank: int) -> Reduced:
     Source:
         Li et al. 2025, Corollary 1; Eckart and Young 1936.
     """
+    if rank < 1:
+        raise MergeflowError(f"rank is {rank}; expected at least 1.")
 
     def truncate(value: Tensor) -> tuple[Tensor, int]:
         if value.ndim != 2 or rank * sum(value.shape) >= value.numel():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mergeflow.analysis.provable.conditions import closed_form, out_of_domain
+from mergeflow.analysis.provable.conditions import check_numbers, closed_form, out_of_domain
 from mergeflow.errors import MergeflowError
 
 
@@ -36,9 +36,8 @@ def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0
     """
     from scipy.optimize import linprog
 
-    _check(gammas, 0.0, c)
-    towards = np.asarray(gammas, dtype=float)
     closed_form(gammas, c)  # raises where there are none, with the reason
+    towards = np.asarray(gammas, dtype=float)
     count = len(towards)
     sums = -np.stack([towards, towards**2])
     box = np.concatenate([np.eye(count), -np.eye(count)])
@@ -74,7 +73,7 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
     Source:
         Li et al. 2025, Theorem 3, Equations 75 and 76, corrected.
     """
-    _check(gammas, beta, c)
+    check_numbers("coefficients for an unseen task", gammas=gammas, beta=beta, c=c)
     smallest = smallest_coefficients(gammas, c)
     if float(np.abs(smallest).max()) * beta > c * (1 + 1e-9):
         raise MergeflowError(
@@ -84,12 +83,3 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
     closed = closed_form(gammas, c)
     # A hair of slack for sums that are exactly 1 + c.
     return closed if out_of_domain(closed[None], gammas, beta, c, 1 - 1e-9)[0] else smallest
-
-
-def _check(gammas: Sequence[float], beta: float, c: float) -> None:
-    """Raise one error for all numbers that are not what they can be."""
-    faults = [f"γ = {one}, expected −1 to 1" for one in gammas if not -1 <= one <= 1]
-    faults += [] if beta >= 0 else [f"β = {beta}, expected 0 or more"]
-    faults += [] if 0 < c < 1 else [f"c = {c}, expected a number between 0 and 1"]
-    if faults:
-        raise MergeflowError(f"coefficients for an unseen task cannot be computed from {'; '.join(faults)}.")
