@@ -168,7 +168,7 @@ def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
     assert len(grid) == 36
     assert not grid[0.0, 0.0]["promised_0.2"]
     assert any(row["good"] for row in grid.values())
-    assert [finding.system for finding in found.findings] == ["P5", *["P6"] * 6, "P7", "P8", "P8"]
+    assert [finding.system for finding in found.findings] == ["P2", "P5", *["P6"] * 6, "P7", "P8", "P8"]
 
 
 def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
