@@ -48,7 +48,7 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     groups: dict[tuple[str, str, str], list[_Mismatch]] = {}
     for fault in faults:
         groups.setdefault((fault.expert, fault.what, pattern_of(fault.tensor)), []).append(fault)
-    shown = "\n".join(f"  - {_told(group)}" for group in groups.values())
+    shown = "\n".join(f"  - {_told(group, expected)}" for group in groups.values())
     raise MergeflowError(
         f"{len(faults)} mismatch{'es' * (len(faults) > 1)} between the base and the experts:\n{shown}\n"
         "Every expert must be a fine-tuned copy of this base: check the paths. In a recipe, `ignore: [patterns]` "
@@ -56,12 +56,15 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     )
 
 
+_UNKNOWN = "has {}, unknown to the base"
+
+
 @dataclass(frozen=True)
 class _Mismatch:
     expert: str
     tensor: str
     what: str
-    hint: str = ""
+    partial: bool = False
 
 
 def pattern_of(name: str) -> str:
@@ -74,14 +77,25 @@ def pattern_of(name: str) -> str:
     return re.sub(r"\b\d+\b", "*", name)
 
 
-def _told(group: list[_Mismatch]) -> str:
+def _told(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> str:
     """Return one line for the mismatches of one expert and pattern."""
     first = group[0]
+    hint = _hint(first, expected)
     if len(group) == 1:
         one = first.what.format(f"tensor '{first.tensor}'")
-        return f"expert '{first.expert}' {one}{first.hint}"
+        return f"expert '{first.expert}' {one}{hint}"
     many = f"{len(group)} tensors '{pattern_of(first.tensor)}'"
-    return f"expert '{first.expert}' {first.what.format(many)}, the first '{first.tensor}'{first.hint}"
+    return f"expert '{first.expert}' {first.what.format(many)}, the first '{first.tensor}'{hint}"
+
+
+def _hint(one: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
+    """Return what an unknown tensor may be; once for a pattern, because 18000 experts by 300 names take minutes."""
+    if one.what != _UNKNOWN:
+        return ""
+    if one.partial and one.tensor.endswith("lm_head.weight"):
+        return "; the base's head is its embedding: give a base that stores the head apart"
+    nearest = get_close_matches(one.tensor, expected, n=1)
+    return f"; the base's nearest is '{nearest[0]}'" if nearest else ""
 
 
 def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[str, Tensor]) -> list[_Mismatch]:
@@ -98,14 +112,7 @@ def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[
             )
         elif not partial and found[name].dtype != info.dtype and not _both_floating(found[name], info):
             faults.append(_Mismatch(expert, name, f"has {{}} of {found[name].dtype}, base has {info.dtype}"))
-    for name in found:
-        if name not in expected:
-            nearest = get_close_matches(name, expected, n=1)
-            hint = f"; the base's nearest is '{nearest[0]}'" if nearest else ""
-            if partial and name.endswith("lm_head.weight"):
-                hint = "; the base's head is its embedding: give a base that stores the head apart"
-            faults.append(_Mismatch(expert, name, "has {}, unknown to the base", hint))
-    return faults
+    return faults + [_Mismatch(expert, name, _UNKNOWN, partial) for name in found if name not in expected]
 
 
 def _both_floating(one: TensorInfo, other: TensorInfo) -> bool:

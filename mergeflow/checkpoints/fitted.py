@@ -242,8 +242,8 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
 def _twin(state: LazyStateDict, name: str, known: Collection[str]) -> str | None:
     """Return a name that `known` has too whose tensor in `state` is that of `name` once more: noted, or by value."""
     info, first = state.infos[name], state.tied.get(name, name)
-    for other in state:
-        if other == name or other not in known or state.infos[other] != info or not info.numel:
+    for other in known:
+        if other == name or other not in state or state.infos[other] != info or not info.numel:
             continue
         noted = state.tied.get(other, other) == first
         if noted or _equal(state.entries[name], state.entries[other], info.numel):
