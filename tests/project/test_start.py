@@ -32,15 +32,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
     tasks = list(yaml.safe_load((ROOT / "params.yaml").read_text())["tasks"])
-    row = {
-        "name": "average",
-        "args": {"scale": 1.0},
-        "accuracy": dict.fromkeys(tasks, 0.5),
-        "mean": 0.5,
-        "normalised": 0.5,
-    }
+    scores = {"args": {}, "accuracy": dict.fromkeys(tasks, 0.5), "mean": 0.5, "normalised": 0.5}
+    rows = [{"name": name, **scores} for name in ("zero_shot", "individual", "average")]
     (folder / "outputs/results").mkdir(parents=True)
-    test = {"split": "test", "tasks": tasks, "winner": "average", "rows": [row]}
+    test = {"split": "test", "tasks": tasks, "winner": "average", "rows": rows}
     (folder / "outputs/results/test.json").write_text(json.dumps(test))
     return folder
 

@@ -43,7 +43,7 @@ def test_a_broken_expert_is_a_remark_and_the_run_goes_on(project: Path) -> None:
         save_file(state | {name: torch.full_like(state[name], torch.nan)}, path)
         found = advised(project)
         assert [remark.split(":")[0] for remark in found["remarks"]] == [
-            "the task vectors",
+            "the task vector of 'right'",
             "α̂ of 'right'",
             "α̂, and with it the verdicts",
         ]
@@ -61,7 +61,7 @@ def test_an_expert_that_never_moved_is_named(project: Path) -> None:
     try:
         path.write_bytes((project / "outputs/base/model.safetensors").read_bytes())
         found = advised(project)
-        assert found["remarks"][0] == "α̂ of 'right': not computed. it answers all samples of 'right' as the base does."
+        assert found["remarks"][0] == "'right' has the base's weights: its task vector is zero."
         assert len(found["scales"]) == 4
     finally:
         path.write_bytes(kept)
