@@ -1,12 +1,9 @@
 """What a user is told where code of their own fails: a merge method, modality, scorer or study of a project."""
 
-import traceback
 from pathlib import Path
 
 from mergeflow.errors import MergeflowError
-from mergeflow.plugins import project_folder
-
-PRIVATE = "_mergeflow_"  # how the names begin under which `load_file` loads modules
+from mergeflow.plugins import PRIVATE, last_place, project_folder
 
 
 def failed_in_own_code(error: BaseException) -> MergeflowError | None:
@@ -15,20 +12,15 @@ def failed_in_own_code(error: BaseException) -> MergeflowError | None:
     Args:
         error: What nobody caught.
     """
-    frames = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__", "")).startswith(PRIVATE)
-    ]
-    if not frames:
+    place = last_place(error, lambda frame: str(frame.f_globals.get("__name__", "")).startswith(PRIVATE))
+    if place is None:
         return None
-    file, line, function = frames[-1]
     return MergeflowError(
-        f"line {line} of '{_place(Path(file))}', in {function}, raised {type(error).__name__}: {error}. Correct it; "
-        "`mergeflow methods NAME --check` tries a merge method on awkward tensors."
+        f"line {place.line} of '{_shown(place.file)}', in {place.function}, raised {type(error).__name__}: {error}. "
+        "Correct it; `mergeflow methods NAME --check` tries a merge method on awkward tensors."
     )
 
 
-def _place(file: Path) -> Path:
+def _shown(file: Path) -> Path:
     root = project_folder()
     return file.relative_to(root) if root and file.is_relative_to(root) else file

@@ -5,7 +5,7 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from importlib.metadata import entry_points as read_entry_points
 from importlib.util import module_from_spec, resolve_name
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from mergeflow.application import find_project
@@ -35,6 +35,7 @@ class Origin:
 
 
 OWN = Origin("mergeflow")
+PRIVATE = "_mergeflow_"  # how the names begin under which `load_file` loads modules
 
 
 @cache
@@ -79,7 +80,7 @@ def load_file(path: Path) -> ModuleType:
     if not path.exists():
         raise MergeflowError(f"there is no file '{path}'. Check the path.")
     home = path.resolve().parent
-    private = f"_mergeflow_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
+    private = f"{PRIVATE}{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
     if private not in sys.modules:
         spec = ModuleSpec(private, None, is_package=True)
         spec.submodule_search_locations = [str(home)]
@@ -138,19 +139,45 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 def _broken(what: str, home: Path, error: BaseException) -> MergeflowError:
     """Return the error for a file that cannot be loaded, with the last of its lines that was reached."""
-    places = [
-        (Path(frame.filename), frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if home in Path(frame.filename).parents
-    ]
+    place = last_place(error, lambda frame: home in Path(frame.f_code.co_filename).parents)
     if isinstance(error, SyntaxError) and error.filename:
-        places.append((Path(error.filename), error.lineno))
-    where = f", line {places[-1][1]} of {places[-1][0].name}" if places else ""
+        place = Place(Path(error.filename), error.lineno or 0, "")
+    where = f", {place}" if place else ""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return MergeflowError(
         f"{what} cannot be loaded{where}: {type(error).__name__}: {text}. "
         "Correct it, or begin its name with an underscore to leave it out."
     )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of Python.
+
+    Attributes:
+        file: It is in this file.
+        line: Its number, from 1.
+        function: It belongs to this function.
+    """
+
+    file: Path
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {self.file.name}"
+
+
+def last_place(error: BaseException, belongs: Callable[[FrameType], bool]) -> Place | None:
+    """Return the last line that an error came through in some files, such as a user's; None where it passed none.
+
+    Args:
+        error: It has a traceback.
+        belongs: Whether a frame of it lies in those files.
+    """
+    walk = traceback.walk_tb(error.__traceback__)
+    places = [Place(Path(at.f_code.co_filename), line, at.f_code.co_name) for at, line in walk if belongs(at)]
+    return places[-1] if places else None
 
 
 def origin_of(module: ModuleType, place: str) -> Origin:

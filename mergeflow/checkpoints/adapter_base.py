@@ -57,7 +57,7 @@ def common_base(experts: Mapping[str, str]) -> str | None:
     Raises:
         MergeflowError: They name different bases, or a folder that is not on this machine.
     """
-    named = {name: base for name, path in experts.items() if (base := named_base(path)) is not None}
+    named = _named_bases(experts)
     places = {base.folder() or base.path for base in named.values()}
     listed = "; ".join(f"'{name}' for '{base.path}'" for name, base in named.items())
     if len(places) > 1:
@@ -75,5 +75,8 @@ def adapters_of(base: str, experts: Mapping[str, str]) -> str:
         base: Its path or id, as a recipe has it.
         experts: Paths by name.
     """
-    named = {name: found for name, path in experts.items() if (found := named_base(path)) is not None}
-    return ", ".join(f"'{name}'" for name, found in named.items() if found.path == base)
+    return ", ".join(f"'{name}'" for name, named in _named_bases(experts).items() if named.path == base)
+
+
+def _named_bases(experts: Mapping[str, str]) -> dict[str, NamedBase]:
+    return {name: named for name, path in experts.items() if (named := named_base(path)) is not None}

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from mergeflow.merging.direction import prepare
 from mergeflow.merging.engine import Engine, treats_elements_alone
 from mergeflow.merging.method import Args, Method, Parts, Stack
 from mergeflow.merging.stacks import Stacks, Unit, model_of
+from mergeflow.plugins import last_place
 
 State = dict[str, Tensor]
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -74,8 +74,8 @@ def _told(method: Method) -> Method:
             raise
         except Exception as error:
             own = getattr(method.function, "__code__", None)  # a partial has none
-            lines = [frame for frame in extract_tb(error.__traceback__) if own and frame.filename == own.co_filename]
-            at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
+            place = last_place(error, lambda frame: own is not None and frame.f_code.co_filename == own.co_filename)
+            at = f", {place}" if place else ""
             raise _Misfit(f"it fails on {where}{at}: {type(error).__name__}: {error}") from error
         pair = result if isinstance(result, tuple) else (result,)
         if len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
