@@ -60,10 +60,16 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
         error: What pydantic found.
         model: What was validated; it knows the keys that are right.
     """
-    return [line for fault in error.errors() for line in _lines(fault, model)]
+    return [line for fault in error.errors() for line in lines_of(fault, model)]
 
 
-def _lines(fault: Any, model: type[BaseModel]) -> list[str]:
+def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
+    """Return what is said of one fault: where, what was expected, what was found.
+
+    Args:
+        fault: One of pydantic's `errors()`.
+        model: What was validated.
+    """
     *above, last = fault["loc"] or [""]
     place = ".".join(map(str, fault["loc"]))
     if fault["type"] == "extra_forbidden":
@@ -72,9 +78,29 @@ def _lines(fault: Any, model: type[BaseModel]) -> list[str]:
     if fault["type"] == "missing":
         return [f"{place} is missing"]
     message = re.sub(r"^[A-Z]\w+ should", "must", fault["msg"].removeprefix("Value error, "))
+    if fault["type"] in _WORDS:
+        message = _WORDS[fault["type"]].format(**fault.get("ctx", {}))
     # Messages of our own say themselves what was found.
     found = "" if not place or fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
     return [f"{place}: " * bool(place) + line.removesuffix(".") + found for line in message.splitlines()]
+
+
+_WHOLE, _NUMBER = "must be a whole number", "must be a number"
+_WORDS = {
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("float_parsing", "float_type"), _NUMBER),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    "string_type": "must be a text",
+    "list_type": "must be a list",
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "must be keys with values"),
+    "too_short": "must have {min_length} or more items",
+    "too_long": "must have {max_length} or fewer items",
+}
+"""What pydantic finds most often, in words for people who write YAML."""
 
 
 def _keys_at(model: type[BaseModel], place: Iterable[Any]) -> list[str]:

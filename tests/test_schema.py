@@ -53,6 +53,35 @@ def test_all_faults_are_told_at_once():
     ]
 
 
+class Numbers(Frozen):
+    count: int = Field(1, ge=1, le=9)
+    rate: float = 0.5
+    names: list[str] = Field(["a"], min_length=1)
+    whole: bool = True
+    task: Task | None = None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"count": "one"}, "count: must be a whole number, found 'one'"),
+        ({"count": 1.5}, "count: must be a whole number, found 1.5"),
+        ({"count": 0}, "count: must be at least 1, found 0"),
+        ({"count": 10}, "count: must be at most 9, found 10"),
+        ({"rate": "fast"}, "rate: must be a number, found 'fast'"),
+        ({"names": "a"}, "names: must be a list, found 'a'"),
+        ({"names": []}, "names: must have 1 or more items, found []"),
+        ({"names": [3]}, "names.0: must be a text, found 3"),
+        ({"whole": "perhaps"}, "whole: must be true or false, found 'perhaps'"),
+        ({"task": 3}, "task: must be keys with values, found 3"),
+    ],
+)
+def test_the_words_are_those_of_people_who_write_yaml(values: Any, words: str):
+    with pytest.raises(MergeflowError) as caught:
+        validated(Numbers, values, "plan.yaml")
+    assert str(caught.value) == f"plan.yaml: {words}."
+
+
 json = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=4), lambda x: st.lists(x, max_size=2))
 
 

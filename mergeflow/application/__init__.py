@@ -14,6 +14,8 @@ HOME = HERE if INSTALLED else HERE.parents[1]
 """The folder that holds the packages `tasks`, `registry` and `flows`."""
 TEMPLATE = HERE / "template" if INSTALLED else HOME
 """The project whose files `mergeflow new` copies: the repository's root, or the same files in a wheel."""
+PAGES = (HERE if INSTALLED else HOME) / "docs"
+"""The pages of the documentation."""
 
 
 def make_importable() -> None:

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.method import Args
+from mergeflow.schema import lines_of
 
 _NUMERIC = (float, int, float | None, int | None)
 _KEYS = {"filter", "value"}
@@ -56,7 +57,7 @@ def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[s
             except ValidationError as error:
                 own = [fault for fault in error.errors() if fault["loc"] in ((key,), ())]
                 faults += [
-                    f"{key}: {fault['msg'].replace('Input should', 'must')}, found {leaf!r:.40}" for fault in own
+                    line if fault["loc"] else f"{key}: {line}" for fault in own for line in lines_of(fault, model)
                 ]
     return list(dict.fromkeys(faults))
 

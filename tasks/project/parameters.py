@@ -139,9 +139,10 @@ def params_of(model: Any) -> type[Params]:
     Raises:
         MergeflowError: no modality has this name.
     """
-    name = model.get("modality", DEFAULT) if isinstance(model, dict) else DEFAULT
+    if not isinstance(model, dict):  # that alone is the fault: nobody knows what `data` may say
+        return create_model("Params", __base__=Params, data=(Any, ...))
     try:
-        sections = SECTIONS.get(str(name))
+        sections = SECTIONS.get(str(model.get("modality", DEFAULT)))
     except MergeflowError as error:
         raise MergeflowError(f"params.yaml: model.modality: {error}") from None
     return create_model("Params", __base__=Params, model=(sections.model, ...), data=(sections.data, ...))

@@ -55,7 +55,7 @@ def test_values_out_of_range_are_named():
     refused("whole number", search={"trials": 1}, methods={"dare": {"seed": {"low": 0, "high": 1.5}}})
     refused("finite number, found 'x'", search={"trials": 1}, methods={"ties": {"scale": {"low": "x", "high": 1.5}}})
     refused("must", device="gpu")
-    refused("base is missing|must be a valid string", base=None)
+    refused("base is missing|must be a text", base=None)
 
 
 def test_all_faults_stand_in_one_message():

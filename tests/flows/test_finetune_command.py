@@ -89,7 +89,7 @@ def test_a_failing_task_does_not_stop_the_others_and_the_rest_continues(
         ([], "iterative", {"steps": "5", "iterative.rounds": "2"}, "5 steps cannot be shared equally by 2 rounds"),
         ([], "steps", {"steeps": "5"}, "'steeps': did you mean 'steps'"),
         ([], "steps", {"steps.x": "5"}, "finetune.steps holds no settings of its own"),
-        ([], "steps", {"steps": "0"}, "greater than or equal to 1"),
+        ([], "steps", {"steps": "0"}, "at least 1"),
         ([], "lora", {"steps": "1", "lora.targets": "[atn]"}, "'atn': did you mean 'attn'"),
     ],
 )

@@ -146,7 +146,7 @@ def test_weights_over_depth_in_a_recipe_that_can_be_replayed(models, tmp_path):
 @pytest.mark.parametrize(
     ("method", "args", "message"),
     [
-        ("slerp", {"t": [0, 2]}, "t: must be less than or equal to 1, found 2"),
+        ("slerp", {"t": [0, 2]}, "t: must be at most 1, found 2"),
         ("slerp", {"t": []}, "an empty list has no value"),
         ("slerp", {"t": {"a": 0.5}}, "expected a number, a list over depth, or filter and value"),
         ("slerp", {"t": [{"filter": "mlp", "valu": 1}]}, "expected a number"),

@@ -53,8 +53,14 @@ def in_wheel(site: Path, folder: Path, *command: str, **variables: str) -> subpr
 def test_site_packages_gets_one_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"mergeflow"}
-    for needed in ("py.typed", "application/flows/commands.py", "application/template/.dvc/config"):
+    for needed in (
+        "py.typed",
+        "application/flows/commands.py",
+        "application/template/.dvc/config",
+        "application/docs/training.md",
+    ):
         assert f"mergeflow/{needed}" in names
+    assert not [name for name in names if name.startswith("mergeflow/application/docs/studies")]
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
 

@@ -46,6 +46,17 @@ def test_all_mistakes_are_listed_at_once(values: dict[str, Any], tmp_path: Path)
     assert "model.architecture" in message
 
 
+def test_without_a_model_nothing_is_said_of_data_which_the_modality_decides(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    values["modell"], values["data"] = values.pop("model"), {"inputs": 8}
+    with pytest.raises(MergeflowError) as caught:
+        load(values, tmp_path)
+    assert "2 faults" in str(caught.value)
+    assert "unknown key 'modell': did you mean 'model'?" in str(caught.value)
+    assert "inputs" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("section", "grid", "expected"),
     [

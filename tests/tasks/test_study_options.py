@@ -44,7 +44,7 @@ def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
         "studies/params.yaml has 4 faults:",
         "  - studies.mima: keep is missing",
         "  - studies.mima: unknown key 'keeps': did you mean 'keep'? Known: at, budgets, keep, kept, rounds",
-        "  - studies.one_epoch: epochs: must be a valid list, found 'all'",
+        "  - studies.one_epoch: epochs: must be a list, found 'all'",
         *str(caught.value).splitlines()[4:],
     ]
     assert "unknown study 'one_epok': did you mean 'one_epoch'?" in str(caught.value)

@@ -1,0 +1,32 @@
+"""`mergeflow docs` shows the pages that messages and choices name."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mergeflow.commands import pages
+from mergeflow.errors import MergeflowError
+
+ROOT = Path(__file__).parents[2]
+app = typer.Typer()
+app.callback()(lambda: None)
+pages.add_commands(app)
+
+
+def test_every_page_is_listed_with_its_title() -> None:
+    told = CliRunner().invoke(app, ["docs"]).stdout
+    for path in (ROOT / "docs").glob("*.md"):
+        assert f"{path.stem} " in told
+        assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")[:20] in told
+
+
+@pytest.mark.parametrize("name", ["training", "training.md", "docs/training.md"])
+def test_a_page_is_shown_by_its_name_as_messages_write_it(name: str) -> None:
+    assert CliRunner().invoke(app, ["docs", name]).stdout.strip() == (ROOT / "docs/training.md").read_text().strip()
+
+
+def test_an_unknown_page_gets_the_nearest() -> None:
+    with pytest.raises(MergeflowError, match="unknown page 'trainning': did you mean 'training'"):
+        CliRunner().invoke(app, ["docs", "trainning"], catch_exceptions=False)
