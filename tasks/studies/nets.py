@@ -173,13 +173,13 @@ class Lasting(Protocol):
         """Return it as the settings of the one training loop."""
 
 
-def trained(model: Model, start: State, data: Classification, tuning: Lasting, seed: int) -> dict[str, Tensor]:
+def trained(model: Model, start: State, data: Examples, tuning: Lasting, seed: int) -> dict[str, Tensor]:
     """Return the weights after training.
 
     Args:
         model: the network, whose weights are overwritten.
         start: where training begins.
-        data: labelled training examples.
+        data: training examples.
         tuning: how long, and with which settings.
         seed: of the order of the examples.
     """
