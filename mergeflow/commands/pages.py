@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 
 from mergeflow.application import PAGES
@@ -36,6 +35,8 @@ def docs(
         raise unknown_name("page", name, pages)
     text = pages[name].read_text(encoding="utf-8")
     if console.is_terminal:
+        from rich.markdown import Markdown
+
         with console.pager(styles=True):
             console.print(Markdown(text))
     else:

@@ -1,0 +1,43 @@
+"""YAML is read as the safe loader reads it, equal keys and endless nesting are refused."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mergeflow.errors import MergeflowError
+from mergeflow.yaml_text import parse_yaml
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.dates()
+values = st.recursive(scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(), x, max_size=3))
+
+
+@given(values, st.booleans())
+def test_what_was_written_is_read(value: object, flow: bool) -> None:
+    assert parse_yaml(yaml.safe_dump(value, default_flow_style=flow), "text") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("rate: 1e-4", {"rate": "1e-4"}),  # YAML 1.1: a number has a point
+        ("a: &x {b: 1}\nc: {<<: *x, d: 2}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
+        ("on: 1", {True: 1}),
+        ("", None),
+    ],
+)
+def test_corners_are_those_of_the_safe_loader(text: str, value: object) -> None:
+    assert parse_yaml(text, "text") == yaml.safe_load(text) == value
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 50_000 + "1", "{a: " * 20_000 + "1" + "}" * 20_000])
+def test_deep_nesting_is_an_error_and_ends_no_process(text: str) -> None:
+    with pytest.raises(MergeflowError, match="text is not valid YAML"):
+        parse_yaml(text, "text")
+
+
+def test_a_key_stands_once() -> None:
+    with pytest.raises(MergeflowError, match="the key 'a' stands twice, in lines 1 and 3: keep one"):
+        parse_yaml("a: 1\nb: 2\na: 3", "text")
+    with pytest.raises(MergeflowError, match="in line 1"):
+        parse_yaml("c: {a: 1, a: 3}", "text")
