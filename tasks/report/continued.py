@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mergeflow import layout
 
 LOOKED_AT = 24  # passages of a task, or questions: two seconds for a model of half a million parameters
@@ -53,6 +51,7 @@ def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> Answers:
 def _told(opened: Any, folder: Path, task: str) -> Answers:
     """Return what a model says of each of the first examples: `text`, `right`, `told`, and a `score`."""
     import pyarrow.parquet as pq
+    import torch
 
     from mergeflow.modalities.causal.modality import open_examples
     from mergeflow.modalities.causal.passages import go_on, held_out

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,15 @@ from tasks.studies.verdicts import WORDS
 _INDEX = (
     "The papers' experiments on the project's model and tasks, measured on the embedded suite. Findings are counted by "
     "their verdicts; one that does not hold, or that the seeds leave undecided, is reported with its numbers. "
+    "[Systems](systems.md) lists every claim by the system of the papers that it is of. "
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
     "raw rows. Another model and other tasks are a matter of `params.yaml`. *In dvc.lock*: whether the "
     "lock file names the code that made the record; where it does not, a run of the study makes it anew."
+)
+_SYSTEMS = (
+    "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "
+    "MIMA, C of CART, L of *Cross-Task Linearity*, P of the provable task vectors, B beyond the papers. Rules and "
+    "margins stand on the studies' pages. *Seeds*: distinct seeds in the study's raw rows; ± is half a 95 % interval."
 )
 _EARLIER = (
     "**Recorded earlier.** All that follows was recorded by an earlier version of this study: the text above says what "
@@ -103,11 +109,44 @@ def figure_file(study: str, figure: str) -> str:
     return f"{study}_{re.sub(r'[^A-Za-z0-9]+', '_', figure)}.svg"
 
 
-def write_index(root: Path, studies: Iterable[Study]) -> Path:
-    """Write `docs/studies/README.md`: every study that has a page, its systems, its verdicts and what it cost."""
-    page = root / "docs" / "studies" / "README.md"
-    page.write_text(index_text(page.parent, studies))
+def write_index(root: Path, studies: Collection[Study]) -> Path:
+    """Write what stands above the studies' pages, README.md and systems.md; return the path of the first."""
+    folder = root / "docs" / "studies"
+    page = folder / "README.md"
+    page.write_text(index_text(folder, studies))
+    (folder / "systems.md").write_text(systems_text(folder, studies))
     return page
+
+
+def systems_text(folder: Path, studies: Iterable[Study]) -> str:
+    """Return the claims by system, from the recorded results in `folder`; studies without one are said to lack it."""
+    rows: list[tuple[str, str, str, str, str, str]] = []
+    for study in studies:
+        name = study.stage.name
+        link, path = f"[{name}]({name}.md)", folder / "results" / f"{name}.json"
+        if not path.exists():
+            rows += [(system, study.question, "not run yet", "", "", name) for system in study.stage.systems]
+            continue
+        seeds = _seeds(path.with_suffix(".parquet"))
+        for one in StudyResult.parse(path.read_text()).findings:
+            claim = f"{one.claim} (Ours.)" if one.ours else one.claim
+            rows.append((one.system, claim, one.verdict, one.measured, seeds, link))
+    rows.sort(key=lambda row: ("GMCLPB".find(row[0][0]), int(re.sub(r"\D", "", row[0]) or 0)))
+    heads = ["system", "claim", "verdict", "measured", "seeds", "study"]
+    head = ["# Systems", "", _SYSTEMS, "", f"| {' | '.join(heads)} |", "|---|---|---|---|--:|---|"]
+    return (
+        "\n".join([*head, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)])
+        + "\n"
+    )
+
+
+def _seeds(rows: Path) -> str:
+    """Return how many distinct seeds the raw rows of a study have; nothing where they have none."""
+    import pyarrow.parquet as pq
+
+    if not rows.exists() or "seed" not in pq.read_schema(rows).names:
+        return ""
+    return str(len(pq.read_table(rows, columns=["seed"])["seed"].unique()))
 
 
 def index_text(folder: Path, studies: Iterable[Study]) -> str:

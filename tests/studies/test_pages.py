@@ -8,7 +8,7 @@ import pytest
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
 from tasks.project.stage import Stage
-from tasks.studies.page import Study, figure_file, index_text, page_text, read_times
+from tasks.studies.page import Study, figure_file, index_text, page_text, read_times, systems_text
 from tasks.studies.results import Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
 from tests.studies.documented import read_documented
@@ -26,6 +26,10 @@ NOT_RUN = {
 }
 
 
+# Systems without a claim of their own: the tasks of coloured digits, and the figures by which unlearning is judged.
+SILENT = {"P1", "P20"}
+
+
 def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
     assert set(RECORDED) == set(STUDIES) - NOT_RUN
 
@@ -40,6 +44,13 @@ def test_a_page_is_what_its_recorded_result_renders(name: str) -> None:
 
 def test_the_index_is_what_the_recorded_results_render() -> None:
     assert (PAGES / "README.md").read_text() == index_text(PAGES, STUDIES.values())
+
+
+def test_the_table_of_systems_is_what_the_recorded_results_render() -> None:
+    text = (PAGES / "systems.md").read_text()
+    assert text == systems_text(PAGES, STUDIES.values())
+    listed = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert set(listed) >= {system for study in STUDIES.values() for system in study.stage.systems} - SILENT
 
 
 def test_there_is_a_figure_for_each_that_a_result_names_and_no_other() -> None:
