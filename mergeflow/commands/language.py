@@ -49,6 +49,10 @@ def perplexity(
     block: Annotated[
         int | None, typer.Option(min=3, help="Tokens seen at once; by default 1024, or as many as the model knows.")
     ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Let blocks overlap: tokens between the beginnings of two, fewer than --block."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Blocks per forward pass.")] = 8,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -59,7 +63,7 @@ def perplexity(
     from mergeflow.commands.device_memory import tell
     from mergeflow.commands.texts import project_models, project_texts, read_texts
     from mergeflow.memory.language import foretell_perplexity
-    from mergeflow.modalities.causal.perplexity import perplexity as measured
+    from mergeflow.modalities.causal.perplexity import total_loss
 
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
@@ -74,8 +78,8 @@ def perplexity(
             key = (source, opened.tokenizer.digest, size)
             if key not in read:
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
-            value, tokens = measured(opened.model, read[key], batch_size), int((read[key].blocks.lengths - 1).sum())
-            numbers = {"perplexity": value, "loss": math.log(value), "tokens": tokens}
+            total, tokens = total_loss(opened.model, read[key], batch_size, stride)
+            numbers = {"perplexity": math.exp(total / tokens), "loss": total / tokens, "tokens": tokens}
             found.setdefault(model, {})[_name(source, sources)] = numbers
     if as_json:
         typer.echo(json.dumps(found, indent=1))

@@ -74,6 +74,18 @@ def test_the_base_writes_like_other_authors_but_not_like_these() -> None:
     assert found([find_book("harbour").chapter(9)]) > 1.2 * other
 
 
+def test_windows_that_overlap_give_every_token_a_context() -> None:
+    model, _ = load_model("books", Path())
+    tokenizer = load_tokenizer("books", Path())
+    texts = PackedText(
+        "tales",
+        cut(np.array(tokenizer.encode(find_book("orchard").chapter(9))), 32, tokenizer.end),
+        torch.device("cpu"),
+    )
+    plain, half, most = (perplexity(model, texts, stride=stride) for stride in (None, 16, 4))
+    assert most < half < plain
+
+
 def test_a_book_is_prepared_as_a_task(tmp_path: Path) -> None:
     raw = open_source("tale", "suite:books/orchard", SOURCES, TRANSFORMS)
     manifest = prepare_task(raw, tmp_path, decoding(DataSection(tokenizer="books"), tmp_path))

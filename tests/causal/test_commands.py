@@ -82,6 +82,9 @@ def test_it_is_the_perplexity_of_transformers_own_loss(run: Run, project: Path, 
     (numbers,) = found[str(base)].values()
     assert numbers["tokens"] == count
     assert numbers["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    asked = ("--data", f"folder:{tmp_path}", "--block", "45", "--stride", "44", "--json")
+    (numbers,) = run("perplexity", base, "--base", base, *asked)[str(base)].values()
+    assert numbers["tokens"] == len(ids) - 1
 
 
 def test_a_folder_says_itself_what_it_is_and_an_expert_saved_as_one_is_the_same(run: Run, tmp_path: Path) -> None:
@@ -103,6 +106,7 @@ def test_a_folder_says_itself_what_it_is_and_an_expert_saved_as_one_is_the_same(
         (("--data", "jsonl:inputs/trees.jsonl", "--split", "tset"), "unknown split of jsonl:inputs/trees.jsonl 'tset'"),
         (("--data", "fodler:inputs"), "did you mean 'folder'"),
         (("outputs/vectors/ships.safetensors",), "is a task vector, which is not a model"),
+        (("--data", "outputs/data/validation/ships", "--stride", "64"), "the stride is 64; expected 1 to 63"),
         (("--base", "inputs"), "cannot be read"),
         (("--base", "outputs/vectors/ships.safetensors"), "does not say that it is a causal model"),
     ],

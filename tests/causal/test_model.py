@@ -1,6 +1,7 @@
 """Causal models of transformers by configuration: what they compute, what they are weights of, what they refuse."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mergeflow.modalities.causal.blocks import cut
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
 from mergeflow.modalities.causal.packed import PackedText
-from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.perplexity import perplexity, total_loss
 from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from mergeflow.training.linearised import LinearisedModel
@@ -49,6 +50,38 @@ def test_loss_and_perplexity_are_those_of_transformers(family: Path) -> None:
     with torch.no_grad():
         total = 31 * 5 * plain(input_ids=ids, labels=ids).loss + 8 * plain(input_ids=last, labels=last).loss
     assert perplexity(model, texts, 4) == pytest.approx(float((total / (31 * 5 + 8)).exp()), rel=1e-6)
+
+
+@pytest.mark.parametrize("stride", [1, 7, 16, 31])
+def test_with_a_stride_every_token_is_predicted_once_as_transformers_predicts_it(family: Path, stride: int) -> None:
+    """Windows from 0 in steps of the stride; of each the labels of tokens that were predicted before are −100."""
+    model, _ = load_model(family.name, family.parent)
+    texts, plain = texts_of(family), AutoModelForCausalLM.from_pretrained(family).eval()
+    ids = torch.cat([row[:length] for row, length in zip(*texts.blocks, strict=True)]).long()
+    total, count, known = 0.0, 0, 1
+    for start in range(0, len(ids), stride):
+        window = ids[None, start : start + 32]
+        labels = window.clone()
+        labels[0, : known - start] = -100
+        new = min(start + 32, len(ids)) - known
+        with torch.no_grad():
+            total, count = total + new * float(plain(input_ids=window, labels=labels).loss), count + new
+        known += new
+        if known == len(ids):
+            break
+    found, predicted = total_loss(model, texts, 4, stride)
+    assert predicted == count == len(ids) - 1
+    assert found == pytest.approx(total, rel=1e-5)
+    assert perplexity(model, texts, 3, stride) == pytest.approx(math.exp(total / count), rel=1e-5)
+
+
+def test_of_a_text_shorter_than_a_block_a_stride_changes_nothing(base: Path) -> None:
+    model, _ = load_model(base.name, base.parent)
+    texts = PackedText("ships", cut(texts_of(base).blocks.ids[0, :20].numpy(), 32, 0), CPU)
+    assert total_loss(model, texts, stride=5) == total_loss(model, texts)
+    for stride in (0, 32):
+        with pytest.raises(MergeflowError, match=rf"the stride is {stride}; expected 1 to 31"):
+            perplexity(model, texts, stride=stride)
 
 
 def test_generation_is_that_of_transformers(family: Path) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergeflow.errors import MergeflowError
+
 _ROWS = 8192  # that are read at once: 17 MiB
 
 
@@ -65,3 +67,37 @@ def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
     ids = np.full((count, block), end, np.int32)
     ids[np.arange(block) < lengths[:, None]] = tokens
     return Blocks(torch.from_numpy(ids), torch.from_numpy(lengths))
+
+
+def windows(blocks: Blocks, stride: int) -> tuple[Blocks, Tensor]:
+    """Lay windows as long as a block over the same tokens, so that each but the first token of all is new in one.
+
+    Args:
+        blocks: of a split.
+        stride: tokens between the beginnings of two windows, 1 to block − 1.
+
+    Returns:
+        The windows, whose `ids` share memory where they overlap; and int64 [N], the place of the first token in each
+        that no window before it has predicted: 1 in the first one, block − stride in the others.
+
+    Raises:
+        MergeflowError: such windows do not overlap.
+
+    Example:
+        >>> over, first = windows(cut(np.arange(7), 4, 0), 2)
+        >>> [row[:n].tolist() for row, n in zip(*over, strict=True)], first.tolist()
+        ([[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6]], [1, 2, 2])
+    """
+    block = blocks.ids.shape[1]
+    if not 1 <= stride < block:
+        raise MergeflowError(
+            f"the stride is {stride}; expected 1 to {block - 1}: a window of {block} tokens begins with one that the "
+            "window before it has predicted."
+        )
+    tokens = blocks.ids[torch.arange(block) < blocks.lengths[:, None]]
+    starts = torch.arange(0, max(len(tokens) - block + stride, 1), stride)
+    behind = int(starts[-1]) + block - len(tokens)
+    padded = torch.cat([tokens, tokens[-1:].expand(behind)])
+    first = torch.full_like(starts, block - stride)
+    first[0] = 1
+    return Blocks(padded.unfold(0, block, stride), (len(tokens) - starts).clamp(max=block)), first

@@ -1,23 +1,31 @@
 """The perplexity of a task's texts under a model."""
 
 import math
+from dataclasses import replace
 
 import torch
 
+from mergeflow.modalities.causal.blocks import windows
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modality import Model
 
 
-@torch.inference_mode()
-def perplexity(model: Model, examples: PackedText, batch_size: int = 32) -> float:
+def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None) -> float:
     r"""Return exp(−(1/M) Σ_j log p(x_j | x_<j)) over all M predicted tokens of a split, at least 1.
 
-    x_<j are the tokens before x_j in its block; the first token of a block is not predicted. The sum is in float64.
+    Without a stride x_<j are the tokens before x_j in its block, and the first token of a block is not predicted. With
+    one they are at least the block − stride tokens before x_j, or all there are, and only the first token of the split
+    is not predicted.
 
     Args:
         model: as it stands.
         examples: the split.
         batch_size: blocks that are computed at once; it changes the result by rounding alone.
+        stride: tokens between the beginnings of two windows as long as a block, 1 to block − 1; None for blocks that do
+            not overlap. It takes block / stride times as long.
+
+    Raises:
+        MergeflowError: a stride with which windows do not overlap.
 
     Example:
         >>> from torch import nn
@@ -28,8 +36,33 @@ def perplexity(model: Model, examples: PackedText, batch_size: int = 32) -> floa
         >>> round(perplexity(even, PackedText("tales", blocks, torch.device("cpu"))), 4)
         5.0
     """
-    total, count = 0.0, 0
-    for rows in torch.arange(len(examples)).split(batch_size):
-        found = examples.token_losses(model, rows).double()
-        total, count = total + float(found.sum()), count + len(found)
+    total, count = total_loss(model, examples, batch_size, stride)
     return math.exp(total / count)
+
+
+@torch.inference_mode()
+def total_loss(
+    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None
+) -> tuple[float, int]:
+    """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted.
+
+    Args:
+        model: as it stands.
+        examples: the split.
+        batch_size: blocks that are computed at once.
+        stride: as `perplexity` has it.
+
+    Raises:
+        MergeflowError: as `perplexity`.
+    """
+    blocks, first = examples.blocks, torch.ones(len(examples), dtype=torch.int64)
+    if stride is not None:
+        blocks, first = windows(blocks, stride)
+        examples = replace(examples, blocks=blocks)
+    total, count, places = 0.0, 0, torch.arange(1, blocks.ids.shape[1])
+    for rows in torch.arange(len(examples)).split(batch_size):
+        found = examples.token_losses(model, rows)
+        new = (places >= first[rows][:, None])[places < blocks.lengths[rows][:, None]]
+        found = found[new.to(found.device)].double()
+        total, count = total + float(found.sum()), count + len(found)
+    return total, count
