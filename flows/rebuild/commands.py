@@ -100,13 +100,20 @@ def _add_unlearn(app: typer.Typer, opened: Opened, root: Path, console: Console)
         at_least: Annotated[
             float | None, typer.Option(help="Loss up to which a text counts as forgotten; the base's by default.")
         ] = None,
+        fall: Annotated[
+            float, typer.Option(help="What the Rouge-L recall of each other task of texts may fall, a fraction.")
+        ] = 0.05,
+        recited: Annotated[
+            float | None,
+            typer.Option(help="Rouge-L recall down to which a text counts as forgotten; the base's by default."),
+        ] = None,
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
     ) -> None:
         """Take a task's vector away as far as the other tasks allow; register a candidate; exit status 1 if refused."""
         from flows.rebuild.forgetting import Bounds
         from flows.rebuild.unlearn import unlearn
 
-        bounds = Bounds(lose, rise, at_most, at_least)
+        bounds = Bounds(lose, rise, at_most, at_least, fall, recited)
         store, model, version = opened(name, which)
         report = _reporter(console)
         done = unlearn(root, store, model, version, task, bounds=bounds, promote=promote, report=report)
@@ -177,20 +184,24 @@ def _reproduction_lines(done: "Reproduction") -> list[str]:
 
 
 def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool) -> None:
-    is_text = task in done.before.loss
-    columns = [Column(f"perplexity of {task}", justify="right")] if is_text else []
-    table = RichTable("λ", Column(task, justify="right"), *columns, "largest loss of another task", box=box.SIMPLE_HEAD)
+    is_text, is_recited = task in done.before.loss, task in done.before.recall
+    columns = [Column("perplexity", justify="right")] if is_text else []
+    columns += [Column("Rouge-L", justify="right")] if is_recited else []
+    columns = [Column(task, justify="right"), *columns, Column("largest loss of another task"), Column(no_wrap=True)]
+    table = RichTable("λ", *columns, box=box.SIMPLE_HEAD)
     for one in done.tried:
         lost = {
             name: done.before.accuracy[name] - found for name, found in one.figures.accuracy.items() if name != task
         }
         worst = max(lost, key=lambda name: lost[name])
-        mark = " ←" if one is done.chosen else "" if one.keeps else " too much"
+        mark = "←" if one is done.chosen else "" if one.keeps else "too much"
         likely = [f"{math.exp(one.figures.loss[task]):.2f}"] if is_text else []
+        likely += [f"{100 * one.figures.recall[task]:.1f} %"] if is_recited else []
         accuracy = f"{100 * one.figures.accuracy[task]:.2f} %"
-        table.add_row(f"{one.scale:g}", accuracy, *likely, f"{100 * lost[worst]:+.2f} {worst}{mark}")
+        table.add_row(f"{one.scale:g}", accuracy, *likely, f"{100 * lost[worst]:+.2f} {worst}", mark)
     console.print(table)
     likely = [f", perplexity {math.exp(done.before.loss[task]):.2f}"] if is_text else []
+    likely += [f", Rouge-L recall {100 * done.before.recall[task]:.1f} %"] if is_recited else []
     console.print(
         f"{task} scored {100 * done.before.accuracy[task]:.2f} %{''.join(likely)} before; λ = 0 leaves it out"
     )

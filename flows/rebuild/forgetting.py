@@ -1,4 +1,4 @@
-"""What unlearning is held to: Equation 3 in accuracies, and in losses where a task is judged token by token."""
+"""What unlearning is held to: Equation 3 in accuracies, and of texts in losses and in Rouge-L too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,10 +37,12 @@ class Figures:
     Attributes:
         accuracy: Task → accuracy, a fraction.
         loss: Task of texts → mean −log p of its tokens, in nats.
+        recall: Task of texts → mean Rouge-L recall of how its passages are gone on with, a fraction.
     """
 
     accuracy: dict[str, float]
     loss: dict[str, float] = field(default_factory=dict)
+    recall: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,31 @@ class Bounds:
         rise: What the loss of each other task of texts may rise, in nats: log of the factor of its perplexity.
         at_most: The accuracy down to which the task counts as forgotten; None: that of the base.
         at_least: The loss up to which a task of texts counts as forgotten, in nats; None: that of the base.
+        fall: What the Rouge-L recall of each other task of texts may fall, a fraction.
+        recited: The Rouge-L recall down to which a task of texts counts as forgotten; None: that of the base.
     """
 
     lose: float = 0.02
     rise: float = 0.05
     at_most: float | None = None
     at_least: float | None = None
+    fall: float = 0.05
+    recited: float | None = None
 
     def check(self) -> None:
         """Refuse bounds that cannot be meant.
 
         Raises:
-            MergeflowError: an accuracy is not a fraction, or a loss is below 0.
+            MergeflowError: an accuracy or a recall is not a fraction, or a loss is below 0.
         """
-        if not 0 <= self.lose < 1 or (self.at_most is not None and not 0 <= self.at_most <= 1):
-            raise MergeflowError(
-                f"--lose {self.lose:g} and --at-most {self.at_most} are fractions: expected 0 to 1, such as 0.02."
-            )
+        for names, allowed, limit in (
+            (("--lose", "--at-most"), self.lose, self.at_most),
+            (("--fall", "--recited"), self.fall, self.recited),
+        ):
+            if not 0 <= allowed < 1 or (limit is not None and not 0 <= limit <= 1):
+                raise MergeflowError(
+                    f"{names[0]} {allowed:g} and {names[1]} {limit} are fractions: expected 0 to 1, such as 0.02."
+                )
         if not self.rise >= 0 or (self.at_least is not None and not self.at_least >= 0):
             raise MergeflowError(
                 f"--rise {self.rise:g} and --at-least {self.at_least} are losses in nats: expected 0 or more, "
@@ -76,7 +86,7 @@ class Bounds:
             )
 
     def criteria(self, found: Figures, before: Figures, base: Figures, task: str) -> list[Criterion]:
-        """Return whether a model has forgotten a task and kept each other one, in accuracies and in losses.
+        """Return whether a model has forgotten a task and kept each other one, in accuracies, losses and Rouge-L.
 
         Args:
             found: of the model.
@@ -89,7 +99,10 @@ class Bounds:
         judged = unlearning_criteria(found.accuracy, kept, {task: at_most}, "accuracy")
         likely = {one: before.loss[one] + self.rise + SLACK for one in before.loss if one != task}
         at_least = {task: base.loss[task] if self.at_least is None else self.at_least} if task in before.loss else {}
-        return [*judged, *unlearning_criteria(found.loss, likely, at_least, "loss")]
+        judged += unlearning_criteria(found.loss, likely, at_least, "loss")
+        known = {one: before.recall[one] - self.fall - SLACK for one in before.recall if one != task}
+        recited = {task: base.recall[task] if self.recited is None else self.recited} if task in before.recall else {}
+        return [*judged, *unlearning_criteria(found.recall, known, recited, "recall")]
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class Tried:
     Attributes:
         scale: The weight λ.
         figures: Of the merge, on the task to forget too.
-        criteria: Of Equation 3: in accuracies, and of texts in losses.
+        criteria: Of Equation 3: in accuracies, and of texts in losses and in Rouge-L.
     """
 
     scale: float
@@ -138,6 +151,6 @@ def choose(tried: Sequence[Tried], task: str) -> Tried:
         raise MergeflowError(
             f"no weight below 0 for '{task}' keeps every other task within its bounds: at λ = {nearest.scale:g} "
             f"{hurt.reason}{'' if alone.keeps else ', and leaving it out (λ = 0) breaks a bound already'}. Allow more "
-            f"with --lose or --rise, or take it out with `mergeflow registry unmerge --task {task}`."
+            f"with --lose, --rise or --fall, or take it out with `mergeflow registry unmerge --task {task}`."
         )
     return min(able, key=lambda one: (-one.forgotten, one.figures.accuracy[task], -one.scale))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flows.rebuild.forgetting import Bounds, Figures, Tried, choose, written
-from flows.rebuild.passages import before_and_after
+from flows.rebuild.passages import Passages
 from flows.rebuild.remerge import lay_out, register_view
 from mergeflow import layout
 from mergeflow.checkpoints import read_state, write_checkpoint
@@ -71,7 +71,7 @@ def unlearn(
     """Merge a version's experts again with a weight λ ≤ 0 for one of them, chosen on validation, and register it.
 
     λ = argmin_λ A(forget)  subject to  A(j) ≥ A_version(j) − lose for all others, and of texts
-    ℓ(j) ≤ ℓ_version(j) + rise;  of equal ones the nearest to 0
+    ℓ(j) ≤ ℓ_version(j) + rise and R(j) ≥ R_version(j) − fall;  of equal ones the nearest to 0
 
     Args:
         root: the project folder.
@@ -110,8 +110,8 @@ def unlearn(
             for scale in sorted({0.0, *scales}, reverse=True):
                 found = work.figures(scale)
                 tried.append(Tried(scale, found, bounds.criteria(found, before, base, task)))
-                hurt = dict.fromkeys(one.task for one in tried[-1].criteria if one.kept and not one.holds)
-                told = f"; too much of {' and '.join(hurt)} is lost" if hurt else ""
+                hurt = [f"{one.task} ({one.figure})" for one in tried[-1].criteria if one.kept and not one.holds]
+                told = f"; too much is lost of {', '.join(hurt)}" if hurt else ""
                 report(f"λ = {scale:g}: {task} {100 * found.accuracy[task]:.2f} %{told}")
             chosen = choose(tried, task)
             work.write(chosen, tried)
@@ -175,6 +175,8 @@ class _Work:
         device = choose_device(self._io)
         self._model: Model = load_model(self._io, layout.BASE_MODEL, device)
         self._data: dict[str, Examples] = load_for_experts(self._io, "validation", tasks, device)
+        texts = sorted(written(self._data), key=lambda one: one != task)
+        self._passages = Passages.read(scratch, texts) if texts else None
         self._batch = self._io.section("evaluation").batch_size
         self._base = read_state(scratch / recipe["base"])
         self._experts = {one: read_state(scratch / recipe["experts"][one]) for one in tasks}
@@ -201,14 +203,14 @@ class _Work:
     def _judged(self, state: Mapping[str, torch.Tensor]) -> Figures:
         self._model.load(state)
         lost = losses(self._model, written(self._data), self._batch)
-        return Figures(accuracies(self._model, self._data, self._batch), lost)
+        recall = self._passages.recall(self._model, self._batch) if self._passages else {}
+        return Figures(accuracies(self._model, self._data, self._batch), lost, recall)
 
     def texts(self, scale: float) -> list[dict[str, Any]]:
         """Return how the version and that merge go on from passages of the tasks that are texts."""
-        tasks = sorted(written(self._data), key=lambda one: one != self.task)
-        if not tasks:
+        if self._passages is None:
             return []
-        return before_and_after(self.scratch, self._model, tasks, self.merged(1.0), self.merged(scale))
+        return self._passages.before_and_after(self._model, self.merged(1.0), self.merged(scale))
 
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""

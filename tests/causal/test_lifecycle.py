@@ -34,9 +34,13 @@ def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, t
     assert 0 < show(store, MODEL)["accuracy"]["ships"] < 1
 
     assert reproduce(folder, store, MODEL, "champion", from_data=False).same
-    done = unlearn(folder, store, MODEL, "champion", "trees", bounds=Bounds(lose=0.9, rise=9), scales=[-0.5, -1.0])
+    done = unlearn(
+        folder, store, MODEL, "champion", "trees", bounds=Bounds(lose=0.9, rise=9, fall=0.9), scales=[-0.5, -1.0]
+    )
     assert set(done.before.loss) == {"ships", "trees"}  # the colours are questions
-    assert {one.form for one in done.chosen.criteria if one.task == "trees"} == {"accuracy", "loss"}
+    assert {one.form for one in done.chosen.criteria if one.task == "trees"} == {"accuracy", "loss", "recall"}
+    assert set(done.before.recall) == {"ships", "trees"}
+    assert done.chosen.figures.recall.keys() == done.before.recall.keys()
     assert done.chosen.figures.loss["trees"] > done.before.loss["trees"]
     assert done.rebuilt.decision is not None
     shown = {text["task"]: (text["before"], text["after"]) for text in done.texts}

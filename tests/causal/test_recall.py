@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.rebuild.passages import Passages
 from mergeflow.modalities.causal.blocks import cut
 from mergeflow.modalities.causal.model import load_model
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.recall import recited, rouge_l
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from mergeflow.suites.books.book import general
 
 WORDS = st.lists(st.sampled_from(["red", "boat", "old", "the", "a"]), min_size=1, max_size=9)
 
@@ -53,3 +55,14 @@ def test_a_passage_that_was_learnt_is_recited(base: Path) -> None:
         assert then.exact < 6
     with pytest.raises(ValueError, match="is not longer than the prompt"):
         recited(model.module, tokenizer, ["short"], 8)
+
+
+def test_what_unlearning_asks_for_is_the_mean_over_the_passages_that_are_long_enough() -> None:
+    model, _ = load_model("books", Path())
+    tokenizer = load_tokenizer("books", Path())
+    texts = [general(number, part="general/test") for number in range(3)]
+    held = Passages(tokenizer, {"long": [*texts, "Too short."], "short": ["Too short."]})
+    expected = sum(one.recall for one in recited(model.module, tokenizer, texts)) / 3
+    assert 0 < expected < 1
+    for batch_size in (2, 8):
+        assert held.recall(model, batch_size) == {"long": pytest.approx(expected)}

@@ -1,4 +1,4 @@
-"""What unlearning is held to: which weight is chosen, in accuracies and in losses."""
+"""What unlearning is held to: which weight is chosen, in accuracies, losses and Rouge-L."""
 
 import numpy as np
 import pytest
@@ -31,6 +31,22 @@ def test_of_texts_the_loss_counts_beside_the_accuracy() -> None:
     assert [one.keeps for one in (alone, likely, both, costly)] == [True, True, True, False]
     assert choose([alone, likely, both, costly], "tale") is both
     assert [one.form for one in both.criteria] == ["accuracy", "accuracy", "loss", "loss"]
+
+
+def test_of_texts_what_is_recited_counts_beside_the_loss() -> None:
+    before = Figures({"tale": 0.6, "rest": 0.6}, {"tale": 1.0, "rest": 1.0}, {"tale": 0.5, "rest": 0.4})
+    base = Figures({"tale": 0.4, "rest": 0.5}, {"tale": 2.0, "rest": 1.5}, {"tale": 0.2, "rest": 0.2})
+
+    def held(tale: float, rest: float, bounds: Bounds = BOUNDS) -> tuple[bool, bool]:
+        found = Figures({"tale": 0.39, "rest": 0.6}, {"tale": 2.1, "rest": 1.0}, {"tale": tale, "rest": rest})
+        judged = bounds.criteria(found, before, base, "tale")
+        assert [one.form for one in judged] == ["accuracy", "accuracy", "loss", "loss", "recall", "recall"]
+        weight = Tried(-1.0, found, judged)
+        return weight.forgotten == 3, weight.keeps
+
+    assert held(0.2, 0.35) == (True, True)
+    assert held(0.21, 0.34) == (False, False)
+    assert held(0.29, 0.3, Bounds(fall=0.1, recited=0.3)) == (True, True)
 
 
 def test_a_bound_that_is_given_replaces_the_bases_figure() -> None:
@@ -77,7 +93,10 @@ def test_texts_are_told_from_questions() -> None:
     assert list(written({"tale": texts, "exam": asked})) == ["tale"]
 
 
-@pytest.mark.parametrize("bounds", [Bounds(lose=5), Bounds(at_most=-0.1), Bounds(rise=-1), Bounds(at_least=-1)])
+@pytest.mark.parametrize(
+    "bounds",
+    [Bounds(lose=5), Bounds(at_most=-0.1), Bounds(rise=-1), Bounds(at_least=-1), Bounds(fall=5), Bounds(recited=2)],
+)
 def test_bounds_that_cannot_be_meant_are_refused(bounds: Bounds) -> None:
     with pytest.raises(MergeflowError, match="expected 0"):
         bounds.check()

@@ -175,14 +175,16 @@ def test_never_worse_beyond_the_tolerance(shares):
 
 def test_what_was_to_be_forgotten_must_be_forgotten_and_the_rest_kept() -> None:
     facts = {"accuracy": {"a": 0.8}, "expert_accuracy": {"a": 0.9}, "reproducible": True}
-    for accuracy, loss, promoted in ((0.1, 2.0, True), (0.2, 2.0, False), (0.1, 1.0, False)):
+    for accuracy, loss, recall in ((0.1, 2.0, 0.2), (0.2, 2.0, 0.2), (0.1, 2.0, 0.3), (0.1, 1.0, 0.2)):
+        promoted = (accuracy, loss, recall) == (0.1, 2.0, 0.2)
         criteria = [
             *unlearning_criteria({"a": 0.8, "b": accuracy}, {"a": 0.7}, {"b": 0.1}, "accuracy"),
             *unlearning_criteria({"a": 0.5, "b": loss}, {"a": 0.6}, {"b": 1.5}, "loss"),
+            *unlearning_criteria({"a": 0.5, "b": recall}, {"a": 0.4}, {"b": 0.2}, "recall"),
         ]
         decision = decide(Evidence(**facts, criteria=criteria), None, GateSettings())  # type: ignore[arg-type]
         assert decision.promote is promoted
-        assert [gate.name for gate in decision.gates].count("forgotten") == 2
+        assert [gate.name for gate in decision.gates].count("forgotten") == 3
         assert [gate.name for gate in decision.gates if not gate.passed] == ([] if promoted else ["forgotten"])
     assert decision.reasons == ["b must be forgotten: its loss is 1.000, at least 1.500 was asked for"]
     worse = unlearning_criteria({"a": 0.6, "b": 0.0}, {"a": 0.7}, {"b": 0.1}, "accuracy")

@@ -1,4 +1,4 @@
-"""Has a merged model learnt what it should, and forgotten what it should? In losses and in accuracies."""
+"""Has a merged model learnt what it should, and forgotten what it should? In losses, accuracies and Rouge-L."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from mergeflow.errors import MergeflowError, unknown_name
 
-Form = Literal["loss", "accuracy"]
+Form = Literal["loss", "accuracy", "recall"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Criterion:
     Attributes:
         task: The task's name.
         kept: Whether it must be solved; else it must have been forgotten.
-        form: What `measured` and `limit` are: losses ≥ 0, or accuracies in [0, 1].
+        form: What `measured` and `limit` are: losses ≥ 0, or accuracies or recalls of Rouge-L in [0, 1].
         measured: Of the merged model.
         limit: The worst figure of a task that is kept, or the best of one that is forgotten.
     """
@@ -35,6 +35,11 @@ class Criterion:
         return self.measured <= self.limit if at_most else self.measured >= self.limit
 
     @property
+    def figure(self) -> str:
+        """What was measured, in words."""
+        return "Rouge-L recall" if self.form == "recall" else self.form
+
+    @property
     def reason(self) -> str:
         """What was found and what was asked, for people.
 
@@ -43,9 +48,9 @@ class Criterion:
             'digits must be kept: its accuracy is 84.00 %, at least 90.00 % was asked for'
         """
         bound = "at most" if self.kept == (self.form == "loss") else "at least"
-        found, asked = (f"{100 * one:.2f} %" if self.form == "accuracy" else f"{one:.3f}" for one in self._figures)
+        found, asked = (f"{one:.3f}" if self.form == "loss" else f"{100 * one:.2f} %" for one in self._figures)
         duty = "kept" if self.kept else "forgotten"
-        return f"{self.task} must be {duty}: its {self.form} is {found}, {bound} {asked} was asked for"
+        return f"{self.task} must be {duty}: its {self.figure} is {found}, {bound} {asked} was asked for"
 
     @property
     def _figures(self) -> tuple[float, float]:
@@ -62,7 +67,7 @@ def addition_criteria(
     Args:
         measured: task → the merged model's loss or accuracy.
         limits: task → ε_i, or a_i; for an accuracy usually an expert's less a tolerance.
-        form: `loss`, in any unit, or `accuracy`, in [0, 1].
+        form: `loss`, in any unit, or `accuracy` or `recall`, in [0, 1].
 
     Returns:
         One criterion for each task, in the order of `limits`.
@@ -76,7 +81,7 @@ def addition_criteria(
         [True, False]
 
     Source:
-        Li et al. 2025, Equation 2; the accuracy form is ours.
+        Li et al. 2025, Equation 2; the other forms are ours.
     """
     return [_criterion(task, True, form, measured, limit) for task, limit in limits.items()]
 
@@ -92,13 +97,14 @@ def unlearning_criteria(
     loss: E ℓ(T_i) ≥ c_i for i ∈ V_N and E ℓ(T_j) ≤ ε_j for the others;
     accuracy: A(T_i) ≤ a_i for i ∈ V_N and A(T_j) ≥ a_j for the others
 
+    recall: as accuracy, of what a language model writes behind a passage's beginning, against the passage's own words.
     The forms differ: with tasks that have something in common a loss can be large while all predictions are right.
 
     Args:
         measured: task → the merged model's loss or accuracy.
         limits: task → ε_j, or a_j, of the tasks that are kept.
         forget: task → c_i, or a_i, of the tasks to forget.
-        form: `loss`, in any unit, or `accuracy`, in [0, 1].
+        form: `loss`, in any unit, or `accuracy` or `recall`, in [0, 1].
 
     Returns:
         One criterion for each task, those to forget first.
@@ -113,7 +119,7 @@ def unlearning_criteria(
         ['b must be forgotten: its accuracy is 11.00 %, at most 10.00 % was asked for']
 
     Source:
-        Li et al. 2025, Equation 3; the accuracy form is ours.
+        Li et al. 2025, Equation 3; the other forms are ours.
     """
     if both := [task for task in forget if task in limits]:
         raise MergeflowError(f"'{both[0]}' is to be kept and to be forgotten; name it once.")
@@ -130,13 +136,13 @@ def _criterion(task: str, kept: bool, form: Form, measured: Mapping[str, float],
     if form not in get_args(Form):
         raise unknown_name("form of a criterion", form, get_args(Form))
     figure = _figure(task, measured)
-    high = 1.0 if form == "accuracy" else math.inf
+    high = math.inf if form == "loss" else 1.0
     # Below 0 are Matthews' correlation, which stands for an accuracy, and an accuracy less a tolerance.
     for name, value in (("", figure), ("limit of the ", limit)):
         if not value <= high:
-            share = "; accuracies are shares of 1" if form == "accuracy" else ""
+            shares = {"accuracy": "; accuracies are shares of 1", "recall": "; recalls are shares of 1"}.get(form, "")
             raise MergeflowError(
-                f"the {name}{form} of the task '{task}' is {value:g}; expected {high:g} at most{share}."
+                f"the {name}{form} of the task '{task}' is {value:g}; expected {high:g} at most{shares}."
             )
     return Criterion(task, kept, form, figure, limit)
 
