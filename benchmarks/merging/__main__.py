@@ -6,6 +6,8 @@
     python -m benchmarks.merging --memory              # another table: foretold and measured peaks of spectral methods
     python -m benchmarks.merging --cold                # another table: files that are not in the page cache
     python -m benchmarks.merging --device cuda         # another table: when a CUDA device pays
+    python -m benchmarks.merging --older ../before --sweep examples/sweeps/grid.yaml   # another: an older checkout's
+                                                       # processor time; the sweep reads what `mergeflow run` left here
 
 It makes random float32 checkpoints (351 MB each for ViT-B-32) in --scratch and removes them afterwards.
 """
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.merging.devices import DEFAULTS, table
+from benchmarks.merging.older import older_table, sweep_job
 from benchmarks.merging.peers import CONFIGS, MECHA, mecha_command, mergekit_command
 from benchmarks.merging.places import cold_table, memory_table
 from benchmarks.merging.shapes import MODELS, make_checkpoints, shapes_of
@@ -57,7 +60,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - began
     if process.returncode:
-        return {"wall": float("nan"), "cpu": float("nan"), "peak": float("nan"), "failed": process.returncode}
+        return dict.fromkeys(("wall", "cpu", "peak"), float("nan")) | {"failed": process.returncode}
     found = next((line for line in text.splitlines() if line.startswith("NOTES ")), None)
     notes = {"peak": usage.ru_maxrss / 2**20} if found is None else json.loads(found[6:])
     return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, **notes}
@@ -92,6 +95,11 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.device:
         return table(measure, {**common, "experts": everything}, options.device, options.methods)
     measure({**common, "kind": "limit", "experts": everything})  # warms the page cache
+    if options.older:
+        merges = {f"{options.kind} {name}": {**common, **_job(name, everything), "kind": options.kind}
+                  for name in options.only if name != "grid"}  # fmt: skip
+        sweeps = {f"sweep {file.name}": {**common, **sweep_job(file, scratch / "sweep")} for file in options.sweep}
+        return older_table(measure, merges | sweeps, options.older, options.rounds)
     rows = []
 
     def row(label: str, job: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
@@ -129,23 +137,22 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 f" (of it merging {found['merging']:.1f} s; {found['misses']} factorisations)"
             )
             continue
-        method, args = (WORK | FURTHER)[name]
-        chosen = everything[:2] if name == "slerp" else everything
-        job = {"kind": options.kind, "method": method, "args": args, "experts": chosen}
+        job = {"kind": options.kind, **_job(name, everything)}
+        chosen = job["experts"]
         jobs: dict[str, dict[str, Any]] = {f"mergeflow {name}": job}
-        if options.older:
-            jobs[f"older {name}"] = {**job, "checkout": str(options.older)}
         if name in options.plain:
             jobs[f"plain torch {name}"] = {**job, "kind": "plain"}
         if options.mergekit and name in CONFIGS:
             jobs[f"mergekit {name}"] = {"command": mergekit_command(options.mergekit, scratch, name, base, chosen)}
         if options.sd_mecha and name in MECHA:
             jobs[f"sd-mecha {name}"] = {"command": mecha_command(options.sd_mecha, scratch, name, base, chosen)}
-        found = in_turn(jobs, limits[len(chosen)])
-        if options.older:
-            cost = {label: found[f"{label} {name}"]["cpu"] for label in ("mergeflow", "older")}
-            print(f"  processor time / older = {cost['mergeflow'] / cost['older']:.2f}", flush=True)
+        in_turn(jobs, limits[len(chosen)])
     return rows
+
+
+def _job(name: str, experts: list[str]) -> dict[str, Any]:
+    method, args = (WORK | FURTHER)[name]
+    return {"method": method, "args": args, "experts": experts[:2] if name == "slerp" else experts}
 
 
 def main() -> None:
@@ -160,7 +167,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=2, help="blocks a plain SVD is measured on and extrapolated from")
     parser.add_argument("--mergekit", type=Path, help="bin folder of an environment with mergekit: its column too")
     parser.add_argument("--sd-mecha", type=Path, help="bin folder of an environment with sd-mecha: its column too")
-    parser.add_argument("--older", type=Path, help="an older checkout of this project: its column too")
+    parser.add_argument("--older", type=Path, help="an older checkout of this project: processor time beside it, alone")
+    parser.add_argument("--sweep", type=Path, nargs="+", default=[], help="sweep files to run too, with --older")
     parser.add_argument(
         "--kind", choices=["merge", "prepare"], default="merge", help="whole processes on files, or `prepare` in memory"
     )
@@ -175,6 +183,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave the checkpoints in --scratch")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args()
+    if options.sweep and not options.older:
+        parser.error("--sweep compares with an older checkout: name it by --older")
     try:
         check_device(options.device or "cpu")
     except MergeflowError as error:
@@ -199,7 +209,8 @@ def main() -> None:
                 *(f"mergekit-{work}.yml" for work in CONFIGS),
             ):
                 (scratch / name).unlink(missing_ok=True)
-            shutil.rmtree(scratch / "mergekit-out", ignore_errors=True)
+            for folder in ("mergekit-out", "sweep"):
+                shutil.rmtree(scratch / folder, ignore_errors=True)
             if options.scratch is None:
                 shutil.rmtree(scratch, ignore_errors=True)
 

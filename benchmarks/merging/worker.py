@@ -1,8 +1,10 @@
 """One measured process: `python -m benchmarks.merging.worker JSON`; prints its own notes as JSON."""
 
 import json
+import shutil
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         return merge_there(job)
     if job["kind"] == "prepare":
         return prepared(job["method"], job["args"], base, experts)
+    if job["kind"] == "sweep":
+        return swept(Path(job["sweep"]), out)
     from mergeflow.merging import check_recipe, make_recipe, merge
 
     names = {f"e{index:02d}": str(path) for index, path in enumerate(experts)}
@@ -38,8 +42,27 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     )
     for stale in (out, out.with_suffix(".md")):  # an older checkout refuses what it did not make
         stale.unlink(missing_ok=True)
-    foretold = check_recipe(made).peak_memory
-    return {"seconds": merge(made, workers=job.get("workers")).seconds, "foretold": foretold / 2**30}
+    import_module("torch")  # what is read in late is no part of a merge
+    foretold, began = check_recipe(made).peak_memory, time.process_time()
+    seconds = merge(made, workers=job.get("workers")).seconds
+    return {"seconds": seconds, "alone": time.process_time() - began, "foretold": foretold / 2**30}
+
+
+def swept(file: Path, out: Path) -> dict[str, Any]:
+    """Run a sweep, whose code older checkouts keep elsewhere; returns the winner's arguments.
+
+    Args:
+        file: the sweep.
+        out: its results; those of another run are removed.
+    """
+    try:
+        from mergeflow.search.sweep import run_sweep
+        from mergeflow.search.sweep_file import load_sweep
+    except ModuleNotFoundError:
+        from mergeflow.evaluation.sweep import run_sweep
+        from mergeflow.evaluation.sweep_file import load_sweep
+    shutil.rmtree(out, ignore_errors=True)
+    return {"winner": run_sweep(load_sweep(file), out).winner.args}
 
 
 def prepared(method: str, args: dict[str, Any], base: Path, experts: list[Path]) -> dict[str, Any]:
@@ -63,7 +86,7 @@ def prepared(method: str, args: dict[str, Any], base: Path, experts: list[Path])
         prepare(configure(method, args), start, states)
         took = {"wall": time.perf_counter() - began, "cpu": time.process_time() - began_cpu}
         least = {key: min(value, least.get(key, value)) for key, value in took.items()}
-    return least
+    return {**least, "alone": least["cpu"]}
 
 
 def plain(method: str, base: Path, experts: list[Path], out: Path, blocks: int | None) -> dict[str, Any]:

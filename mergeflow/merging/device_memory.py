@@ -29,11 +29,12 @@ def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
     Example:
         >>> held_elements(Copies(0, 11), 2, Unit("w", 0, 100, (100,)))
         1100
-        >>> held_elements(Copies(1, 7, square=2.33), 8, Unit("w", 0, 200, (10, 20)))
-        3932
+        >>> held_elements(Copies(1, 3, square=2, least=6), 8, Unit("w", 0, 200, (10, 20)))
+        3000
     """
     square = unit.shape[1] ** 2 if len(unit.shape) == 2 else 0
-    return round((copies.each * experts + copies.beside) * (unit.stop - unit.start) + copies.square * square)
+    tensors = max(copies.each * experts + copies.beside, copies.least)
+    return round(tensors * (unit.stop - unit.start) + copies.square * square)
 
 
 def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: int, buffer: int) -> int:

@@ -67,7 +67,7 @@ class Model:
         return sum(prod(shape) for shape in self.shapes.values())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stack:
     """One tensor (or a flat block of one) of the base and of the task vectors of all experts.
 
@@ -94,6 +94,28 @@ class Stack:
         if all(weight == 1 for weight in self.model.weights):
             return self.taus
         return self.taus * self.weight_column
+
+    def take(self, weighted: bool = True) -> Tensor:
+        """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.
+
+        The stack has none afterwards. So a method that takes its task vectors needs no copy of them beside.
+        """
+        taus, self.taus = self.taus, self.taus.new_empty([0] * self.taus.ndim)
+        if weighted and any(weight != 1 for weight in self.model.weights):
+            taus.mul_(self.weight_column)
+        return taus
+
+    def merged(self, merge: Callable[[Tensor, Any], Tensor], args: Any) -> Tensor:
+        """Return the tensor [*base.shape] of its matrices, each merged by ([T, m, n], args) → [m, n].
+
+        Args:
+            merge: Takes w_t · τ_t of one matrix, and holds it alone: what it lets go of is free.
+            args: The method's, with `split_qkv`.
+        """
+        form, taus = self.form(args.split_qkv), self.take()
+        parts = form.split(taus)
+        del taus
+        return form.join([merge(parts.pop(0), args) for _ in range(len(parts))])
 
     @property
     def weight_column(self) -> Tensor:

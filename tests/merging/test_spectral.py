@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from mergeflow.analysis.memory import peak_tensor_bytes
 from mergeflow.merging import FactorCache, configure, prepare
+from mergeflow.merging.linalg import spectra
 from mergeflow.merging.linalg.spectra import polar_, svd, truncate
 from mergeflow.merging.matrices import is_matrix, rank_of
 from tests.merging.helpers import one
@@ -72,6 +74,19 @@ def test_svd_leaves_out_what_has_no_direction():
     left, sigma, right = svd(matrix)
     assert len(sigma) == 3
     torch.testing.assert_close((left * sigma) @ right.T, matrix)
+
+
+@pytest.mark.parametrize("side", [1, 64, 97, 400])
+def test_all_eigenvectors_are_those_of_torch_in_the_memory_of_the_matrix(side):
+    """Bit for bit, from the lower half alone; torch by itself holds a copy more."""
+    product = spectra.gram(torch.randn(2 * side, side, generator=torch.Generator().manual_seed(side)))
+    expected = torch.linalg.eigh(product, UPLO="L")
+    place, beside = product.data_ptr(), peak_tensor_bytes(lambda: torch.linalg.eigh(product, UPLO="L"))
+    found = []
+    held = peak_tensor_bytes(lambda: found.extend(spectra._eigen(product)))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert found[1].data_ptr() == place
+    assert side < 400 or held <= beside - 0.9 * product.nbytes
 
 
 def test_which_tensors_are_matrices():

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from mergeflow.analysis.memory import peak_tensor_bytes
-from mergeflow.merging import configure, methods, prepare
-from mergeflow.merging.engine import Engine, sampled_units, treats_elements_alone
-from mergeflow.merging.methods import spherical
+from mergeflow.merging import configure, methods, prepare, stacks
+from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
+from mergeflow.merging.linalg import spectra
+from mergeflow.merging.methods import spherical, subspace
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 from tests.merging.helpers import EDGE, fitting
 
@@ -17,7 +18,7 @@ TALL, WIDE, EMBEDDING = "blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight", "t
 
 
 @pytest.fixture(scope="module")
-def states():
+def models():
     """A base and three experts: a tall and a wide matrix, and a larger embedding."""
     generator = torch.Generator().manual_seed(0)
     shapes = {TALL: (384, 96), WIDE: (96, 384), EMBEDDING: (1500, 96)}
@@ -29,10 +30,11 @@ def states():
 
 @pytest.mark.parametrize("weights", [None, (0.5, 1.0, 2.0)])
 @pytest.mark.parametrize("name", methods())
-def test_a_method_holds_no_more_than_it_says(name, weights, states, monkeypatch):
-    """Bytes of tensors alive at once in each call for a whole tensor, without LAPACK's own, beside `workspace`."""
+def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
+    """Bytes of tensors alive at once while a whole tensor is read and merged, without LAPACK's own."""
     monkeypatch.setattr(spherical, "BLOCK", 512)
-    base, experts = states[0], fitting(name, states[1])
+    monkeypatch.setattr(stacks, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
+    base, experts = models[0], fitting(name, models[1])
     for args in [{}, *EDGE[name]] if weights is None else [{}]:
         call = configure(name, {key: value for key, value in args.items() if key not in ("matrices", "split_qkv")})
         positive = {tensor: value.square() for tensor, value in base.items()}
@@ -46,14 +48,14 @@ def test_a_method_holds_no_more_than_it_says(name, weights, states, monkeypatch)
         for tensor, value in base.items():
             if treats_elements_alone(call, model, tensor):
                 continue
-            stack = engine.stacks.stack(Unit(tensor, 0, value.numel(), tuple(value.shape)))
-            held = peak_tensor_bytes(lambda call=call, stack=stack: call.method(stack, call.arguments))
-            assert held <= call.method.workspace(call.arguments, tensor, model) + 65536, (args, tensor)
+            unit = Unit(tensor, 0, value.numel(), tuple(value.shape))
+            held = peak_tensor_bytes(lambda engine=engine, unit=unit: engine.result(unit))
+            assert held <= unit_bytes(call, model, unit) + 65536, (args, tensor)
 
 
 @pytest.mark.parametrize("name", ["slerp", "nuslerp", "multislerp", "karcher", "model_stock"])
-def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, states, monkeypatch):
-    base, experts = states[0], fitting(name, states[1])
+def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, models, monkeypatch):
+    base, experts = models[0], fitting(name, models[1])
     whole = prepare(name, base, experts)
     monkeypatch.setattr(spherical, "LARGE", prod(base[TALL].shape))
     monkeypatch.setattr("mergeflow.merging.engine.BLOCK", 4096)
@@ -63,6 +65,37 @@ def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, states,
     assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)
     for tensor, direction in whole.direction.items():
         torch.testing.assert_close(blocks.direction[tensor], direction, rtol=1e-6, atol=1e-7)
+
+
+# Copies of a matrix four times as long as wide, base and task vectors among them, beside (experts + 3) of them; where
+# the directions of all experts are held in float64, half a copy are those of the shorter side.
+SPECTRAL = {"cart": 0.0, "low_rank": 0.0, "iso_c": 0.0, "tsv": 0.5}
+
+
+@pytest.mark.parametrize("shape", [(1024, 256), (256, 1024)], ids=["tall", "wide"])
+@pytest.mark.parametrize("weights", [(), (0.5, 1.0, 2.0, 1.0)], ids=["alike", "weighted"])
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_a_spectral_method_holds_three_tensors_beside_those_of_its_experts(name, weights, shape, monkeypatch):
+    """Bytes of tensors, LAPACK's work among them, from reading a matrix to its merged form; rows pass 32 at a time."""
+    monkeypatch.setattr(spectra, "_ROWS", 32)
+    monkeypatch.setattr(subspace, "_ROWS", 32)
+    generator = torch.Generator().manual_seed(0)
+    base, *experts = ({WIDE: torch.randn(shape, generator=generator)} for _ in range(5))
+    named = dict(zip("abcd", experts, strict=True))
+    call, model = configure(name), model_of(base, named, dict(zip("abcd", weights, strict=False)))
+    engine = Engine(call, Stacks(base, named, model), workers=1)
+    held = peak_tensor_bytes(lambda: engine.result(Unit(WIDE, 0, prod(shape), shape)))
+    assert held <= (4 + 3 + SPECTRAL[name] + 0.1) * 4 * prod(shape)
+
+
+@pytest.mark.parametrize("shape", [(14336, 4096), (4096, 14336), (4096, 4096)], ids=str)
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_at_the_widths_of_llama_3_spectral_methods_stay_within_three_tensors_and_the_buffer(name, shape):
+    """What is foretold of three experts' largest matrices, which the test above and the first one count."""
+    base, *experts = ({WIDE: torch.empty(1, dtype=torch.bfloat16).expand(shape)} for _ in range(4))
+    call, model = configure(name), model_of(base, dict(zip("abc", experts, strict=True)))
+    most = (3 + 3) * 4 * 14336 * 4096 + BUFFER
+    assert unit_bytes(call, model, Unit(WIDE, 0, prod(shape), shape)) <= most
 
 
 def test_what_the_sample_of_ties_takes_is_foretold():

@@ -44,12 +44,9 @@ def gram(matrix: Tensor) -> Tensor:
     return product
 
 
-def _times(matrix: Tensor, right: Tensor) -> Tensor:
-    """Return A B in float64."""
-    product = right.new_empty(len(matrix), right.shape[1])
-    for into, rows in zip(product.split(_ROWS), matrix.split(_ROWS), strict=True):
-        torch.mm(rows.double(), right, out=into)
-    return product
+def _tall(matrix: Tensor) -> Tensor:
+    """Return A or Aᵀ, with no fewer rows than columns."""
+    return matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
 
 
 def leading_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -57,7 +54,7 @@ def leading_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
     Up to an eighth of the side both have that many columns, so that every such rank is cut from the same bits.
     """
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    tall = _tall(matrix)
     side = tall.shape[1]
     few = rank <= side // 8
     vectors = _leading(gram(tall), side // 8 if few else side)[1]
@@ -69,8 +66,25 @@ def _leading(product: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The `rank` largest eigenvalues, rising, and their vectors, of a Gram matrix that may be overwritten."""
     if product.device.type == "cpu" and rank <= WORTH * len(product):
         return leading_eigen(product, rank)
-    values, vectors = torch.linalg.eigh(product, UPLO="L")
+    values, vectors = _eigen(product)
     return values[-rank:], vectors[:, -rank:]
+
+
+def _eigen(product: Tensor) -> tuple[Tensor, Tensor]:
+    """All eigenvalues, rising, and vectors of a Gram matrix [n, n], on the CPU in its memory; its lower half counts.
+
+    LAPACK takes twice the matrix beside it; torch copies it first, unless input and output are one tensor by columns.
+    """
+    if product.device.type != "cpu":
+        return torch.linalg.eigh(product, UPLO="L")
+    for start in range(0, len(product), _STRIP):
+        rows = product[start : start + _STRIP]
+        product[:start, start : start + _STRIP] = rows[:, :start].T
+        block = rows[:, start : start + _STRIP]
+        block.copy_(block.tril() + block.tril(-1).T)
+    values, by_columns = product.new_empty(len(product)), product.T
+    torch.linalg.eigh(by_columns, UPLO="L", out=(values, by_columns))
+    return values, by_columns
 
 
 def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Tensor:
@@ -95,16 +109,21 @@ def add_truncated(
     """Add weight · SVD_k(A) to a total in place; the product is never held by itself.
 
     Args:
-        total: [m, n], changed in place.
+        total: [m, n], changed in place; A itself to put the product in its place.
         matrix: A, [m, n].
         rank: k, ≥ 1; from min(m, n) on A is added whole.
         weight: Any real number.
         cache: Where factors are kept between calls.
     """
+    alone = total is matrix
     if rank >= min(matrix.shape):
-        total.add_(matrix, alpha=weight)
-    elif not is_zero(matrix):
-        total.addmm_(*low_rank_factors(matrix, rank, cache), alpha=weight)
+        torch.add(matrix.new_zeros(()) if alone else total, matrix, alpha=weight, out=total)
+        return
+    factors = None if is_zero(matrix) else low_rank_factors(matrix, rank, cache)
+    if alone:
+        total.zero_()
+    if factors is not None:
+        total.addmm_(*factors, alpha=weight)
 
 
 def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> tuple[Tensor, Tensor]:
@@ -126,44 +145,58 @@ def svd(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor
 
     Directions whose singular value is below 1e-7 of the largest are left out: r may be smaller.
     """
-    flipped = matrix.shape[0] < matrix.shape[1]
-    tall = matrix.T if flipped else matrix
-    values, vectors = _leading(gram(tall), min(rank or tall.shape[1], tall.shape[1]))
+    sigma, short = short_side(matrix, rank)
+    long = long_side(matrix, sigma, short)
+    return (short, sigma, long) if matrix.shape[0] < matrix.shape[1] else (long, sigma, short)
+
+
+def short_side(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return σ [r] of A = U Σ Vᵀ [m, n], falling, and the singular vectors of its shorter side [min(m, n), r].
+
+    Both are float64 as those of `svd`, which they are half of.
+    """
+    side = min(matrix.shape)
+    values, vectors = _leading(gram(_tall(matrix)), min(rank or side, side))
     sigma = values.flip(0).clamp_(min=0).sqrt_()
     real = int((sigma > _NULL * sigma[0]).sum())
-    right = vectors.flip(1)[:, :real]
-    sigma = sigma[:real]
-    left = _times(tall, right).div_(sigma)
-    return (right, sigma, left) if flipped else (left, sigma, right)
+    return sigma[:real], vectors.flip(1)[:, :real]
 
 
-def polar_(matrix: Tensor) -> Tensor:
-    """Turn A [m, n], float64, into its orthogonal polar factor U Vᵀ, in place; zero on what A maps to zero.
+def long_side(matrix: Tensor, sigma: Tensor, short: Tensor) -> Tensor:
+    """Return A V Σ⁻¹ [max(m, n), r], the singular vectors of A's longer side, in float64.
 
-    It is the matrix with orthonormal columns (or rows) nearest to A.
+    Args:
+        matrix: A, [m, n].
+        sigma: σ [r], as of `short_side`.
+        short: V [min(m, n), r], as of `short_side`.
     """
-    tall = matrix.T if matrix.shape[0] < matrix.shape[1] else matrix
-    whitening, _ = _whitening(tall)
-    for rows in tall.split(_ROWS):
-        rows.copy_(rows @ whitening)
-    return matrix
+    tall = _tall(matrix)
+    long = short.new_empty(len(tall), len(sigma))
+    for into, rows in zip(long.split(_ROWS), tall.split(_ROWS), strict=True):
+        torch.mm(rows.double(), short, out=into)
+    return long.div_(sigma)
 
 
-def polar_and_values(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return U Vᵀ [m, n] and the singular values [min(m, n)], rising, of A = U Σ Vᵀ, in float64.
+def polar_(matrix: Tensor, flat: bool = False) -> Tensor:
+    """Turn A = U Σ Vᵀ [m, n] into its orthogonal polar factor U Vᵀ, in place; zero on what A maps to zero.
 
-    U Vᵀ = A V Σ⁻¹ Vᵀ costs one product with A.
+    It is the matrix with orthonormal columns (or rows) nearest to A, and A V Σ⁻¹ Vᵀ costs one product with A.
+
+    Args:
+        matrix: A, in any type; the factor is rounded to it.
+        flat: Whether the factor is multiplied by the mean singular value, σ̄ U Vᵀ.
     """
-    flipped = matrix.shape[0] < matrix.shape[1]
-    tall = matrix.T if flipped else matrix
+    tall = _tall(matrix)
     whitening, sigma = _whitening(tall)
-    factor = _times(tall, whitening)
-    return (factor.T if flipped else factor), sigma
+    for rows in tall.split(_ROWS):
+        product = rows.double() @ whitening
+        rows.copy_(product.mul_(sigma.mean()) if flat else product)
+    return matrix
 
 
 def _whitening(tall: Tensor) -> tuple[Tensor, Tensor]:
     """Return V Σ⁻¹ Vᵀ [n, n] and Σ [n], rising, of A = U Σ Vᵀ [m, n]."""
-    values, vectors = torch.linalg.eigh(gram(tall), UPLO="L")
+    values, vectors = _eigen(gram(tall))
     sigma = values.clamp_(min=0).sqrt_()
     real = sigma > _NULL * sigma[-1]
     kept = vectors[:, real]

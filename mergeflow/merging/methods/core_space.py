@@ -120,5 +120,6 @@ def core_space(stack: Stack, args: CoreSpaceArgs) -> Parts:
     for part in form.split(taus):
         pairs = own if own is not None and whole else [None if is_zero(tau) else factors_of(tau) for tau in part]
         some = any(pair is not None for pair in pairs)
-        parts.append(merged_in_core(pairs, stack.model.weights, args) if some else torch.zeros_like(part[0]).double())
-    return stack.base, form.join(parts).to(taus.dtype)
+        found = merged_in_core(pairs, stack.model.weights, args) if some else torch.zeros_like(part[0])
+        parts.append(found.to(taus.dtype))
+    return stack.base, form.join(parts)

@@ -178,7 +178,7 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
 
 def _adamerging_bytes(args: AdamergingArgs, one: Matrix) -> int:
     centred = (3 * one.experts + 4) * one.nbytes  # centred task vectors, their low-rank parts, and what makes them
-    return centred + decomposition(one.short) + 4 * 8 * (one.rows + one.columns) * one.short
+    return centred + decomposition(one) + 4 * 8 * (one.rows + one.columns) * one.short
 
 
 def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
@@ -191,7 +191,7 @@ def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
     elementwise=_no_low_rank,
     anchor="θ0 or mean θ_t",
     data=(COEFFICIENTS,),
-    workspace=matrices(_adamerging_bytes, weighted=False),
+    workspace=matrices(_adamerging_bytes),
     on_device=Copies(1, 3),
 )
 def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import fsum, prod, sqrt
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
@@ -17,6 +17,9 @@ from mergeflow.merging.matrices import Selection
 from mergeflow.merging.method import Args, Method, Model, Parts, Stack, method
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.workspace import Copies
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Outside the blocks a transformer has what makes tokens of its input, and behind them norms, projections and heads.
 _FIRST = re.compile(
@@ -105,14 +108,17 @@ def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | Non
     return int(found.group(2)) / max(max(blocks), 1)
 
 
+def _square(part: Tensor) -> float:
+    return float(part.double().square().sum())
+
+
 def _length_pass() -> Pass:
     """‖Στ‖ / (T ‖direction‖) over the whole model, from sums per unit that are added in order of name."""
 
     def observe(found: dict[Any, tuple[float, float]], stack: Stack, args: LinesArgs) -> Any:
         inner, inner_args = args.inner()
-        _, direction = inner(stack, inner_args)
-        lengths = (float(part.double().square().sum()) for part in (stack.weighted.sum(0), direction))
-        found[stack.name, stack.start] = (next(lengths), next(lengths))
+        summed = _square(stack.weighted.sum(0))  # before the inner method, which may take the task vectors
+        found[stack.name, stack.start] = (summed, _square(inner(stack, inner_args)[1]))
         return found
 
     def finish(found: dict[Any, tuple[float, float]], model: Any, args: LinesArgs) -> float:

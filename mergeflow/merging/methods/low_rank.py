@@ -34,23 +34,21 @@ class CartArgs(LowRankArgs):
         return False
 
 
-def sum_truncated(stack: Stack, mean: Tensor | None, args: LowRankArgs) -> Tensor:
-    """Return Σ w_t SVD_k(τ_t − mean) of each matrix of a stack; one difference is held at a time.
+def sum_truncated(stack: Stack, taus: Tensor, args: LowRankArgs) -> Tensor:
+    """Return Σ w_t SVD_k(τ_t) of each matrix of a tensor, in the place of τ_1, which is overwritten.
 
     Args:
-        stack: Base and task vectors of one tensor.
-        mean: What is subtracted from each task vector, [*base.shape]; None for no centring.
+        stack: The tensor, and the weights.
+        taus: τ_t, centred or not, [T, *base.shape].
         args: Rank, and how the tensor is cut into matrices.
 
     Returns:
         [*base.shape], in the type of arithmetic.
     """
     form = stack.form(args.split_qkv)
-    room = None if mean is None else torch.empty_like(stack.base)
-    totals = form.split(torch.zeros_like(stack.base))
-    for weight, tau in zip(stack.model.weights, stack.taus, strict=True):
-        delta = tau if mean is None else torch.sub(tau, mean, out=room)
-        for total, part in zip(totals, form.split(delta), strict=True):
+    totals = form.split(taus[0])
+    for index, weight in enumerate(stack.model.weights):
+        for total, part in zip(totals, form.split(taus[index]) if index else totals, strict=True):
             rank = rank_of(part.shape, args.rank_ratio, args.rounding)
             add_truncated(total, part, rank, weight, stack.model.cache)
     return form.join(totals)
@@ -60,15 +58,11 @@ def _factor_bytes(args: LowRankArgs, one: Matrix) -> int:
     rank = rank_of((one.rows, one.columns), args.rank_ratio, args.rounding)
     found = one.short // 8 if rank <= one.short // 8 else one.short
     factors = (one.rows + one.columns) * (max(rank, one.short // 8) + rank) * one.itemsize
-    return max(decomposition(one.short, found), 16 * one.short * found + factors)
+    return max(decomposition(one, found), 16 * one.short * found + factors)
 
 
 def _cart_bytes(args: CartArgs, one: Matrix) -> int:
-    return 3 * one.nbytes + _factor_bytes(args, one)  # the mean, a difference, and the sum
-
-
-def _low_rank_bytes(args: LowRankArgs, one: Matrix) -> int:
-    return one.nbytes + _factor_bytes(args, one)
+    return one.nbytes + _factor_bytes(args, one)  # the mean
 
 
 @method(
@@ -76,8 +70,8 @@ def _low_rank_bytes(args: LowRankArgs, one: Matrix) -> int:
     CartArgs,
     elementwise=all_but_matrices,
     anchor="mean θ_t",
-    workspace=matrices(_cart_bytes, weighted=False),
-    on_device=Copies(1, 8),
+    workspace=matrices(_cart_bytes),
+    on_device=Copies(1, 6),
 )
 def cart(stack: Stack, args: CartArgs) -> Parts:
     """Low-rank parts of the task vectors centred at the experts' mean.
@@ -95,16 +89,16 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
     mean = stack.taus.mean(0)
     if not stack.is_matrix(args.matrices) or is_zero(stack.taus):
         return mean.add_(stack.base), torch.zeros_like(mean)
-    direction = sum_truncated(stack, mean, args)
-    return mean.add_(stack.base), direction
+    taus = stack.take(weighted=False).sub_(mean)
+    return mean.add_(stack.base), sum_truncated(stack, taus, args)
 
 
 @method(
     "low_rank",
     LowRankArgs,
     elementwise=all_but_matrices,
-    workspace=matrices(_low_rank_bytes, weighted=False),
-    on_device=Copies(1, 6),
+    workspace=matrices(_factor_bytes),
+    on_device=Copies(1, 5),
 )
 def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """Low-rank parts of the original task vectors.
@@ -119,4 +113,4 @@ def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """
     if not stack.is_matrix(args.matrices):
         return stack.base, stack.weighted.sum(0)
-    return stack.base, sum_truncated(stack, None, args)
+    return stack.base, sum_truncated(stack, stack.take(weighted=False), args)

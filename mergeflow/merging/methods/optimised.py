@@ -27,7 +27,7 @@ class WudiArgs(Args):
     split_qkv: SplitQkv = False
 
 
-def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
+def minimise_interference(taus: Tensor, args: WudiArgs) -> Tensor:
     """Return the τ that Adam finds from Στ_i for Σ ‖(τ − τ_i) τ_iᵀ‖² / ‖τ_i‖².
 
     The gradient is 2 (τ H − B) with H = Σ τ_iᵀτ_i/‖τ_i‖² and B = Σ τ_i τ_iᵀτ_i/‖τ_i‖², both formed once, so that a step
@@ -35,8 +35,7 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
 
     Args:
         taus: τ_i, [T, m, n].
-        steps: Of Adam, ≥ 0; 0 returns the sum.
-        lr: Adam's learning rate, > 0.
+        args: Steps of Adam, of which 0 return the sum, and its learning rate.
 
     Returns:
         τ, [m, n].
@@ -44,33 +43,49 @@ def minimise_interference(taus: Tensor, steps: int, lr: float) -> Tensor:
     Source:
         Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
     """
-    moved = [tau for tau in taus if not is_zero(tau)]
+    if not args.steps or is_zero(taus):
+        return taus.sum(0)
+    curvature, pull = _gradient_of(taus)
     result = taus.sum(0)
-    if not moved or not steps:
-        return result
+    del taus  # all that is needed of them is in the sums
+    mean, square = torch.zeros_like(result), torch.zeros_like(result)
+    room = result.new_empty(result.shape)
+    for step in range(1, args.steps + 1):
+        gradient = torch.mm(result, curvature, out=room).sub_(pull).mul_(2)
+        mean.mul_(_BETA1).add_(gradient, alpha=1 - _BETA1)
+        square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+        size = args.lr / (1 - _BETA1**step)
+        spread = torch.div(square, 1 - _BETA2**step, out=room).sqrt_().add_(_EPSILON)
+        result.addcdiv_(mean, spread, value=-size)
+    return result
+
+
+def _gradient_of(taus: Tensor) -> tuple[Tensor, Tensor]:
+    """Return H [n, n] and B [m, n] of the gradient 2 (τ H − B)."""
     columns = taus.shape[2]
-    curvature, pull = taus.new_zeros(columns, columns), torch.zeros_like(result)
-    for tau in moved:
+    curvature, pull = taus.new_zeros(columns, columns), torch.zeros_like(taus[0])
+    for tau in taus:
+        if is_zero(tau):
+            continue
         share = tau.T @ (tau / tau.square().sum())
         curvature += share
         pull += tau @ share
         del share  # the next is made before this name is given to it
-    mean, square = torch.zeros_like(result), torch.zeros_like(result)
-    for step in range(1, steps + 1):
-        gradient = (result @ curvature).sub_(pull).mul_(2)
-        mean.mul_(_BETA1).add_(gradient, alpha=1 - _BETA1)
-        square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        size = lr / (1 - _BETA1**step)
-        result.addcdiv_(mean, (square / (1 - _BETA2**step)).sqrt_().add_(_EPSILON), value=-size)
-    return result
+    return curvature, pull
 
 
 def _wudi_bytes(args: WudiArgs, one: Matrix) -> int:
-    inputs = one.columns * one.columns * one.itemsize  # Adam's four tensors, the gradient and a step; H
-    return max(6 * one.nbytes + inputs, 4 * one.nbytes + 2 * inputs)
+    inputs = one.columns * one.columns * one.itemsize  # H; then Adam's four tensors and the gradient
+    return max(2 * one.nbytes + 2 * inputs, 5 * one.nbytes + inputs - one.freed)
 
 
-@method("wudi", WudiArgs, elementwise=all_but_matrices, workspace=matrices(_wudi_bytes), on_device=Copies(1, 7, 2.33))
+@method(
+    "wudi",
+    WudiArgs,
+    elementwise=all_but_matrices,
+    workspace=matrices(_wudi_bytes),
+    on_device=Copies(1, 3, square=2, least=6),
+)
 def wudi(stack: Stack, args: WudiArgs) -> Parts:
     """The task vector that interferes least with the inputs of each expert, found without data.
 
@@ -86,7 +101,4 @@ def wudi(stack: Stack, args: WudiArgs) -> Parts:
     """
     if not stack.is_matrix(args.matrices) or is_zero(stack.taus):
         return stack.base, stack.weighted.sum(0) / len(stack.taus)
-    form = stack.form(args.split_qkv)
-    return stack.base, form.join(
-        [minimise_interference(part, args.steps, args.lr) for part in form.split(stack.weighted)]
-    )
+    return stack.base, stack.merged(minimise_interference, args)

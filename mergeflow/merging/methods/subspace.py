@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from mergeflow.late import torch
-from mergeflow.merging.linalg.spectra import is_zero, polar_, polar_and_values, svd
+from mergeflow.merging.linalg.spectra import is_zero, long_side, polar_, short_side, svd
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
@@ -60,33 +59,7 @@ def _merged(stack: Stack, args: MatrixArgs, merge: Callable[[Tensor, Any], Tenso
     """Merge each matrix of a tensor by [T, m, n] → [m, n]; average what is not treated as one."""
     if not _treated(stack, args):
         return stack.weighted.sum(0) / len(stack.taus)
-    form = stack.form(args.split_qkv)
-    return form.join([merge(part, args) for part in form.split(stack.weighted)]).to(stack.taus.dtype)
-
-
-class _Joined:
-    """The U, σ and V of several matrices side by side, in memory that is taken once.
-
-    Args:
-        like: One of the matrices, [m, n].
-        most: Directions in all, at most.
-    """
-
-    def __init__(self, like: Tensor, most: int) -> None:
-        made = partial(like.new_empty, dtype=torch.float64)
-        self._left, self._sigma, self._right = made((len(like), most)), made(most), made((like.shape[1], most))
-        self.count = 0
-
-    def add(self, left: Tensor, sigma: Tensor, right: Tensor) -> None:
-        """Put U [m, r], σ [r] and V [n, r] beside the others."""
-        stop = self.count + len(sigma)
-        self._left[:, self.count : stop], self._right[:, self.count : stop] = left, right
-        self._sigma[self.count : stop] = sigma
-        self.count = stop
-
-    def sides(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return U, σ and V."""
-        return self._left[:, : self.count], self._sigma[: self.count], self._right[:, : self.count]
+    return stack.merged(merge, args)
 
 
 def _product(left: Tensor, right: Tensor, like: Tensor, factor: float = 1.0) -> Tensor:
@@ -102,23 +75,26 @@ def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
     rank = min(taus.shape[1:]) // len(taus)
     if not rank:
         return taus.sum(0) / len(taus)
-    joined = _Joined(taus[0], rank * len(taus))
-    for tau in taus:
-        if not is_zero(tau):
-            joined.add(*svd(tau, rank))
-    if not joined.count:
-        return torch.zeros_like(taus[0])
-    left, sigma, right = joined.sides()
-    return _product(polar_(left).mul_(sigma), polar_(right), taus)
+    shape, like = taus.shape[1:], taus.new_empty(0)
+    moved = [tau for tau in taus if not is_zero(tau)]
+    # The decompositions come first: their work and the longer sides are never held at once.
+    found = [short_side(tau, rank) for tau in moved]
+    longs = [long_side(tau, *pair) for tau, pair in zip(moved, found, strict=True)]
+    del taus, moved
+    if not sum(len(sigma) for sigma, _ in found):
+        return like.new_zeros(shape)
+    long, sigma = torch.cat(longs, 1), torch.cat([sigma for sigma, _ in found])
+    del longs
+    short = torch.cat([side for _, side in found], 1)
+    left, right = (long, short) if shape[0] >= shape[1] else (short, long)
+    return _product(polar_(left).mul_(sigma), polar_(right), like)
 
 
 def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
     """Iso-C of matrices [T, m, n] → [m, n]."""
     total = taus.sum(0)
-    if is_zero(total):
-        return torch.zeros_like(total)
-    factor, sigma = polar_and_values(total)
-    return factor.mul_(sigma.mean())
+    del taus
+    return total.zero_() if is_zero(total) else polar_(total, flat=True)
 
 
 def _shares(side: int, experts: int, common: float) -> tuple[int, int]:
@@ -129,23 +105,30 @@ def _shares(side: int, experts: int, common: float) -> tuple[int, int]:
 
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     """Iso-CTS of matrices [T, m, n] → [m, n]."""
-    total = taus.sum(0)
-    side = min(total.shape)
-    rank, own = _shares(side, len(taus), args.common)
-    joined = _Joined(total, rank + own * len(taus))
-    if rank and not is_zero(total):
-        joined.add(*svd(total, rank))
-    common = joined.sides()[0]
+    total, like = taus.sum(0), taus.new_empty(0)
+    shape = total.shape
+    rank, own = _shares(min(shape), len(taus), args.common)
+    found = [svd(total, rank)] if rank and not is_zero(total) else []
     del total
-    for tau in taus if own else ():
+    found += _outside(taus, found[0][0] if found else None, own) if own else []
+    del taus
+    if not sum(len(sigma) for _, sigma, _ in found):
+        return like.new_zeros(shape)
+    left, sigma, right = (torch.cat(sides, -1) for sides in zip(*found, strict=True))
+    del found
+    return _product(polar_(left), polar_(right), like, float(sigma.mean()))
+
+
+def _outside(taus: Tensor, common: Tensor | None, rank: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return U, σ and V at a rank of each τ_t − C Cᵀ τ_t that is not zero, C being the common space."""
+    found = []
+    for tau in taus:
         outside = tau.double()
-        outside.addmm_(common, common.T @ outside, alpha=-1)
+        if common is not None:
+            outside.addmm_(common, common.T @ outside, alpha=-1)
         if not is_zero(outside):
-            joined.add(*svd(outside, own))
-    if not joined.count:
-        return torch.zeros_like(taus[0])
-    left, sigma, right = joined.sides()
-    return _product(polar_(left), polar_(right), taus, float(sigma.mean()))
+            found.append(svd(outside, rank))
+    return found
 
 
 def ties_of_blocks(blocks: Tensor, keep: float, out: Tensor | None = None) -> Tensor:
@@ -163,37 +146,46 @@ def ties_of_blocks(blocks: Tensor, keep: float, out: Tensor | None = None) -> Te
 
 def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
     """KnOTS of matrices [T, m, n] → [m, n]."""
-    count, rows, columns = taus.shape
-    left, sigma, right = svd(taus.transpose(0, 1).reshape(rows, count * columns))
+    (count, rows, columns), like = taus.shape, taus.new_empty(0)
+    beside = taus.transpose(0, 1).reshape(rows, count * columns)
+    del taus
+    left, sigma, right = svd(beside)
+    del beside
     blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1)
     merged = blocks.sum(0) if args.then == "task_arithmetic" else ties_of_blocks(blocks, args.keep, blocks)
     del blocks, right
-    return _product(left.mul_(sigma), merged.T, taus)
+    return _product(left.mul_(sigma), merged.T, like)
 
 
 def _tsv_bytes(args: TsvArgs, one: Matrix) -> int:
     rank = one.short // one.experts
-    joined = 8 * (one.rows + one.columns) * rank * one.experts
-    return joined + max(svd_bytes(one, rank), decomposition(one.short), one.nbytes + 8 * _ROWS * one.columns)
+    shorts, longs = (8 * side * rank * one.experts for side in (one.short, one.long))
+    found = shorts + max(decomposition(one, rank), longs + one.strips())
+    joined = shorts + longs + max(shorts, longs, decomposition(one), _product_bytes(one))
+    return max(found, joined - one.freed)
+
+
+def _product_bytes(one: Matrix) -> int:
+    return one.nbytes + 8 * _ROWS * one.columns
 
 
 def _iso_c_bytes(args: IsoCArgs, one: Matrix) -> int:
-    side = 8 * one.short * one.short
-    return one.nbytes + max(decomposition(one.short), side + 8 * _ROWS * one.short + one.wide)
+    return one.nbytes + max(0, decomposition(one) + one.strips(2) - one.freed)
 
 
 def _iso_cts_bytes(args: IsoCtsArgs, one: Matrix) -> int:
     rank, own = _shares(one.short, one.experts, args.common)
-    joined = 8 * (one.rows + one.columns) * (rank + own * one.experts)
+    found = 8 * (one.rows + one.columns) * (rank + own * one.experts)
     outside = one.wide + max(8 * rank * one.columns, svd_bytes(one, own)) if own else 0
-    common = one.nbytes + svd_bytes(one, rank)
-    return joined + max(common, outside, decomposition(one.short), one.nbytes + 8 * _ROWS * one.columns)
+    joined = found + max(found, decomposition(one), _product_bytes(one))
+    return max(one.nbytes + svd_bytes(one, rank), found + outside, joined - one.freed)
 
 
 def _knots_bytes(args: KnotsArgs, one: Matrix) -> int:
     beside = Matrix(one.rows, one.columns * one.experts, 1, one.itemsize)
     found = 8 * beside.short * (beside.rows + beside.columns)
-    return max(beside.nbytes + svd_bytes(beside), found + 32 * beside.short * one.columns + one.nbytes)
+    aligned = max(beside.nbytes + svd_bytes(beside), found + 32 * beside.short * one.columns + one.nbytes)
+    return max(beside.nbytes, aligned - one.freed)
 
 
 def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:
@@ -203,7 +195,9 @@ def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:
 _ALIGNED, _TRIMMED = matrices(_knots_bytes), tensors(lambda experts: experts + 4, weighted=True)
 
 
-@method("tsv", TsvArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes), on_device=Copies(1, 11.2))
+@method(
+    "tsv", TsvArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes), on_device=Copies(1, 7, least=13.1)
+)
 def tsv(stack: Stack, args: TsvArgs) -> Parts:
     """Task singular vectors of all experts, made orthogonal to each other (TSV-M).
 
@@ -220,7 +214,9 @@ def tsv(stack: Stack, args: TsvArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_tsv)
 
 
-@method("iso_c", IsoCArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes), on_device=Copies(1, 8))
+@method(
+    "iso_c", IsoCArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes), on_device=Copies(1, 2, least=8)
+)
 def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
     """Sum of the task vectors with all singular values replaced by their mean.
 
@@ -238,7 +234,7 @@ def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
 
 
 @method(
-    "iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes), on_device=Copies(1, 13.4)
+    "iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes), on_device=Copies(1, 10.9)
 )
 def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     """A flat spectrum over the common space and each expert's own directions outside it.
@@ -261,7 +257,7 @@ def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
     return args.then == "task_arithmetic" and all_but_matrices(args, name, model)
 
 
-@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace, on_device=Copies(6, 17))
+@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace, on_device=Copies(6, 5))
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
 
