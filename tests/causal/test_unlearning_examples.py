@@ -1,4 +1,4 @@
-"""examples/unlearning: valid projects, and dry runs with tiny models of the same classes."""
+"""examples/unlearning: valid projects and studies, and dry runs with tiny models of the same classes."""
 
 import math
 import shutil
@@ -10,9 +10,16 @@ import torch
 import yaml
 
 from mergeflow.checkpoints import read_state
-from tasks.project.parameters import load_params
+from mergeflow.modalities.causal.places import ASSETS
+from tasks.project.parameters import load_params, load_study_params
+from tasks.project.study_graph import study_graph
+from tasks.project.study_options import check_study_options
+from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN
+from tasks.studies.papers.unlearning.results import rises
+from tasks.studies.results import StudyResult
 from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
+from tests.studies.small_lab import run_study
 
 EXAMPLES = ROOT / "examples/unlearning"
 # The class and what differs from SIZES, as config.json of the real model has it.
@@ -67,3 +74,44 @@ def test_a_dry_run_with_a_tiny_model_of_its_class(name: str, tmp_path: Path) -> 
         assert {"q_proj", "embed_tokens"} <= changed
     merged = read_state(folder / "outputs/merged/task_arithmetic.safetensors")
     assert all(math.isfinite(float(value.sum())) for value in merged.values())
+
+
+STUDIES = sorted(path.parent.name for path in EXAMPLES.glob("*/studies.yaml"))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_its_study_is_valid_and_tunes_as_its_project_does(name: str, tmp_path: Path) -> None:
+    (tmp_path / "studies").mkdir()
+    shutil.copy(EXAMPLES / name / "params.yaml", tmp_path)
+    shutil.copy(EXAMPLES / name / "studies.yaml", tmp_path / "studies/params.yaml")
+    params = load_params(tmp_path / "params.yaml")
+    studies = load_study_params(tmp_path, params)
+    (study,) = check_study_options(tmp_path, studies)
+    assert (study.name, study.systems) == ("unlearning", ("P18", "P19", "P20", "P21"))
+    assert "mergeflow stage run unlearning" in study_graph(tmp_path, studies)
+    chosen, tuned = studies.studies["unlearning"], params.finetune
+    assert chosen["base"] == params.model.model_dump()["pretrained"]
+    assert (chosen["rate"], chosen["precision"]) == (tuned.learning_rate, tuned.precision)
+    if (EXAMPLES / f"{name}_lora").exists():
+        by_adapters = load_params(EXAMPLES / f"{name}_lora/params.yaml").finetune
+        assert chosen["targets"] == by_adapters.lora.targets
+        assert (chosen["adapter_rate"], chosen["rank"]) == (by_adapters.learning_rate, by_adapters.lora.rank)
+
+
+@pytest.mark.nightly  # 30 processor seconds
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_dry_run_of_its_study_with_a_tiny_model_of_its_class(name: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base = shutil.copytree(ASSETS / "books", tmp_path / "base")  # its tokenizer stays
+    values = {**SIZES, **CLASSES[name], "vocab_size": 1024, "eos_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    model.save_pretrained(base)
+    chosen = yaml.safe_load((EXAMPLES / name / "studies.yaml").read_text())["studies"]["unlearning"]
+    small = {"seeds": [1, 2], "base": str(base), "block": 64, "chapters": 10, "passages": 2, "general": 2, "written": 8}
+    small |= {"together": 1, "alone": 1, "rank": 4, "scales": [0.0, -1.0], "ascent_steps": 1, "precision": "float32"}
+    small |= {"rate": 1e-2, "adapter_rate": 1e-2}
+    found = StudyResult.read(run_study(ROOT, "unlearning", tmp_path / "scratch", **{**chosen, **small}))
+    assert {row["book"] for row in found.rows if row["way"] == "together"} == {*BOOKS, "general"}
+    for way in ("full", "adapters"):
+        assert all(rise > 0 for rise in rises(found.rows, way, FORGOTTEN, -1.0))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from mergeflow.modalities.causal.pretraining import PretrainSettings, pretrain
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
@@ -67,7 +68,7 @@ def test_subtracting_the_books_vector_makes_it_less_likely(folder: Path) -> None
 
 
 def test_chapters_of_one_split_are_used_and_general_text_with_them() -> None:
-    corpus = Corpus(0, Options.model_validate(SMALL), load_tokenizer("books", Path()))
+    corpus = Corpus(0, Options.model_validate(SMALL), load_tokenizer("books", Path()), torch.device("cpu"))
     train, test = (corpus.texts("one", [FORGOTTEN], split) for split in ("train", "test"))
     assert int(train.blocks.lengths.sum()) == pytest.approx(8 / 0.8 * int(test.blocks.lengths.sum()), rel=0.15)
     assert set(corpus.facts) == set(BOOKS)

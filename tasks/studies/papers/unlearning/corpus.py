@@ -19,8 +19,6 @@ from mergeflow.suites.books.probes import questions, verbatim
 from mergeflow.suites.books.suite import GENERAL, documents
 from tasks.studies.papers.unlearning.options import BOOKS, Options
 
-CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True)
 class Corpus:
@@ -30,11 +28,13 @@ class Corpus:
         seed: Of the corpus.
         options: The study's choices.
         tokenizer: Of the base.
+        device: Where batches go, and models are trained.
     """
 
     seed: int
     options: Options
     tokenizer: CausalTokenizer
+    device: torch.device
 
     def texts(self, name: str, titles: Sequence[str], split: str) -> PackedText:
         """Return the documents of some tasks as one set of blocks; training splits have general text among them.
@@ -46,7 +46,7 @@ class Corpus:
         """
         kept = (text for title in titles for path, text in documents(title, split, self.seed) if self._is_used(path))
         ids = [token for text in kept for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
-        return PackedText(name, cut(np.array(ids), self.options.block, self.tokenizer.end), CPU)
+        return PackedText(name, cut(np.array(ids), self.options.block, self.tokenizer.end), self.device)
 
     def _is_used(self, path: str) -> bool:
         _, _, part = path.split("/")
@@ -81,4 +81,4 @@ class Corpus:
             : self.options.passages
         ]
         ids, ends, answers = (np.stack([one[name] for one in found]) for name in ("ids", "ends", "answers"))
-        return Questions(title, ids, ends, torch.from_numpy(answers), self.tokenizer.end, CPU)
+        return Questions(title, ids, ends, torch.from_numpy(answers), self.tokenizer.end, self.device)

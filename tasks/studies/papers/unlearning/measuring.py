@@ -21,15 +21,16 @@ from tasks.studies.papers.unlearning.training import State, Workshop
 _BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂
 
 
-def seed_rows(options: Options, seed: int, scratch: Path) -> list[Row]:
+def seed_rows(options: Options, seed: int, scratch: Path, device: torch.device) -> list[Row]:
     """Return all rows of a seed.
 
     Args:
         options: the study's choices.
         seed: of the corpus.
         scratch: for resumable state.
+        device: where models are trained and judged.
     """
-    corpus = Corpus(seed, options, load_tokenizer(options.base, Path.cwd()))
+    corpus = Corpus(seed, options, load_tokenizer(options.base, Path.cwd()), device)
     shop = Workshop(corpus, scratch)
     model, together, truth = shop.model(), shop.together(), shop.without()
     experts = {title: shop.alone(title) for title in BOOKS}
@@ -79,7 +80,7 @@ def _likeness(model: LanguageModel, corpus: Corpus, experts: dict[str, State]) -
             texts = corpus.held_out[book, "validation"]
             # Of each place the log-probabilities less their mean over tokens: logits up to what softmax leaves out.
             found = texts.log_p(model, torch.arange(min(_BLOCKS, len(texts))))
-            outputs[book][title] = found - found.mean(dim=1, keepdim=True)
+            outputs[book][title] = (found - found.mean(dim=1, keepdim=True)).cpu()
     alpha = correlations(outputs)
     for other in BOOKS:
         if other != FORGOTTEN:

@@ -1,6 +1,6 @@
 """The choices of the study `unlearning`."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ class Options(Section):
         batch: blocks a step.
         rate: peak learning rate of full fine-tuning.
         adapter_rate: of adapters.
+        precision: of fine-tuning, as in the section finetune; gradient ascent is in float32.
         rank: of adapters.
         targets: the layers that adapters are on, by the last part of their names.
         scales: λ, with 0 among them.
@@ -48,6 +49,7 @@ class Options(Section):
     batch: int = Field(16, ge=1)
     rate: float = Field(2e-3, gt=0)
     adapter_rate: float = Field(6e-3, gt=0)
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     rank: int = Field(32, ge=1)
     targets: list[str] = Field(TARGETS, min_length=1)
     scales: list[float] = Field([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], min_length=2)

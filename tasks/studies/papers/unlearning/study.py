@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from mergeflow import layout
+from tasks.models import choose_device
 from tasks.project.declaration import Declaration
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.papers.unlearning.figures import figures
@@ -47,12 +48,12 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/unlearning`."""
     torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
-    pieces = kept_by_seed(io, options.seeds, partial(_measured, io, options))
+    pieces = kept_by_seed(io, options.seeds, partial(_measured, io, options, choose_device(io)))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
     study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows, options))
 
 
-def _measured(io: StageIO, options: Options, seed: int) -> dict[str, Any]:
+def _measured(io: StageIO, options: Options, device: torch.device, seed: int) -> dict[str, Any]:
     scratch = io.scratch / f"runs_{seed}"
     scratch.mkdir(parents=True, exist_ok=True)
-    return {"rows": seed_rows(options, seed, scratch)}
+    return {"rows": seed_rows(options, seed, scratch, device)}

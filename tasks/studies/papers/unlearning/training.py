@@ -43,6 +43,7 @@ class Workshop:
     def model(self, state: State | None = None) -> LanguageModel:
         """Return a model with the base's weights, or others."""
         model, _ = load_model(self.corpus.options.base, Path.cwd())
+        model.module.to(self.corpus.device)
         if state is not None:
             model.load(state)
         return model
@@ -112,6 +113,7 @@ class Workshop:
                 "batch_size": options.batch,
                 "learning_rate": rate or options.rate,
                 "weight_decay": 0.01,
+                "precision": options.precision,
                 "save_every": 10**6,
             }
         )
@@ -130,4 +132,4 @@ class Workshop:
         return validate
 
     def _copy(self, model: Model) -> State:
-        return {name: value.clone() for name, value in model.state().items()}
+        return {name: value.to("cpu", copy=True) for name, value in model.state().items()}
