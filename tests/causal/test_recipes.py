@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from mergeflow.checkpoints import read_state
+from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.merging.catalog import methods
 from mergeflow.modalities.causal.modality import MODALITY
@@ -17,6 +18,7 @@ from mergeflow.modalities.causal.opening import Opened, open_language
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
+from tests.causal.small_project import make_base, save_tokenizer
 from tests.project_folder import ROOT
 
 BASE = "outputs/base/model.safetensors"
@@ -60,6 +62,44 @@ def test_a_chat_vector_gives_a_domains_model_what_instruction_tuning_changed(
         found[Path(name).name] = {task: surprise(opened, project, task) for task in ("trees", "ships")}
     assert found["domain-chat"]["trees"] < found["domain"]["trees"]  # it took the style
     assert found["domain-chat"]["ships"] < found["base"]["ships"]  # and kept the domain
+
+
+def test_a_chat_model_brings_the_tokens_of_its_format_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen2 as transformers saves it, tied; the chat model has two more tokens and is stored in bfloat16."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    make_base(tmp_path / "models/base", "qwen2")
+    for seed, name in enumerate(("instruct", "domain")):
+        model = AutoModelForCausalLM.from_pretrained("models/base")
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(0.01 * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed)))
+        if name == "instruct":
+            model.resize_token_embeddings(259)
+            model.to(torch.bfloat16)
+        model.save_pretrained(f"models/{name}")
+        save_tokenizer(tmp_path / "models" / name, *(["<|im_start|>", "<|im_end|>"] if name == "instruct" else []))
+    told = tmp_path / "models/instruct/tokenizer_config.json"
+    template = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    told.write_text(json.dumps({**json.loads(told.read_text()), "chat_template": template}))
+    values = yaml.safe_load((ROOT / "examples/recipes/chat_vector.yaml").read_text())
+    with pytest.raises(MergeflowError, match="'instruct' has 259 rows for tokens, the base 257; `tokenizer_source"):
+        merge(make_recipe(values))
+    merge(make_recipe({**values, "tokenizer_source": "instruct", "weights": {"instruct": 0.5}}))
+
+    found, loaded = AutoModelForCausalLM.from_pretrained("merged/domain-chat", output_loading_info=True)
+    assert not any(loaded.values())
+    words, told_by_base = (AutoTokenizer.from_pretrained(name) for name in ("merged/domain-chat", "models/base"))
+    asked = words.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert asked["input_ids"] == [257, *told_by_base("hi")["input_ids"], 258]
+    base, instruct, domain = (read_state(tmp_path / "models" / name) for name in ("base", "instruct", "domain"))
+    merged = found.state_dict()
+    rows, norm = "model.embed_tokens.weight", "model.norm.weight"
+    expected = domain[rows] + 0.5 * (instruct[rows][:257].float() - base[rows])
+    torch.testing.assert_close(merged[rows][:257], expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(merged[rows][257:], instruct[rows][257:].float())
+    torch.testing.assert_close(merged[norm], domain[norm] + 0.5 * (instruct[norm].float() - base[norm]))
 
 
 def test_three_domains_are_merged_by_every_method_of_the_example(
