@@ -87,7 +87,8 @@ def perplexity(
     rows = {model: [f"{one['perplexity']:.3f}" for one in texts.values()] for model, texts in found.items()}
     texts = next(iter(found.values()))
     counts = ", ".join(f"{name} {one['tokens']}" for name, one in texts.items())
-    _print("Perplexity, smaller is better", list(texts), rows)
+    over = f"; windows begin {stride} tokens apart" if stride else ""
+    _print(f"Perplexity, smaller is better{over}", list(texts), rows)
     typer.echo(f"predicted tokens: {counts}")
 
 

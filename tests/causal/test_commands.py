@@ -85,6 +85,7 @@ def test_it_is_the_perplexity_of_transformers_own_loss(run: Run, project: Path, 
     asked = ("--data", f"folder:{tmp_path}", "--block", "45", "--stride", "44", "--json")
     (numbers,) = run("perplexity", base, "--base", base, *asked)[str(base)].values()
     assert numbers["tokens"] == len(ids) - 1
+    assert "; windows begin 44 tokens apart" in run("perplexity", base, "--base", base, *asked[:-1])
 
 
 def test_a_folder_says_itself_what_it_is_and_an_expert_saved_as_one_is_the_same(run: Run, tmp_path: Path) -> None:
