@@ -20,7 +20,8 @@ each domain's own expert, and joint training on all three of as many steps as th
 
 Every figure is the log-likelihood per token, in nats: minus the logarithm of the perplexity, larger is better. A pilot
 on seed 0, of which validation alone was looked at, set the length of the training and the grids, and had genres made of
-forms that the base knows; the rules beside the findings are older than it, and the seeds of the study are others.
+forms that the base knows. The rules beside the findings were planned before the pilot and written down after it, before
+any run at this size; the seeds of the study are others, and no test text was read until then.
 
 **Source.** Li et al. 2025, Section 2.1; Ilharco et al. 2023, Editing models with task arithmetic, Section 5.
 """
