@@ -65,7 +65,7 @@ def test_tables_of_times_keep_the_order_of_their_columns() -> None:
     """The first one names what a row is of; sorted keys would put `GPU-seconds` there."""
     tables = [table for name in RECORDED for table in read_times(PAGES, name)]
     assert tables
-    assert all(next(iter(row)) in {"model", "method", "stage"} for table in tables for row in table.rows)
+    assert all(next(iter(row)) in {"model", "method", "directions", "tasks"} for table in tables for row in table.rows)
 
 
 def test_an_interval_that_straddles_the_margin_is_undecided() -> None:
