@@ -48,8 +48,9 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Run one job, or a peer's `command`, in a process of its own."""
     command = job.get("command") or [sys.executable, "-m", "benchmarks.merging.worker", json.dumps(job)]
     quiet = subprocess.DEVNULL if "command" in job else None  # progress bars
-    # An older checkout runs by this worker too, which knows how to call both.
-    given = {**os.environ, "PYTHONPATH": job["checkout"]} if "checkout" in job else None
+    # An older checkout runs by this worker too, which knows how to call both. With two threads, processor time would be
+    # that of threads which wait for each other on a busy machine.
+    given = {**os.environ, "PYTHONPATH": job["checkout"], "OMP_NUM_THREADS": "1"} if "checkout" in job else None
     if given is not None:
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(job)]
     began = time.perf_counter()
