@@ -98,9 +98,11 @@ class Stack:
     def take(self, weighted: bool = True) -> Tensor:
         """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.
 
-        The stack has none afterwards. So a method that takes its task vectors needs no copy of them beside.
+        The stack has none afterwards: to read them is an `AttributeError`. So a method that takes its
+        task vectors needs no copy of them beside.
         """
-        taus, self.taus = self.taus, self.taus.new_empty([0] * self.taus.ndim)
+        taus = self.taus
+        del self.taus
         if weighted and any(weight != 1 for weight in self.model.weights):
             taus.mul_(self.weight_column)
         return taus
@@ -120,8 +122,8 @@ class Stack:
     @property
     def weight_column(self) -> Tensor:
         """The weights as [T, 1, …], shaped to multiply the stack."""
-        column = torch.tensor(self.model.weights, dtype=self.taus.dtype, device=self.taus.device)
-        return column.reshape(-1, *[1] * (self.taus.ndim - 1))
+        column = torch.tensor(self.model.weights, dtype=self.base.dtype, device=self.base.device)
+        return column.reshape(-1, *[1] * self.base.ndim)
 
     def datum(self, kind: str, expert: str) -> Tensor | None:
         """Return a statistic of data for this tensor, or None; the block [*base.shape] if it has the tensor's size.

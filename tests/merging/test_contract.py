@@ -45,12 +45,13 @@ def broken(function, **declared):
                 elementwise=True), "declared element-wise, but blocks of a tensor give another direction"),
         (broken(lambda stack, args: (stack.base, stack.tau.sum(0))),
          r"fails on tensor '[^']+' .* of 3 experts, line \d+ of test_contract.py: AttributeError: .*'tau'"),
+        (broken(lambda stack, args: (stack.base, stack.take().sum(0) + stack.taus.sum(0))), "AttributeError: .*'taus'"),
         (broken(lambda stack, args: (stack.base, stack.taus.flatten(1).sum(1))), "a direction of the shape \\[3\\]"),
         (broken(lambda stack, args: (stack.base, stack.taus.sum(0).numpy())), "returns Tensor, ndarray; expected two"),
         (broken(lambda stack, args: stack.base), "returns Tensor; expected two tensors, the anchor and the direction"),
         (broken(lambda stack: (stack.base, stack.base)), "TypeError: .* takes 1 positional argument but 2 were given"),
     ],
-    ids=["order", "finite", "anchor", "blocks", "error", "shape", "array", "one", "signature"],
+    ids=["order", "finite", "anchor", "blocks", "error", "taken", "shape", "array", "one", "signature"],
 )  # fmt: skip
 def test_a_method_that_breaks_the_contract_is_told_how(found, told):
     with pytest.raises(MergeflowError, match=f"method 'broken' breaks the contract:(.|\n)*{told}"):
