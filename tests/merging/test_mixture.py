@@ -140,7 +140,7 @@ def test_random_routers_are_the_seeds_and_steps_may_be_experts(tmp_path):
         ({"gate": "hidden"}, r"gate hidden needs `prompts` of every expert; 0, 1 \(from 0\)"),
         ({"experts_per_token": 5}, "experts_per_token is 5, of 2 experts"),
         ({"shared": {"model": "{base}"}}, "a mixtral has no expert that every token passes through"),
-        ({"experts": ["{base}"]}, "at least 2"),
+        ({"experts": ["{base}"]}, "2 or more"),
         ({"gates": 1}, "unknown key 'gates': did you mean 'gate'"),
         (
             {"experts": ["{base}", "{wide}"]},

@@ -8,12 +8,14 @@ import torch
 from mergeflow.modalities.causal.pretraining import PretrainSettings, pretrain
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from tasks.plotting.drawing import to_svg
+from tasks.studies.papers.unlearning import study
 from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.figures import figures
 from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options, Row
 from tasks.studies.papers.unlearning.results import chosen, drops, rises, study_result
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import ROOT, run_study
+from tests.card import card
+from tests.studies.small_lab import ROOT, run_study, study_io
 
 SMALL = {
     "seeds": [0, 1],
@@ -52,6 +54,16 @@ def test_the_small_study_runs_and_its_rows_give_its_result(folder: Path) -> None
     assert {finding.system for finding in found.findings} == {"P18", "P19", "P21"}
     for name, figure in figures(found.rows, options).items():
         assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
+
+
+@pytest.mark.nightly
+def test_on_the_card_of_tests_it_leaves_nothing_on_the_processor(base: str, tmp_path: Path) -> None:
+    """Figures are not compared: on that card a head tied to the embedding is a weight of its own once moved."""
+    with card():
+        io = study_io(ROOT, "unlearning", tmp_path, base=base, **SMALL)
+        with io.holds:
+            study.run(io)
+    assert len(StudyResult.read(io.scratch / "building" / io.stage.outs[0]).rows) > 0
 
 
 @pytest.mark.nightly
