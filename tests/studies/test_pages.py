@@ -19,8 +19,8 @@ STUDIES = {study.stage.name: study for study in find_studies(ROOT).values()}
 RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem != "costs")
 
 
-# Their pages say so; remove a name when `mergeflow study NAME --document` has recorded it.
-NOT_RUN = {"glue"}
+# Studies that have not run yet; remove a name when `mergeflow study NAME --document` has recorded it.
+NOT_RUN: set[str] = set()
 
 
 # Systems without a claim of their own: the tasks of coloured digits, and the figures by which unlearning is judged.
