@@ -24,7 +24,7 @@ from mergeflow.modality import Model, Network, State
 from mergeflow.training import FineTuneSettings
 from tasks.project.sections import Section
 from tasks.studies.coloured_clip import ClipBase, clip_of_digits
-from tasks.studies.nets import drawn_weights, trained
+from tasks.studies.tuning import drawn_weights, trained
 
 SPLITS = ("train", "validation", "test")
 

@@ -11,7 +11,7 @@ from mergeflow.modalities.nets import on_pixels
 from mergeflow.modality import State
 from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, from_clip, small_transformer
 from tasks.studies.coloured_clip import clip_of_digits
-from tasks.studies.nets import trained
+from tasks.studies.tuning import trained
 
 TEN = tuple(range(10))
 

@@ -1,6 +1,5 @@
 """The nets that the studies of linearity train from nothing: an MLP on rotated digits, a residual net on splits."""
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,8 +20,9 @@ from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.transforms import rotate
 from mergeflow.modality import Examples, Model, Network, State
-from mergeflow.training import FineTuneSettings, fine_tune
+from mergeflow.training import FineTuneSettings
 from tasks.project.sections import Section
+from tasks.studies.tuning import drawn_weights, trained
 
 
 class Tuning(Section):
@@ -164,34 +164,6 @@ def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
     if world.architecture == "resnet18":
         return Network(resnet18(classes, seed).eval())
     return Network(SmallResNet(classes, world.width, seed=seed).eval())
-
-
-class Lasting(Protocol):
-    """How long and how fast a net is trained."""
-
-    def settings(self) -> FineTuneSettings:
-        """Return it as the settings of the one training loop."""
-
-
-def trained(model: Model, start: State, data: Examples, tuning: Lasting, seed: int) -> dict[str, Tensor]:
-    """Return the weights after training.
-
-    Args:
-        model: the network, whose weights are overwritten.
-        start: where training begins.
-        data: training examples.
-        tuning: how long, and with which settings.
-        seed: of the order of the examples.
-    """
-    model.load(start)
-    with tempfile.TemporaryDirectory() as folder:
-        fine_tune(model, [data], tuning.settings(), seed, Path(folder) / "state.safetensors", lambda: 0.0)
-    return {name: value.clone() for name, value in model.state().items()}
-
-
-def drawn_weights(model: Model) -> dict[str, Tensor]:
-    """Return a copy of the weights that a model has."""
-    return {name: value.clone() for name, value in model.state().items()}
 
 
 def with_statistics(model: Model, state: State, data: Sequence[Classification], count: int = 256) -> dict[str, Tensor]:

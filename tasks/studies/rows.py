@@ -1,7 +1,9 @@
 """Tidy rows: one for each seed, setting, model and task, which every interval can be recomputed from."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from tasks.studies.pieces import Row
 
 Piece = Mapping[str, Any]
 
@@ -46,3 +48,13 @@ def of(pieces: Iterable[Piece], **wanted: Any) -> list[Any]:
     """Return the pieces with these values, in order of their seed."""
     found = [piece for piece in pieces if all(piece[name] == value for name, value in wanted.items())]
     return sorted(found, key=lambda piece: int(piece["seed"]))
+
+
+def by_seed(rows: Sequence[Row], value: Callable[[list[Row]], float]) -> list[float]:
+    """Return one number for each seed.
+
+    Args:
+        rows: with `seed`.
+        value: of the rows of one seed.
+    """
+    return [value([row for row in rows if row["seed"] == seed]) for seed in sorted({row["seed"] for row in rows})]

@@ -1,15 +1,13 @@
 """Figures of the study `adviser`, from its rows alone."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK
 from tasks.studies.papers.adviser.results import PREDICTIONS
-
-Row = dict[str, Any]
+from tasks.studies.pieces import Row
 
 
 def figures(sets: Sequence[Row], edits: Sequence[Row]) -> dict[str, Figure]:

@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
-from typing import Any
-
-from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.analysis.provable.answers import ask
@@ -13,14 +10,14 @@ from mergeflow.analysis.provable.correlation import correlations, responses
 from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.subset import Subset
+from mergeflow.modality import State
 from mergeflow.search.candidates import score_all
 from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
-from tasks.studies.pieces import grid
+from tasks.studies.pieces import Row, grid
+from tasks.studies.scales import best_scale, combined
 
-Row = dict[str, Any]
-State = Mapping[str, Tensor]
 GRID = grid(0.1, 2.0, 0.1)
 FIXED = 0.4
 TRIALS = 4
@@ -85,20 +82,6 @@ def measured_rows(
     return {"sets": sets(), "edits": edits()}
 
 
-def combined(start: State, vectors: Mapping[str, State], scales: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return Ψ^(0) + Σ λ_i ΔΨ_i.
-
-    Args:
-        start: Ψ^(0).
-        vectors: ΔΨ by task.
-        scales: λ by task; tasks that are not named have 0.
-    """
-    return {
-        name: value + sum(scale * vectors[task][name] for task, scale in scales.items() if scale)
-        for name, value in start.items()
-    }
-
-
 def part_of(matrix: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[list[float]]:
     """Return the rows and columns of some tasks."""
     return [[matrix[i][j] for j in chosen] for i in chosen]
@@ -160,22 +143,6 @@ def range_columns(ranges: Mapping[str, Interval], best: float) -> Row:
         row |= {f"low_{way}": None if found.empty else found.low, f"high_{way}": None if found.empty else found.high}
         row[f"hit_{way}"] = not found.empty and found.low <= best <= found.high
     return row
-
-
-def best_scale(scales: Sequence[float], score: Callable[[float], float]) -> float:
-    """Return the λ with the largest score; of several that are alike the middle one, the lower of two.
-
-    Args:
-        scales: those to try.
-        score: of one.
-
-    Example:
-        >>> best_scale([0.1, 0.2, 0.3, 0.4], lambda scale: min(scale, 0.2))
-        0.3
-    """
-    scores = [score(scale) for scale in scales]
-    best = [scale for scale, value in zip(scales, scores, strict=True) if value == max(scores)]
-    return best[(len(best) - 1) // 2]
 
 
 def _optuna(scales: Sequence[float], score: Callable[[float], float], seed: int) -> list[float]:

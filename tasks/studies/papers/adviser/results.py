@@ -8,11 +8,12 @@ from typing import Any
 
 from tasks.studies.claims import paired
 from tasks.studies.papers.adviser.measuring import FIXED, GRID, TRIALS, WAYS
+from tasks.studies.pieces import Row
 from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import by_seed
 from tasks.studies.verdicts import within
 
-Row = dict[str, Any]
 PREDICTIONS = {
     "eq11": "α̂ of the logits",
     "changes": "α̂ of what tuning changed",
@@ -22,16 +23,6 @@ PREDICTIONS = {
 LOSS = 0.3
 FEWER = 5
 HITS = 50.0
-
-
-def by_seed(rows: Sequence[Row], value: Callable[[list[Row]], float]) -> list[float]:
-    """Return one number for each seed.
-
-    Args:
-        rows: with `seed`.
-        value: of the rows of one seed.
-    """
-    return [value([row for row in rows if row["seed"] == seed]) for seed in sorted({row["seed"] for row in rows})]
 
 
 def _mean(key: str) -> Callable[[list[Row]], float]:

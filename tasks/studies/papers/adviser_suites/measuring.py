@@ -19,8 +19,9 @@ from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from tasks.project.sections import Section
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.adviser.measuring import WAYS, best_scale, combined, part_of, range_columns, tried_scales
+from tasks.studies.papers.adviser.measuring import WAYS, part_of, range_columns, tried_scales
 from tasks.studies.pieces import Row, grid
+from tasks.studies.scales import best_scale, combined
 
 GRID = [*grid(0.05, 0.5, 0.05), *grid(0.6, 1.5, 0.1)]
 RANGES = ("theory", "lengths")

@@ -8,9 +8,9 @@ from torch import Tensor
 from mergeflow.modalities.classification import Classification
 from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, accuracy
 from tasks.studies.digit_tasks import Look, difference, shown
-from tasks.studies.nets import trained
-from tasks.studies.papers.adviser.measuring import best_scale, combined
 from tasks.studies.pieces import Row, grid
+from tasks.studies.scales import best_scale, combined
+from tasks.studies.tuning import trained
 
 SCALES = grid(0.1, 1.5, 0.1)
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.studies.claims import judge, paired
-from tasks.studies.papers.adviser.results import by_seed
 from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
+from tasks.studies.rows import by_seed
 
 ANALOGY, SUM, TRAINED, NEAREST = "A + B − C", "A + B", "trained on it", "nearest expert"
 SINGLE = ("A", "B", "C")
@@ -98,17 +98,30 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     Args:
         rows: of all ways, with the nearest expert.
     """
+    return {"targets": draw_targets(rows, "test accuracy, %", height=3.2, wrap=10, sharey=True)}
+
+
+def draw_targets(rows: Sequence[Row], measured: str, height: float, wrap: int, sharey: bool) -> Figure:
+    """Draw a panel for each pair of attributes: the figure of each target by the ways that compete.
+
+    Args:
+        rows: of all ways, with the nearest expert.
+        measured: what the figure is, with its unit.
+        height: of a row of panels, in inches.
+        wrap: letters of a line under a target's mark.
+        sharey: whether the panels have one scale.
+    """
     names = list(dict.fromkeys(row["attributes"] for row in rows))
-    figure, axes = panels(len(names), 2, 3.2, sharey=True)
+    figure, axes = panels(len(names), 2, height, sharey=sharey)
     for panel, name in zip(axes, names, strict=True):
         targets = list(dict.fromkeys(row["target"] for row in rows if row["attributes"] == name))
-        dress(panel, name, "", "test accuracy, %" if panel in axes[::2] else "")
+        dress(panel, name, "", measured if panel in axes[::2] else "")
         for number, way in enumerate(("base", NEAREST, SUM, ANALOGY, TRAINED)):
             label = way if panel is axes[0] else "_again"
             found = {
                 place + _BESIDE * (number - 2): scores(rows, name, way, target) for place, target in enumerate(targets)
             }
             curve(panel, found, label, number, linestyle="")
-        panel.set_xticks(range(len(targets)), labels=[fill(target, 10) for target in targets])
+        panel.set_xticks(range(len(targets)), labels=[fill(target, wrap) for target in targets])
     legend(figure, FULL_WIDTH, loc="outside lower center")
-    return {"targets": figure}
+    return figure

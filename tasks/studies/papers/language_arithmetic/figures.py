@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 from statistics import fmean
-from textwrap import fill
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from mergeflow.evaluation.averages import mean_interval
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, panels, plain, series_style
-from tasks.plotting.intervals import curve
-from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SUM, TRAINED, scores
-from tasks.studies.papers.language_arithmetic.measuring import BASE
+from tasks.plotting.drawing import FULL_WIDTH, dress, new_figure, plain, series_style
+from tasks.studies.papers.analogy.results import draw_targets
 from tasks.studies.papers.language_arithmetic.results import BEST, TREATING, analogies, domains, means
 from tasks.studies.pieces import Row
-
-_BESIDE = 0.13  # between the marks of a target
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -24,24 +19,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     Args:
         rows: of all seeds.
     """
-    return {"targets": _targets(analogies(rows)), "domains": _domains(domains(rows))}
-
-
-def _targets(rows: Sequence[Row]) -> Figure:
-    names = list(dict.fromkeys(row["attributes"] for row in rows))
-    figure, axes = panels(len(names), 2, 3.4)
-    for panel, name in zip(axes, names, strict=True):
-        targets = list(dict.fromkeys(row["target"] for row in rows if row["attributes"] == name))
-        dress(panel, name, "", "log-likelihood per token, nats" if panel is axes[0] else "")
-        for number, way in enumerate((BASE, NEAREST, SUM, ANALOGY, TRAINED)):
-            label = way if panel is axes[0] else "_again"
-            found = {
-                place + _BESIDE * (number - 2): scores(rows, name, way, target) for place, target in enumerate(targets)
-            }
-            curve(panel, found, label, number, linestyle="")
-        panel.set_xticks(range(len(targets)), labels=[fill(target, 12) for target in targets])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    targets = draw_targets(analogies(rows), "log-likelihood per token, nats", height=3.4, wrap=12, sharey=False)
+    return {"targets": targets, "domains": _domains(domains(rows))}
 
 
 def _domains(rows: Sequence[Row]) -> Figure:

@@ -25,12 +25,12 @@ from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenize
 from mergeflow.modality import State
 from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
-from tasks.studies.nets import drawn_weights, trained
-from tasks.studies.papers.adviser.measuring import best_scale, combined
 from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
 from tasks.studies.papers.language_arithmetic.options import Options
 from tasks.studies.papers.language_arithmetic.texts import ATTRIBUTES, DOMAINS, MANNERS, Manner, documents
 from tasks.studies.pieces import Row
+from tasks.studies.scales import best_scale, combined
+from tasks.studies.tuning import drawn_weights, trained
 
 CPU = torch.device("cpu")
 BASE, INDIVIDUAL, JOINT = "base", "individual", "joint"

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from mergeflow.search.grid import grid_of
 from tasks.project.sections import Section
-from tasks.studies.papers.linearity_texts.world import Lasting
+from tasks.studies.tuning import CosineSteps
 
 
 class Options(Section):
@@ -30,7 +30,7 @@ class Options(Section):
     train: int = Field(ge=1)
     validation: int = Field(ge=1)
     test: int = Field(ge=1)
-    tune: Lasting
+    tune: CosineSteps
     scales: list[float] = Field(min_length=1)
     methods: dict[str, dict[str, list[Any]]] = Field(min_length=1)
 

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
+from typing import Any
 
 from tasks.studies.claims import judge, paired
-from tasks.studies.papers.adviser.results import by_seed
 from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SUM, TRAINED, WAYS, scores, with_nearest
 from tasks.studies.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
 from tasks.studies.papers.language_arithmetic.texts import DOMAINS
 from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import tidy
+from tasks.studies.rows import by_seed, tidy
 
 NEARER, ABOVE_BASE, BEHIND = 0.05, 0.1, 0.1  # nats a token, of analogies
 GAIN, SHARE, TREATED = 0.2, 50.0, 0.02  # nats, % and nats, of three domains
@@ -113,45 +114,36 @@ def _of_analogies(rows: Sequence[Row], name: str) -> list[Finding]:
 def _of_domains(rows: Sequence[Row]) -> list[Finding]:
     best, base, own = (means(rows, model) for model in (BEST, BASE, INDIVIDUAL))
     joint, treating, plain = (means(rows, model) for model in (JOINT, TREATING, PLAIN[1]))
+    told = partial(judge, "B7", ours=True)
+    nats: dict[str, Any] = {"unit": " nat", "digits": 2}
     return [
-        judge(
-            "B7",
+        told(
             "One merge of three experts writes all three domains better than the base.",
             {"best merge less base": paired(best, base)},
             f"log-likelihood higher by ≥ {GAIN:g} nat a token, mean over domains; method and arguments by validation",
             low=GAIN,
-            unit=" nat",
-            digits=2,
-            ours=True,
+            **nats,
         ),
-        judge(
-            "B7",
+        told(
             "It closes at least half of the gap between the base and the experts.",
             {"closed": closed(best, base, own)},
             f"≥ {SHARE:g} %",
             low=SHARE,
             unit=" %",
-            ours=True,
         ),
-        judge(
-            "B7",
+        told(
             "It is as good as joint training of as many steps as the three experts together.",
             {"best merge less joint training": paired(best, joint)},
             f"at most {BEHIND:g} nat a token behind",
             low=-BEHIND,
-            unit=" nat",
-            digits=2,
-            ours=True,
+            **nats,
         ),
-        judge(
-            "B7",
+        told(
             "A method that treats interference is better than task arithmetic.",
             {"best of them, by validation, less task arithmetic": paired(treating, plain)},
             f"by ≥ {TREATED:g} nat a token",
             low=TREATED,
-            unit=" nat",
-            digits=2,
-            ours=True,
+            **nats,
         ),
     ]
 

@@ -47,9 +47,10 @@ from tasks.studies.linear_rows import (
     samples_file,
     write_samples,
 )
-from tasks.studies.nets import NetTask, Tasks, World, drawn_weights, new_net, open_world, trained
+from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import within
 
 STUDY = "linearity_averages"

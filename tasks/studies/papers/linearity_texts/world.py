@@ -1,9 +1,7 @@
 """An encoder-decoder of T5's kind that learns to repeat rows of symbols, then to answer with edited ones."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +11,10 @@ from torch import Tensor
 from mergeflow.errors import unknown_name
 from mergeflow.linearity.samples import Sequences
 from mergeflow.modalities.drawing import own_generator
-from mergeflow.modality import Model, Network, State, device_of
-from mergeflow.training import FineTuneSettings, fine_tune
+from mergeflow.modality import Model, Network, device_of
 from tasks.project.sections import Section
 from tasks.studies.linear_rows import TunedModels
-from tasks.studies.nets import drawn_weights
+from tasks.studies.tuning import CosineSteps, drawn_weights, trained
 
 PAD, END, FIRST = 0, 1, 2  # ids: padding, which also begins an answer as in T5; the end; the first symbol
 _IGNORED = -100  # as transformers' losses leave a position out
@@ -32,29 +29,6 @@ EDITS: dict[str, Callable[[list[int], int], list[int]]] = {
     "halved": lambda row, _: row[::2],
 }
 """Task → what is asked and the number of symbols to what is answered."""
-
-
-class Lasting(Section):
-    """AdamW without decay, at a rate that falls to 0 along a cosine."""
-
-    learning_rate: float = Field(gt=0)
-    steps: int = Field(ge=1)
-    batch_size: int = Field(64, ge=1)
-
-    def settings(self) -> FineTuneSettings:
-        """Return these as the settings of the one training loop."""
-        length: dict[str, Any] = {"regime": "steps", "steps": self.steps}
-        return FineTuneSettings(
-            **length,
-            batch_size=self.batch_size,
-            optimiser="adamw",
-            learning_rate=self.learning_rate,
-            weight_decay=0.0,
-            warmup=0.1,
-            schedule="cosine",
-            gradient_clip=1.0,
-            save_every=1_000_000,
-        )
 
 
 class TextWorld(Section):
@@ -74,8 +48,8 @@ class TextWorld(Section):
     train: int = Field(ge=32)
     test: int = Field(ge=32)
     tasks: list[str] = Field(min_length=3)
-    pretrain: Lasting
-    tune: Lasting
+    pretrain: CosineSteps
+    tune: CosineSteps
 
     @field_validator("tasks")
     @classmethod
@@ -143,7 +117,7 @@ def draw_answers(world: TextWorld, task: str, count: int, seed: int) -> Answers:
 
     Example:
         >>> drawn = draw_answers(TextWorld(train=32, test=32, tasks=["repeated", "reversed", "sorted"],
-        ...     pretrain=Lasting(learning_rate=1e-3, steps=1), tune=Lasting(learning_rate=1e-3, steps=1)),
+        ...     pretrain=CosineSteps(learning_rate=1e-3, steps=1), tune=CosineSteps(learning_rate=1e-3, steps=1)),
         ...     "reversed", 4, 0)
         >>> row = drawn.asked.ids[0][drawn.asked.mask[0] == 1]
         >>> bool((drawn.labels[0, : len(row) - 1] == row[:-1].flip(0)).all())
@@ -192,19 +166,12 @@ def train_texts(world: TextWorld, seed: int) -> TunedModels:
     """
     first, *others = world.tasks
     model = new_model(world, seed)
-    start = _trained(
+    start = trained(
         model, drawn_weights(model), draw_answers(world, first, world.train, 2 * seed), world.pretrain, seed
     )
     tuned = {
-        task: _trained(model, start, draw_answers(world, task, world.train, 2 * seed), world.tune, seed)
+        task: trained(model, start, draw_answers(world, task, world.train, 2 * seed), world.tune, seed)
         for task in others
     }
     tests = {task: draw_answers(world, task, world.test, 2 * seed + 1) for task in others}
     return TunedModels(model, start, tuned, tests)
-
-
-def _trained(model: Model, start: State, data: Answers, tuning: Lasting, seed: int) -> State:
-    model.load(start)
-    with tempfile.TemporaryDirectory() as folder:
-        fine_tune(model, [data], tuning.settings(), seed, Path(folder) / "state.safetensors", lambda: 0.0)
-    return drawn_weights(model)

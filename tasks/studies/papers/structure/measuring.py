@@ -22,11 +22,11 @@ from tasks.studies.coloured import (
     name_of,
     small_transformer,
 )
-from tasks.studies.nets import trained
-from tasks.studies.papers.adviser.measuring import combined
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, ONTO, TARGET
 from tasks.studies.pieces import Row, grid
 from tasks.studies.reductions import FULL, LORA, Variant, variants
+from tasks.studies.scales import combined
+from tasks.studies.tuning import trained
 
 COLOURS = tuple(dict.fromkeys((FIRST, *CASES.values(), *ONTO)))
 SCALES = grid(-1, 2, 0.25)

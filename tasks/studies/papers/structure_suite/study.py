@@ -31,13 +31,13 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.digit_tasks import difference
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.adviser.measuring import best_scale, combined
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.results import HALF, findings, tables
 from tasks.studies.pieces import Row, kept
 from tasks.studies.reductions import LORA, Variant, variants
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
+from tasks.studies.scales import best_scale, combined
 
 STUDY = "structure_suite"
 

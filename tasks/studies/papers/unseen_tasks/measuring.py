@@ -12,10 +12,10 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from tasks.studies.coloured import Adapting, ColouredWorld, Digits, Pretrained, accuracy, coloured, pretrained
 from tasks.studies.digit_tasks import Look, difference, shown, ten_digits
-from tasks.studies.nets import trained
-from tasks.studies.papers.adviser.measuring import combined
 from tasks.studies.papers.unseen_tasks.combining import Answered, by_ridge, by_search, by_theory
 from tasks.studies.pieces import Row
+from tasks.studies.scales import combined
+from tasks.studies.tuning import trained
 
 COLOURS, ANGLES = "colourings", "rotations"
 EXPERTS = {COLOURS: (0.95, 0.75, 0.5, 0.05), ANGLES: (0.0, 30.0, 60.0, 90.0)}

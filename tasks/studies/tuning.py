@@ -1,0 +1,63 @@
+"""How the studies train a model: any settings of the one training loop, from any weights, on any examples."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.modality import Examples, Model, State
+from mergeflow.training import FineTuneSettings, fine_tune
+from tasks.project.sections import Section
+
+
+class Lasting(Protocol):
+    """How long and how fast a model is trained."""
+
+    def settings(self) -> FineTuneSettings:
+        """Return it as the settings of the one training loop."""
+
+
+class CosineSteps(Section):
+    """AdamW without decay, at a rate that falls to 0 along a cosine."""
+
+    learning_rate: float = Field(gt=0)
+    steps: int = Field(ge=1)
+    batch_size: int = Field(64, ge=1)
+
+    def settings(self) -> FineTuneSettings:
+        """Return these as the settings of the one training loop."""
+        length: dict[str, Any] = {"regime": "steps", "steps": self.steps}
+        return FineTuneSettings(
+            **length,
+            batch_size=self.batch_size,
+            optimiser="adamw",
+            learning_rate=self.learning_rate,
+            weight_decay=0.0,
+            warmup=0.1,
+            schedule="cosine",
+            gradient_clip=1.0,
+            save_every=1_000_000,
+        )
+
+
+def trained(model: Model, start: State, data: Examples, tuning: Lasting, seed: int) -> dict[str, Tensor]:
+    """Return the weights after training.
+
+    Args:
+        model: whose weights are overwritten.
+        start: where training begins.
+        data: training examples.
+        tuning: how long, and with which settings.
+        seed: of the order of the examples.
+    """
+    model.load(start)
+    with tempfile.TemporaryDirectory() as folder:
+        fine_tune(model, [data], tuning.settings(), seed, Path(folder) / "state.safetensors", lambda: 0.0)
+    return drawn_weights(model)
+
+
+def drawn_weights(model: Model) -> dict[str, Tensor]:
+    """Return a copy of the weights that a model has."""
+    return {name: value.clone() for name, value in model.state().items()}
