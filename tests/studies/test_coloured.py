@@ -31,8 +31,9 @@ from tasks.studies.coloured import (
 )
 from tasks.studies.coloured_clip import ClipBase
 from tasks.studies.digit_tasks import Look, shown, ten_digits
-from tasks.studies.papers.adviser.measuring import WAYS, best_scale
+from tasks.studies.papers.adviser.measuring import WAYS
 from tasks.studies.results import StudyResult
+from tasks.studies.scales import best_scale
 from tests.studies.small_lab import ROOT, run_study
 from tests.vision.test_data_real_tasks import make_mnist
 
@@ -169,6 +170,17 @@ def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
     assert not grid[0.0, 0.0]["promised_0.2"]
     assert any(row["good"] for row in grid.values())
     assert [finding.system for finding in found.findings] == ["P2", "P5", *["P6"] * 6, "P7", "P8", "P8"]
+
+
+@pytest.mark.parametrize("study", ["coloured_clip", "coloured_clip_head"])
+def test_the_same_is_measured_of_a_clip(study: str, root: Path, tmp_path: Path) -> None:
+    chosen = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"][study]
+    world = {**chosen["world"], "train": 64, "validation": 16, "test": 16}
+    options = {"seeds": [0], "world": world, "lengths": [4], "samples": 16, "step": 2.5}
+    found = StudyResult.read(run_study(root, study, tmp_path / "scratch", **options))
+    assert [finding.system for finding in found.findings] == ["P2", "P5", *["P6"] * 6, "P7", "P8", "P8"]
+    grid = {(row["scale_1"], row["scale"]) for row in found.rows if row["part"] == "grid"}
+    assert grid == {(one, two) for one in (-2.0, 0.5, 3.0) for two in (-2.0, 0.5, 3.0)}
 
 
 def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:

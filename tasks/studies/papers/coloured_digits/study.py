@@ -52,18 +52,29 @@ class Options(Section):
     step: float = Field(0.2, gt=0)
 
 
-DECLARED = Declaration(Options, systems=("P1", "P2", "P5", "P6", "P7", "P8"))
+SYSTEMS = ("P1", "P2", "P5", "P6", "P7", "P8")
+DECLARED = Declaration(Options, systems=SYSTEMS)
 
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/coloured_digits`."""
+    run_named(io, STUDY)
+
+
+def run_named(io: StageIO, study: str) -> None:
+    """Write the result of one of the studies of coloured digits.
+
+    Args:
+        io: the stage's files.
+        study: its name.
+    """
     one_thread()
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{study}"))
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], tidy(rows))
-    result.write(io.out(layout.study(STUDY)), figures(rows))
+    result.write(io.out(layout.study(study)), figures(rows))
 
 
 def measure(options: Options, digits: Any, seed: int) -> dict[str, list[dict[str, Any]]]:
