@@ -13,7 +13,7 @@ from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
 from mergeflow.merging.engine import BUFFER, default_workers, unit_bytes, units_of
 from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.method import Model
+from mergeflow.merging.stack import Model
 from mergeflow.merging.stacks import Unit
 from mergeflow.merging.workspace import Copies
 

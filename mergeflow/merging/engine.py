@@ -23,8 +23,8 @@ from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
 from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.stack import Model, Stack
 from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.values import resolved
 

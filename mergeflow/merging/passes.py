@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mergeflow.merging.method import Elementwise, Model, Stack
+from mergeflow.merging.stack import Elementwise, Model, Stack
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.linalg.cache import FactorCache
-from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.methods.layerwise import depth
+from mergeflow.merging.stack import Model, Stack
 from mergeflow.merging.values import at
 
 if TYPE_CHECKING:

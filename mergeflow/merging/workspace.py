@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from mergeflow.merging.method import Model
+from mergeflow.merging.stack import Model
 
-Workspace = Callable[[Any, str, "Model"], int]
+Workspace = Callable[[Any, str, Model], int]
 """(args, tensor's name, model) → bytes."""
 
 _STRIP = 1024  # rows that are turned into float64 at a time

@@ -37,7 +37,7 @@ from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.files.plan import Plan, output_infos
 from mergeflow.merging.files.published import published
 from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.method import Stack
+from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.vocabulary.companions import copy_tokenizer
 

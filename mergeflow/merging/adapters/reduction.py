@@ -22,7 +22,7 @@ from mergeflow.merging.adapters.options import AdapterOptions
 from mergeflow.merging.adapters.slots import Slot
 from mergeflow.merging.engine import Engine, default_workers, single_threaded
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.method import Stack
+from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Unit
 
 # Adapters that cancel leave a sum of this share of them by rounding alone.

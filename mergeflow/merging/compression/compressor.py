@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Elementwise, Model, Stack
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.stack import Elementwise, Model, Stack
 from mergeflow.merging.workspace import TWO_TENSORS, Workspace
 from mergeflow.schema import Frozen
 

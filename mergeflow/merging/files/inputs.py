@@ -24,10 +24,10 @@ from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.files.slices import stacked
 from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
-from mergeflow.merging.method import Model
 from mergeflow.merging.preflight.adapters import adapter_findings
 from mergeflow.merging.preflight.compare import compare
 from mergeflow.merging.preflight.findings import check_findings, running_findings
+from mergeflow.merging.stack import Model
 from mergeflow.merging.stacks import model_of
 from mergeflow.merging.vocabulary.companions import TokenizerFiles
 from mergeflow.merging.vocabulary.fitting import fit_vocabularies

@@ -34,7 +34,7 @@ from mergeflow.merging.files.plan import Plan
 from mergeflow.merging.files.published import published
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import PREFIX
-from mergeflow.merging.method import Stack
+from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.version import version
 

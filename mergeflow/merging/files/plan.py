@@ -20,8 +20,8 @@ from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.files.steps import steps_to_write
-from mergeflow.merging.method import Model
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.stack import Model
 from mergeflow.merging.treatment import Treatment, survey
 
 # What Python with torch (a build with CUDA) holds before any tensor is read, and a worker that reads blocks.

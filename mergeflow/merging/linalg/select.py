@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.dtype import FLOAT32, DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.stack import Model, Stack
 
 if TYPE_CHECKING:
     from torch import Tensor

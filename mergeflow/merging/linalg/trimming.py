@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.late import np, torch
 from mergeflow.merging.linalg.tally import Tally, merged
-from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.stack import Model, Stack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import torch
-from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.stack import Model, Stack
 
 if TYPE_CHECKING:
     from torch import Tensor

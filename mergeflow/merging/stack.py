@@ -1,0 +1,149 @@
+"""What a merge method works on: a tensor of the base and all task vectors, and what is known of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.checkpoints.dtype import DType
+from mergeflow.late import torch
+from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.cuts import Form
+from mergeflow.merging.linalg.cache import FactorCache
+from mergeflow.merging.matrices import Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a method may know about the whole model: names, experts, and results of first passes.
+
+    Attributes:
+        experts: Expert names, sorted: the order of the stacks.
+        listed: The same names in the order of the recipe.
+        weights: One per expert, in sorted order.
+        shapes: Shape of every floating-point tensor that is merged.
+        dtype: The type of all arithmetic: float32, or float64 where any input is.
+        known: Results of the method's first passes, by name.
+        data: Given statistics of data, by kind, then expert.
+        tied: Names that share storage, each with the first name of its group.
+        cache: Kept factorisations.
+        varied: Weights that vary over the model, by expert, as they were given.
+        architecture: What its tensors are.
+        beside: Tensors of a unit's size that are held at most while it is read: of steps computed as they are read.
+    """
+
+    experts: tuple[str, ...]
+    listed: tuple[str, ...]
+    weights: tuple[float, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: DType
+    known: dict[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    cache: FactorCache | None = None
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    architecture: Architecture = field(default_factory=Architecture)
+    beside: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of floating-point elements of the whole model."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+
+Elementwise = Callable[[Any, str, Model], bool]
+"""(args, tensor's name, model) → whether the tensor's elements are treated alone."""
+
+
+@dataclass
+class Stack:
+    """One tensor (or a flat block of one) of the base and of the task vectors of all experts.
+
+    Attributes:
+        name: The tensor's name; tied tensors all go by the first name of their group, so that they stay equal.
+        base: θ0, in the type of arithmetic; flat for methods that treat elements alone.
+        taus: τ_t = θ_t − θ0 of all experts, [T, *base.shape].
+        start: Index of the first element in the flattened tensor (0 for a whole tensor).
+        model: Facts about the whole model.
+        factors: Gives A and B of each task vector as a matrix [out, in] (None for one that is zero), where all experts
+            are LoRA adapters; else None.
+    """
+
+    name: str
+    base: Tensor
+    taus: Tensor
+    start: int
+    model: Model
+    factors: Callable[[], list[tuple[Tensor, Tensor] | None] | None] = lambda: None
+
+    @property
+    def weighted(self) -> Tensor:
+        """w_t · τ_t, [T, *base.shape], for formulas that sum task vectors."""
+        if all(weight == 1 for weight in self.model.weights):
+            return self.taus
+        return self.taus * self.weight_column
+
+    def take(self, weighted: bool = True) -> Tensor:
+        """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.
+
+        The stack has none afterwards: to read them is an `AttributeError`. So a method that takes its
+        task vectors needs no copy of them beside.
+        """
+        taus = self.taus
+        del self.taus
+        if weighted and any(weight != 1 for weight in self.model.weights):
+            taus.mul_(self.weight_column)
+        return taus
+
+    def merged(self, merge: Callable[[Tensor, Any], Tensor], args: Any) -> Tensor:
+        """Return the tensor [*base.shape] of its matrices, each merged by ([T, m, n], args) → [m, n].
+
+        Args:
+            merge: Takes w_t · τ_t of one matrix, and holds it alone: what it lets go of is free.
+            args: The method's, with `split_qkv`.
+        """
+        form, taus = self.form(args.split_qkv), self.take()
+        parts = form.split(taus)
+        del taus
+        return form.join([merge(parts.pop(0), args) for _ in range(len(parts))])
+
+    @property
+    def weight_column(self) -> Tensor:
+        """The weights as [T, 1, …], shaped to multiply the stack."""
+        column = torch.tensor(self.model.weights, dtype=self.base.dtype, device=self.base.device)
+        return column.reshape(-1, *[1] * self.base.ndim)
+
+    def datum(self, kind: str, expert: str) -> Tensor | None:
+        """Return a statistic of data for this tensor, or None; the block [*base.shape] if it has the tensor's size.
+
+        Raises:
+            MergeflowError: It holds NaN or infinity.
+        """
+        given = self.model.data[kind][expert]
+        found: Tensor | None = given.get(self.name)
+        if found is None:
+            return None
+        if found.numel() == self.shape.numel():
+            found = found.reshape(-1)[self.start : self.start + self.base.numel()].reshape(self.base.shape)
+        if not all_finite(found):
+            raise not_finite(f"{kind} of {expert}", self.name)
+        return found.to(self.base.device, self.base.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole tensor."""
+        return torch.Size(self.model.shapes[self.name])
+
+    def is_matrix(self, selection: Selection) -> bool:
+        """Whether a selection takes the tensor as a matrix, or a stack of matrices of experts."""
+        return self.model.architecture.treats(self.name, self.base.shape, selection)
+
+    def form(self, splits: bool) -> Form:
+        """Return how the tensor is made of matrices."""
+        return self.model.architecture.form(self.name, self.base.shape, splits)
