@@ -120,7 +120,7 @@ def _on_device(recipe: "Recipe", context: typer.Context) -> str:
     """Say what a merge takes of its device; refuse it where that cannot fit."""
     from mergeflow.merging.device import check_device
     from mergeflow.merging.device_memory import check_room, free_bytes, in_bytes
-    from mergeflow.merging.files.inputs import open_inputs
+    from mergeflow.merging.files.opening import open_inputs
 
     check_device(recipe.device)
     with open_inputs(recipe, context.obj) as inputs:
@@ -286,7 +286,7 @@ def compress(
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.compression.catalog import configure_compressor
     from mergeflow.merging.compression.suite_file import compress as run
-    from mergeflow.merging.files.inputs import open_base
+    from mergeflow.merging.files.opening import open_base
     from mergeflow.merging.files.place import check_file
 
     changes = read_pairs(overrides or [], "--set")

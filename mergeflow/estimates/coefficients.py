@@ -13,7 +13,7 @@ from mergeflow.estimates.entropy import entropy_gradient
 from mergeflow.estimates.headed import open_headed
 from mergeflow.merging import Recipe, make_recipe
 from mergeflow.merging.device import check_device
-from mergeflow.merging.files.inputs import open_inputs
+from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.recipe_text import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification

@@ -10,7 +10,8 @@ from mergeflow.checkpoints import LazyStateDict, fingerprint
 from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging import make_recipe
 from mergeflow.merging.device import check_device
-from mergeflow.merging.files.inputs import Inputs, open_inputs
+from mergeflow.merging.files.inputs import Inputs
+from mergeflow.merging.files.opening import open_inputs
 from mergeflow.search.command import command_scorer
 from mergeflow.search.functions import function_scorer
 from mergeflow.search.lm_eval import lm_eval_scorer

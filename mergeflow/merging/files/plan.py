@@ -11,9 +11,9 @@ from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER, default_workers, sampled_units, treats_elements_alone, unit_bytes, units_of
-from mergeflow.merging.files.computed import Computed
-from mergeflow.merging.files.inputs import Inputs, open_inputs
+from mergeflow.merging.files.inputs import Computed, Inputs
 from mergeflow.merging.files.mixture import Mixture
+from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.output import output_infos, shard_names
 from mergeflow.merging.files.place import check_adapter_place, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mergeflow.merging.files.inputs import Inputs, open_inputs
+from mergeflow.merging.files.inputs import Inputs
+from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.plan import make_plan
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import PREFIX

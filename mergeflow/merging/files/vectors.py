@@ -16,7 +16,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.inputs import open_base
+from mergeflow.merging.files.opening import open_base
 from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
 from mergeflow.merging.files.place import check_file
 
