@@ -66,7 +66,7 @@ def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
 
 def _open_folder(folder: Path) -> LazyStateDict:
     if (folder / ADAPTER_CONFIG).exists():
-        return open_adapter(folder)
+        return open_adapter(folder, read_json(folder / ADAPTER_CONFIG))
     for name in _INDEXES:
         if (folder / name).exists():
             return _open_index(folder / name)

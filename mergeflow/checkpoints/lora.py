@@ -30,15 +30,16 @@ INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts 
 EXPERT_STACKS = ("gate_up_proj", "down_proj")
 
 
-def open_adapter(folder: Path) -> LazyStateDict:
+def open_adapter(folder: Path, config: dict[str, Any]) -> LazyStateDict:
     """Open a PEFT LoRA adapter folder as a task vector over the base's names.
+
+    Args:
+        folder: The folder.
+        config: What its `adapter_config.json` says.
 
     Raises:
         MergeflowError: Another kind of adapter, or a part of LoRA that is not a plain low-rank difference.
     """
-    from mergeflow.checkpoints.formats import read_json
-
-    config = read_json(folder / ADAPTER_CONFIG)
     _refuse(folder, config)
     weights = folder / ADAPTER_WEIGHTS
     pickled = folder / "adapter_model.bin"
