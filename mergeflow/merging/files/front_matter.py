@@ -13,7 +13,7 @@ from mergeflow.checkpoints.hub import cached_id
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.files.step_fields import PREFIX, paths_of, step_named
+from mergeflow.merging.files.step_fields import PREFIX, step_named
 from mergeflow.merging.preflight.licence_texts import licence_files, licence_paths
 from mergeflow.merging.preflight.licences import front_matter, licence_of, merged_licence
 
@@ -55,7 +55,7 @@ def owners_of(recipe: Recipe) -> dict[str, str]:
         if isinstance(step, Recipe):
             given |= {f"{PREFIX}{name}/{owner}": path for owner, path in owners_of(step).items()}
         else:
-            given |= {f"{PREFIX}{name}/{number + 1}": path for number, path in enumerate(dict.fromkeys(paths_of(step)))}
+            given |= {f"{PREFIX}{name}/{number + 1}": path for number, path in enumerate(dict.fromkeys(step.paths()))}
     return given
 
 

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mergeflow.checkpoints.adapter_base import adapters_of
 from mergeflow.checkpoints.config import folder_of
@@ -23,7 +22,7 @@ from mergeflow.merging.files.output import output_infos
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.files.slices import stacked
-from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
+from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.preflight.adapters import adapter_findings
 from mergeflow.merging.preflight.compare import compare
 from mergeflow.merging.preflight.findings import check_findings, running_findings
@@ -146,10 +145,10 @@ class _Opened:
         together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
         return found
 
-    def _beside(self, recipe: Any) -> int:
+    def _beside(self, recipe: Recipe | Slices | Mixture) -> int:
         """Return how many tensors computing what a recipe or a step reads holds at most."""
         steps, most = dict(self.recipe.steps or ()), 0
-        for name in filter(None, map(step_named, paths_of(recipe))):
+        for name in filter(None, map(step_named, recipe.paths())):
             if name in self.steps:
                 model = self.steps[name].inputs.model
                 most = max(most, len(model.experts) + 3 + model.beside)

@@ -7,7 +7,6 @@ from pathlib import Path
 from mergeflow.merging.code import Code
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import with_paths
-from mergeflow.merging.files.step_fields import paths_of
 
 
 def published(recipe: Recipe) -> Recipe:
@@ -21,9 +20,9 @@ def published(recipe: Recipe) -> Recipe:
 
 
 def _all_paths(recipe: Recipe) -> Iterator[str]:
-    yield from paths_of(recipe)
+    yield from recipe.paths()
     for _, step in recipe.steps or ():
-        yield from _all_paths(step) if isinstance(step, Recipe) else paths_of(step)
+        yield from _all_paths(step) if isinstance(step, Recipe) else step.paths()
 
 
 def _here(recipe: Recipe) -> Recipe:

@@ -1,11 +1,12 @@
 """Recipes: what a merge is made of, validated whole before any weight is read, frozen and replayable."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from mergeflow.checkpoints.adapter_base import common_base
 from mergeflow.errors import MergeflowError, together, unknown_name
@@ -13,7 +14,7 @@ from mergeflow.merging.adapters.options import Adapter
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of
 from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
-from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted
+from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted, parse_steps
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
@@ -112,6 +113,11 @@ class Recipe(Frozen):
             args[key] = values.pop(key)
         return {**values, "args": args}
 
+    @field_validator("steps", mode="plain")
+    @classmethod
+    def _parse_steps(cls, value: Any) -> Any:
+        return parse_steps(value, cls, partial(make_recipe, step=True))
+
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
         names = [name for name, _ in (*self.experts, *self.task_vectors)]
@@ -157,6 +163,12 @@ class Recipe(Frozen):
         elif given is not None:
             given = [1.0 if varies(weight) else weight for weight in given]
         self._weights = weights_by_name(given, dict.fromkeys(names), self._call)
+
+    def paths(self) -> Iterator[str]:
+        """Yield the paths that it reads, without those that its steps read."""
+        yield from (path for path in (self.base,) if path)
+        for paths in (self.experts, self.task_vectors, *(paths for _, paths in self.data)):
+            yield from (path for _, path in paths)
 
     def call(self) -> MethodCall:
         """Return the configured method."""
@@ -262,7 +274,7 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool
         found = Recipe(**{key: value for key, value in values.items() if key in known})
         if not faults:
             if not step:
-                check_steps(found)
+                check_steps(dict(found.steps or ()), found.paths())
             return found
     except ValidationError as error:
         faults += faults_of(error, Recipe)

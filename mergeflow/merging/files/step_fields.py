@@ -1,20 +1,17 @@
 """Steps of a recipe: merges, and models put together from others, whose results other steps and the recipe read."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator
+from pydantic import PlainSerializer
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.files.fields import shown
 from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.slices import Slice
 from mergeflow.schema import refusal, validated
-
-if TYPE_CHECKING:
-    from mergeflow.merging.files.recipe import Recipe
 
 PREFIX = "step:"
 # Keys of a recipe whose value is the one step that it passes through.
@@ -40,16 +37,6 @@ def step_named(path: str) -> str | None:
     return path.removeprefix(PREFIX) if path.startswith(PREFIX) else None
 
 
-def paths_of(step: Any) -> Iterator[str]:
-    """Yield the paths that a step, or a recipe, reads."""
-    if isinstance(step, Slices | Mixture):
-        yield from step.paths()
-        return
-    yield from (path for path in (step.base,) if path)
-    for paths in (step.experts, step.task_vectors, *(paths for _, paths in step.data)):
-        yield from (path for _, path in paths)
-
-
 def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with `slices` or `mixture` as its one step and expert, which is taken as it is."""
     found = dict(values)
@@ -64,15 +51,18 @@ def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check_steps(recipe: "Recipe") -> None:
+def check_steps(steps: Mapping[str, Any], paths: Iterable[str]) -> None:
     """Check that steps and what is read of them fit: every name is a step, every step is read, none reads itself.
+
+    Args:
+        steps: The steps of a recipe, by name.
+        paths: What the recipe itself reads.
 
     Raises:
         MergeflowError: All faults.
     """
-    steps = dict(recipe.steps or ())
-    reads = {name: [n for path in paths_of(step) if (n := step_named(path))] for name, step in steps.items()}
-    top = [name for path in paths_of(recipe) if (name := step_named(path))]
+    reads = {name: [n for path in step.paths() if (n := step_named(path))] for name, step in steps.items()}
+    top = [name for path in paths if (name := step_named(path))]
     asked = {name for names in (*reads.values(), top) for name in names}
     faults = [str(unknown_name("step", name, steps)).removesuffix(".") for name in sorted(asked - steps.keys())]
     faults += [f"the step '{name}' is read by nothing: remove it, or name it as {PREFIX}{name}"
@@ -85,13 +75,19 @@ def check_steps(recipe: "Recipe") -> None:
         raise MergeflowError("\n".join(faults))
 
 
-def _steps(value: Any) -> Any:
-    """Return steps as pairs of a name and a checked record."""
+def parse_steps(value: Any, merge: type, parse_merge: Callable[[Any, str], Any]) -> Any:
+    """Return steps as pairs of a name and a checked record.
+
+    Args:
+        value: What a recipe has as its steps.
+        merge: The record of a step that is a merge.
+        parse_merge: (mapping, its name for messages) → such a record.
+    """
     if value is None or isinstance(value, tuple):
         return value or None
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a mapping of names to steps, found {shown(value)}")
-    return tuple((_name(name), _step(str(name), step)) for name, step in value.items()) or None
+    return tuple((_name(name), _step(str(name), step, merge, parse_merge)) for name, step in value.items()) or None
 
 
 def _name(name: Any) -> str:
@@ -100,11 +96,9 @@ def _name(name: Any) -> str:
     return name
 
 
-def _step(name: str, value: Any) -> Any:
-    from mergeflow.merging.files.recipe import Recipe, make_recipe
-
+def _step(name: str, value: Any, merge: type, parse_merge: Callable[[Any, str], Any]) -> Any:
     origin = f"step '{name}'"
-    if isinstance(value, Recipe | Slices | Mixture):
+    if isinstance(value, merge | Slices | Mixture):
         return value
     if isinstance(value, Mapping) and set(value) == {"mixture"}:
         return validated(Mixture, value["mixture"], origin)
@@ -121,7 +115,7 @@ def _step(name: str, value: Any) -> Any:
     strange = [f"`{key}` belongs to the whole recipe, not to a step" for key in _ONLY_WHOLE if key in value]
     if strange:
         raise refusal(origin, strange)
-    return make_recipe(value, origin, step=True)
+    return parse_merge(value, origin)
 
 
 def _plain_steps(value: Any) -> Any:
@@ -135,4 +129,4 @@ def _plain_steps(value: Any) -> Any:
     }
 
 
-Steps = Annotated[tuple[tuple[str, Any], ...] | None, PlainValidator(_steps), PlainSerializer(_plain_steps)]
+Steps = Annotated[tuple[tuple[str, Any], ...] | None, PlainSerializer(_plain_steps)]

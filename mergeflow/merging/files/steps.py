@@ -18,7 +18,7 @@ from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.lock import lock_file
 from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.files.step_fields import Slices, paths_of, step_named
+from mergeflow.merging.files.step_fields import Slices, step_named
 
 _RECORD = "steps.json"
 
@@ -34,7 +34,7 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
         inputs: Its inputs, opened with no step written.
     """
     steps = dict(recipe.steps or ())
-    reads = {name: [found for path in paths_of(step) if (found := step_named(path))] for name, step in steps.items()}
+    reads = {name: [found for path in step.paths() if (found := step_named(path))] for name, step in steps.items()}
     order = [name for name in TopologicalSorter(reads).static_order() if name in steps]
     readers: dict[str, Recipe | Slices | Mixture] = {"": recipe, **steps}
     written: list[str] = []
@@ -59,7 +59,7 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
 def _count(step: Recipe | Slices | Mixture, name: str) -> int:
     """Return how often a reader reads a step's result when it reads its inputs once."""
     if not isinstance(step, Slices):
-        return sum(step_named(path) == name for path in paths_of(step))
+        return sum(step_named(path) == name for path in step.paths())
     blocks = [one.layers for one in step if step_named(one.model) == name]
     apart = all(a and b and (a[1] <= b[0] or b[1] <= a[0]) for at, a in enumerate(blocks) for b in blocks[:at])
     return min(len(blocks), 1) if apart else len(blocks)
