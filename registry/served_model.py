@@ -15,8 +15,8 @@ from mlflow.pyfunc import PythonModel
 
 from mergeflow.errors import MergeflowError
 from mergeflow.memory.serving import placed
-from mergeflow.modalities.served import SERVED
-from mergeflow.modalities.serving import Loaded, read_model
+from mergeflow.modalities.served import SERVED, Loaded
+from mergeflow.modalities.serving import read_model
 
 
 class MergedModel(PythonModel):

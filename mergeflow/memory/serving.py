@@ -9,8 +9,7 @@ import torch
 from mergeflow.memory.forecast import in_words
 from mergeflow.memory.needs import Need, blank_model, judging_need
 from mergeflow.merging.device_memory import fits, free_bytes, in_bytes, with_torch
-from mergeflow.modalities.served import SERVED
-from mergeflow.modalities.serving import Loaded
+from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modality import Model
 
 

@@ -1,5 +1,7 @@
 """What the registered models of a modality take and answer, by the modality's name; declared without torch."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from mergeflow.parts import Parts
 
 if TYPE_CHECKING:
-    from mergeflow.modalities.serving import Loaded
+    import torch
+
+    from mergeflow.modalities.heads import Head
+    from mergeflow.modality import Modality, Model
 
 # The weights of a registered model: as they are written, and as they were before there were other modalities.
 WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
@@ -15,6 +20,31 @@ WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
 # optional text: a column that may be missing. shares: numbers by name that sum to 1, or no numbers.
 Kind = Literal["bytes", "text", "optional text", "number", "shares"]
 Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A registered model ready to answer.
+
+    Attributes:
+        modality: What kind of model it is.
+        model: The merged weights in their module, on `device`.
+        heads: Task to head, on the CPU; None where the model itself gives the task's logits.
+        class_names: Task to its classes in label order.
+        decoding: How its examples are stored, as the manifests record it.
+        record: The metadata of the weights of its base.
+        device: Where the model computes.
+        section: `model` of params.yaml, which decides the module.
+    """
+
+    modality: Modality
+    model: Model
+    heads: Mapping[str, Head | None]
+    class_names: Mapping[str, Sequence[str]]
+    decoding: Mapping[str, Any]
+    record: Mapping[str, str]
+    device: torch.device
+    section: Any = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +68,7 @@ class Served:
     inputs: Callable[[Mapping[str, Any]], dict[str, Kind]]
     outputs: Mapping[str, Kind]
     example: Callable[[Mapping[str, Any]], dict[str, Any]]
-    answer: Callable[["Loaded", Columns], dict[str, list[Any]]]
+    answer: Callable[[Loaded, Columns], dict[str, list[Any]]]
     packages: tuple[str, ...] = ()
     rows: int = 256
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,10 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modalities.sections import SECTIONS
-from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Columns
-from mergeflow.modality import Modality, Model
+from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Columns, Loaded
 from mergeflow.schema import validated
 
 _ROWS_NAMED = 10
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A registered model ready to answer.
-
-    Attributes:
-        modality: What kind of model it is.
-        model: The merged weights in their module, on `device`.
-        heads: Task to head, on the CPU; None where the model itself gives the task's logits.
-        class_names: Task to its classes in label order.
-        decoding: How its examples are stored, as the manifests record it.
-        record: The metadata of the weights of its base.
-        device: Where the model computes.
-        section: `model` of params.yaml, which decides the module.
-    """
-
-    modality: Modality
-    model: Model
-    heads: Mapping[str, Head | None]
-    class_names: Mapping[str, Sequence[str]]
-    decoding: Mapping[str, Any]
-    record: Mapping[str, str]
-    device: torch.device
-    section: Any = None
 
 
 def read_model(folder: Path, device: torch.device) -> Loaded:

@@ -24,8 +24,7 @@ from mergeflow.evaluation import example_scores
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.recorded import open_recorded
-from mergeflow.modalities.served import SERVED
-from mergeflow.modalities.serving import Loaded
+from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples, Model
 from tasks.project.graph import load_graph

@@ -23,8 +23,7 @@ from mergeflow.modalities.causal.model import build_model
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.served import SERVED
-from mergeflow.modalities.serving import Loaded
+from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.vision.images import encode_png
 from mergeflow.modalities.vision.sections import ModelSection
 from mergeflow.search.forecast import foretell_sweep

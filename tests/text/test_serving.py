@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import SERVED
-from mergeflow.modalities.serving import Loaded, read_model
+from mergeflow.modalities.served import SERVED, Loaded
+from mergeflow.modalities.serving import read_model
 from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
 from tests.text.small_project import TASKS
 

@@ -8,8 +8,8 @@ from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.sections import ModelSection
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 from mergeflow.modalities.recorded import SECTION
-from mergeflow.modalities.served import Columns, Served
-from mergeflow.modalities.serving import Loaded, check_columns, read_rows
+from mergeflow.modalities.served import Columns, Loaded, Served
+from mergeflow.modalities.serving import check_columns, read_rows
 
 
 def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:

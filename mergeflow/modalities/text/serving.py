@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import Columns, Served
-from mergeflow.modalities.serving import Loaded, classify
+from mergeflow.modalities.served import Columns, Loaded, Served
+from mergeflow.modalities.serving import classify
 from mergeflow.modalities.text.batches import TokenBatch, stack
 from mergeflow.modalities.text.judging import PAIRS
 from mergeflow.modalities.text.tokenizer import Encoded, TextTokenizer

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import Columns, Kind, Served
-from mergeflow.modalities.serving import Loaded, classify
+from mergeflow.modalities.served import Columns, Kind, Loaded, Served
+from mergeflow.modalities.serving import classify
 
 
 def _inputs(decoding: Mapping[str, Any]) -> dict[str, Kind]:

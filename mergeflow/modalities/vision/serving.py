@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import Columns, Served
-from mergeflow.modalities.serving import Loaded, classify
+from mergeflow.modalities.served import Columns, Loaded, Served
+from mergeflow.modalities.serving import classify
 from mergeflow.modalities.vision.images import encode_png, resize, to_rgb
 
 _EXPECTED = "Expected are the bytes of a PNG or JPEG file; over HTTP, their base64."
