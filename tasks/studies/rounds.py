@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +12,35 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import read_state
-from mergeflow.training import Cost, IterativeRun
+from mergeflow.training import Cost, FineTuneSettings, IterativeRun
 from tasks.project.stage import StageIO
 from tasks.rounds import tune_round, write_last_round
-from tasks.studies.runs import Asked, progress
 from tasks.training import Workbench
 
 State = dict[str, Tensor]
 
 
-def train_in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+def train_in_rounds(
+    io: StageIO, bench: Workbench, tasks: Sequence[str], settings: FineTuneSettings, seed: int, kept: Path
+) -> Cost:
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each.
 
     Args:
         io: the stage's files.
         bench: the base and the examples.
-        run: the run as it is asked for: tasks and settings.
+        tasks: the tasks of the run, in order.
+        settings: how they are tuned.
         seed: of the run.
         kept: a folder of the stage's scratch, where a killed run goes on.
 
     Returns:
         The cost of all rounds.
     """
-    rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(run.tasks), run.settings, seed)
+    rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(tasks), settings, seed)
     rows: list[dict[str, Any]] = []
     for number in range(1, rounds.rounds + 1):
         for task in rounds.waiting(number):
-            tune_round(bench, rounds, number, task, progress(io, f"seed {seed}, round {number}, {task}"))
+            tune_round(bench, rounds, number, task, partial(io.report, f"seed {seed}, round {number}, {task}"))
         row = kept / "rounds" / f"row_{number:03}.json"
         if not row.exists():
             measures = _measure(bench, rounds, number)
@@ -47,7 +51,7 @@ def train_in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: 
     shutil.rmtree(result, ignore_errors=True)
     cost = write_last_round(bench, rounds, result / "experts")
     io.costs.setdefault("rounds", {})[f"seed_{seed}"] = [
-        sum(rounds.record(number, task)["cost"]["processor_seconds"] for task in run.tasks)
+        sum(rounds.record(number, task)["cost"]["processor_seconds"] for task in tasks)
         for number in range(1, rounds.rounds + 1)
     ]
     (result / "merged").mkdir()

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ def run(io: StageIO) -> None:
     run = _asked(io)
     bench, folder = Workbench.open(io), io.out(layout.study_run(io.item))
     costs: dict[str, dict[str, Any]] = {}
+    own = _in_rounds if run.settings.regime == "iterative" else _independent
+    work = _published if run.checkpoints else own
     for seed in run.seeds:
         kept = io.scratch / f"seed_{seed}"
-        work = _published if run.checkpoints else _work(run.settings.regime)
         costs[f"seed_{seed}"] = work(io, bench, run, seed, kept).as_json()
         shutil.copytree(kept / "result", folder / f"seed_{seed}")
     io.costs["training"] = costs
@@ -47,12 +48,11 @@ def _asked(io: StageIO) -> Asked:
     return Asked(list(io.section("tasks"))[: run.tasks], seeds[:count], run.finetune, run.checkpoints)
 
 
-def _work(regime: str) -> Callable[..., Cost]:
-    if regime != "iterative":
-        return _independent
+def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+    """Train all rounds of one seed."""
     from tasks.studies.rounds import train_in_rounds  # here, because it depends on every merge method
 
-    return train_in_rounds
+    return train_in_rounds(io, bench, run.tasks, run.settings, seed, kept)
 
 
 def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
@@ -74,14 +74,10 @@ def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Pat
             part = kept / "part"
             shutil.rmtree(part, ignore_errors=True)
             scratch = kept / "state" / name
-            cost = train(bench, members, settings, seed, scratch, part, progress(io, f"seed {seed}, {name}"))
+            cost = train(bench, members, settings, seed, scratch, part, partial(io.report, f"seed {seed}, {name}"))
             (kept / f"{target.name}.cost.json").write_text(json.dumps(vars(cost)))
             target.parent.mkdir(parents=True, exist_ok=True)
             part.rename(target)
             shutil.rmtree(scratch)
         total += Cost(**json.loads((kept / f"{target.name}.cost.json").read_text()))
     return total
-
-
-def progress(io: StageIO, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: io.report(what, done, total)
