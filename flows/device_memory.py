@@ -9,6 +9,7 @@ from rich.console import Console
 from flows.choices import read_choices
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.graph import load_graph
+from tasks.project.stage import CHOICES
 from tasks.project.stage import STUDIES as STUDY_GRAPH
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _runs(root: Path, params: "Params", stages: Iterable["Stage"]) -> dict[str, 
     from tasks.project.parameters import load_study_params
 
     names = [stage.item for stage in stages if stage.name == "train" and stage.file == STUDY_GRAPH]
-    runs = load_study_params(root, params).runs if names else {}
+    runs = load_study_params(root / CHOICES, params).runs if names else {}
     return {str(name): runs[str(name)].finetune for name in names if not runs[str(name)].checkpoints}
 
 

@@ -13,7 +13,6 @@ from mergeflow.schema import Frozen, refusal, validated
 from mergeflow.training.settings import FineTuneSettings
 from tasks.project.files import read_yaml
 from tasks.project.sections import RegistrySection, RunSection, Section
-from tasks.project.stage import CHOICES
 
 
 class EvaluationSection(Section):
@@ -88,23 +87,27 @@ class StudyParams(ParamsFile):
     studies: dict[str, dict[str, Any]]
 
 
-def load_study_params(root: Path, params: Params) -> StudyParams:
+def load_study_params(path: Path, params: Params) -> StudyParams:
     """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set.
+
+    Args:
+        path: the file.
+        params: the project's params.yaml.
 
     Raises:
         MergeflowError: listing every unknown key and every ill-typed value at once, or every run that asks for more
             tasks than there are or for a merge between its rounds that cannot be.
     """
-    raw = read_yaml(root / CHOICES)
+    raw, file = read_yaml(path), f"{path.parent.name}/{path.name}"
     common = params.finetune.model_dump(mode="json")
     runs = {name: _run(changes, common) for name, changes in raw.get("runs", {}).items()}
-    found = validated(StudyParams, {**raw, "runs": runs}, CHOICES)
+    found = validated(StudyParams, {**raw, "runs": runs}, file)
     known = len(params.tasks)
     greedy = {name: run.tasks for name, run in found.runs.items() if (run.tasks or 0) > known}
     faults = [f"run '{name}' asks for {count} tasks, but params.yaml has {known}" for name, count in greedy.items()]
     faults += [fault for name, run in found.runs.items() for fault in _merge_faults(run.finetune, f"runs.{name}")]
     if faults:
-        raise refusal(CHOICES, faults)
+        raise refusal(file, faults)
     return found
 
 

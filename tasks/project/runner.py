@@ -26,7 +26,7 @@ from tasks.project.bits import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
-from tasks.project.stage import MAIN, STATE, Progress, Stage, StageIO
+from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO
 from tasks.project.studies import load_module
 from tasks.project.study_graph import check_study_graph
 
@@ -77,7 +77,7 @@ def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
     """
     compute_on_one_thread()
     params = load_params(root / "params.yaml")
-    studies = load_study_params(root, params) if stage.file != MAIN else None
+    studies = load_study_params(root / CHOICES, params) if stage.file != MAIN else None
     fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key))
     scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
     return StageIO(stage, root, scratch, params, studies), fingerprint

@@ -53,7 +53,7 @@ def write_study_graph(root: Path) -> None:
     Raises:
         MergeflowError: as `study_graph`.
     """
-    text = study_graph(root, load_study_params(root, load_params(root / "params.yaml")))
+    text = study_graph(root, load_study_params(root / CHOICES, load_params(root / "params.yaml")))
     if not (root / STUDIES).exists() or (root / STUDIES).read_text("utf-8") != text:
         write_text(root / STUDIES, text)
 

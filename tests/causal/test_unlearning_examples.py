@@ -85,7 +85,7 @@ def test_its_study_is_valid_and_tunes_as_its_project_does(name: str, tmp_path: P
     shutil.copy(EXAMPLES / name / "params.yaml", tmp_path)
     shutil.copy(EXAMPLES / name / "studies.yaml", tmp_path / "studies/params.yaml")
     params = load_params(tmp_path / "params.yaml")
-    studies = load_study_params(tmp_path, params)
+    studies = load_study_params(tmp_path / "studies/params.yaml", params)
     (study,) = check_study_options(tmp_path, studies)
     assert (study.name, study.systems) == ("unlearning", ("P18", "P19", "P20", "P21"))
     assert "mergeflow stage run unlearning" in study_graph(tmp_path, studies)

@@ -88,7 +88,7 @@ def train_run(root: Path, item: str) -> None:
 
 def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
     params = load_params(root / "params.yaml")
-    studies = load_study_params(root, params)
+    studies = load_study_params(root / "studies/params.yaml", params)
     for name, changes in options.items():
         studies.studies[name] = {**studies.studies.get(name, {}), **changes}
     scratch.mkdir(parents=True, exist_ok=True)

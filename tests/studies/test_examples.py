@@ -31,7 +31,7 @@ def world_of(example: Path, folder: Path) -> tuple[Params, StudyParams]:
     runs = yaml.safe_load((example / "runs.yaml").read_text())
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **runs}, sort_keys=False))
     params = load_params(world / "params.yaml")
-    studies = load_study_params(world, params)
+    studies = load_study_params(world / "studies/params.yaml", params)
     check_study_options(world, studies)
     return params, studies
 
@@ -77,7 +77,7 @@ def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: P
     params = load_params(tmp_path / "params.yaml")
     names = [get_real_task(source.removeprefix("torchvision:")).name for source in params.tasks.values()]
     assert names == list(REAL_TASKS)[:8]
-    studies = load_study_params(tmp_path, params)
+    studies = load_study_params(tmp_path / "studies/params.yaml", params)
     assert "mima_16_kept" in study_graph(tmp_path, studies)
     systems = {system for study in check_study_options(tmp_path, studies) for system in study.systems}
     linear = {"L1", "L4", "L11", "L12", "L13", "L14", "L15"}

@@ -55,7 +55,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_world_is_a_project_like_the_root() -> None:
     params = load_params(WORLD / "params.yaml")
-    studies = load_study_params(WORLD, params)
+    studies = load_study_params(WORLD / "studies/params.yaml", params)
     check_study_options(WORLD, studies)
     assert len(params.tasks) == 8
     assert len(studies.seeds) == 5

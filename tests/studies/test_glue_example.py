@@ -39,7 +39,7 @@ def put_example(folder: Path) -> Path:
 def test_it_is_valid_and_names_the_tasks_of_the_papers_table(tmp_path: Path) -> None:
     root = put_example(tmp_path / "project")
     params = load_params(root / "params.yaml")
-    studies = load_study_params(root, params)
+    studies = load_study_params(root / "studies/params.yaml", params)
     (study,) = check_study_options(root, studies)
     assert (study.name, study.systems) == ("glue", ("C9",))
     assert "train" in study_graph(root, studies)

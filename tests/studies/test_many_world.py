@@ -22,7 +22,7 @@ def test_the_world_is_a_project_like_the_root() -> None:
     params = load_params(WORLD / "params.yaml")
     assert len(params.tasks) == 20
     assert "finetune@kana" in load_graph(WORLD)
-    check_study_options(WORLD, load_study_params(WORLD, params))
+    check_study_options(WORLD, load_study_params(WORLD / "studies/params.yaml", params))
 
 
 def test_the_roots_command_finds_the_studies_of_both() -> None:
@@ -57,7 +57,7 @@ def test_a_run_over_more_tasks_than_there_are_is_refused(tmp_path: Path) -> None
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies/params.yaml").write_text(yaml.safe_dump(whole))
     with pytest.raises(MergeflowError, match="run 'joint_24' asks for 24 tasks, but"):
-        load_study_params(tmp_path, load_params(WORLD / "params.yaml"))
+        load_study_params(tmp_path / "studies/params.yaml", load_params(WORLD / "params.yaml"))
 
 
 def test_the_worlds_graph_is_the_roots() -> None:

@@ -45,7 +45,7 @@ def run_study(root: Path) -> StudyResult:
     "world", [ROOT, ROOT / "worlds/pocket20", ROOT / "worlds/sentences8"], ids=lambda path: path.name
 )
 def test_the_graphs_are_what_the_studies_declare(world: Path) -> None:
-    params = load_study_params(world, load_params(world / "params.yaml"))
+    params = load_study_params(world / "studies/params.yaml", load_params(world / "params.yaml"))
     assert (world / "studies/dvc.yaml").read_text() == study_graph(world, params), "run `mergeflow study --all`"
 
 
@@ -125,7 +125,9 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
     values["studies"] = {"how_far": {"run": "expert"}, "broken": {}, "how_fra": {}}
     (project / "studies/params.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(MergeflowError) as told:
-        check_study_options(project, load_study_params(project, load_params(project / "params.yaml")))
+        check_study_options(
+            project, load_study_params(project / "studies/params.yaml", load_params(project / "params.yaml"))
+        )
     for part in (
         "has 4 faults",
         "unknown run 'expert': did you mean 'experts'?",

@@ -33,13 +33,13 @@ def project(folder: Path, **studies: Any) -> Path:
 
 
 def test_the_projects_own_choices_are_valid() -> None:
-    check_study_options(ROOT, load_study_params(ROOT, load_params(ROOT / "params.yaml")))
+    check_study_options(ROOT, load_study_params(ROOT / "studies/params.yaml", load_params(ROOT / "params.yaml")))
 
 
 def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
     root = project(tmp_path, mima=MISSPELT, one_epoch={"epochs": "all", "further": {}}, one_epok={})
     with pytest.raises(MergeflowError) as caught:
-        check_study_options(root, load_study_params(root, load_params(root / "params.yaml")))
+        check_study_options(root, load_study_params(root / "studies/params.yaml", load_params(root / "params.yaml")))
     assert str(caught.value).splitlines() == [
         "studies/params.yaml has 4 faults:",
         "  - studies.mima: keep is missing",
