@@ -3,12 +3,14 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("mergeflow", "tasks", "registry", "flows")
 
 # package: what of this project it may import, besides itself
 FILES = {
@@ -47,14 +49,18 @@ ALLOWED = {
 OWNERS = {"prefect": "flows", "prefect_dask": "flows", "prefect_ray": "flows", "mlflow": "registry"}
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> dict[str, list[str]]:
+    """Return the modules that a file imports, inside functions and for types alone too, with the names it takes."""
+    found: dict[str, list[str]] = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name: [] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            found.setdefault(node.module, []).extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             raise AssertionError(f"{path}: relative import")
+    return found
 
 
 def within(module: str, package: str) -> bool:
@@ -68,14 +74,28 @@ def test_imports_go_downhill(package: str) -> None:
     assert files
     for path in files:
         for module in imports(path):
-            if module.split(".")[0] in {"mergeflow", "tasks", "registry", "flows"}:
+            if module.split(".")[0] in PACKAGES:
                 allowed = ALLOWED[package] | {package}
                 assert any(within(module, one) for one in allowed), f"{path.relative_to(ROOT)} imports {module}"
 
 
+def test_no_files_import_each_other() -> None:
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+
+    def reached(path: Path) -> set[str]:
+        taken = ((module, f"{module}.{name}") for module, names in imports(path).items() for name in names or [""])
+        return {name if name in files else module for module, name in taken}
+
+    TopologicalSorter({name: reached(path) for name, path in files.items()}).prepare()  # a CycleError names the circle
+
+
 @pytest.mark.parametrize("tool", OWNERS)
 def test_each_tool_has_one_home(tool: str) -> None:
-    for package in ("mergeflow", "tasks", "registry", "flows"):
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             if package != OWNERS[tool]:
                 assert not any(within(module, tool) for module in imports(path)), f"{path.relative_to(ROOT)}: {tool}"
@@ -101,7 +121,7 @@ def test_importing_mergeflow_imports_no_torch() -> None:
 def test_no_file_is_long() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
-        for package in ("mergeflow", "tasks", "registry", "flows")
+        for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         if (lines := len(path.read_text().splitlines())) > 330
     }
