@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -12,6 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
+    from mergeflow.search.sweep_file import Sweep
     from mergeflow.search.sweep_results import SweepResult, Trial
 
 SweepLogger = Callable[["SweepResult"], str]
@@ -62,7 +63,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
             console.print(log(found), highlight=False, soft_wrap=True)
 
 
-def _run(sweep: Any, folder: Path, resolve: Any, console: Console) -> "SweepResult":
+def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, console: Console) -> "SweepResult":
     from mergeflow.search.sweep import run_sweep
 
     if sweep.device != "cpu":

@@ -1,6 +1,6 @@
 """Search by climbing: start from a known good choice and look only around it."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mergeflow.search.candidates import Args, Strategy
@@ -56,5 +56,5 @@ def _neighbours(grid: Grid, args: Args, name: str) -> list[Args]:
     return [{**args, name: values[other]} for other in (place - 1, place + 1) if 0 <= other < len(values)]
 
 
-def _middle(values: Any) -> Any:
+def _middle(values: Sequence[Any]) -> Any:
     return values[len(values) // 2]

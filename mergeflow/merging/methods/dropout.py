@@ -7,6 +7,7 @@ the number of threads changes a bit.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -144,11 +145,11 @@ def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
     return stack.base, disjoint_merge(sparse, stack.model.known["majority"], args.reduce, stack.weight_column)
 
 
-def rest_passes(sparsify: Any) -> Any:
+def rest_passes(sparsify: Callable[[Stack, Any], Tensor]) -> Callable[[Any, DType], tuple[Pass, ...]]:
     """Return the first passes that `merge_rest` needs for what a method's sparsification leaves."""
 
     def trimmed(stack: Stack, args: Any) -> Tensor:
-        sparse: Tensor = sparsify(stack, args)
+        sparse = sparsify(stack, args)
         return trim_to(sparse, stack.model.known["threshold"]) if args.keep < 1 else sparse
 
     def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:

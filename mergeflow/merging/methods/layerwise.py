@@ -112,16 +112,20 @@ def _square(part: Tensor) -> float:
     return float(part.double().square().sum())
 
 
-def _length_pass() -> Pass:
-    """‖Στ‖ / (T ‖direction‖) over the whole model, from sums per unit that are added in order of name."""
+_Squares = dict[tuple[str, int], tuple[float, float]]
+"""‖Στ‖² and ‖direction‖² of a unit, by its tensor and first element."""
 
-    def observe(found: dict[Any, tuple[float, float]], stack: Stack, args: LinesArgs) -> Any:
+
+def _length_pass() -> Pass:
+    """Return the pass that finds ‖Στ‖ / (T ‖direction‖) over the whole model; its sums are exact in any order."""
+
+    def observe(found: _Squares, stack: Stack, args: LinesArgs) -> _Squares:
         inner, inner_args = args.inner()
         summed = _square(stack.weighted.sum(0))  # before the inner method, which may take the task vectors
         found[stack.name, stack.start] = (summed, _square(inner(stack, inner_args)[1]))
         return found
 
-    def finish(found: dict[Any, tuple[float, float]], model: Any, args: LinesArgs) -> float:
+    def finish(found: _Squares, model: Model, args: LinesArgs) -> float:
         summed, directed = (fsum(pair[side] for pair in found.values()) for side in (0, 1))
         return sqrt(summed / directed) / len(model.experts) if directed else 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -71,7 +71,7 @@ def disjoint_merge(
     return total.mul_(elected)
 
 
-def majority_pass(trimmed: Any) -> Pass:
+def majority_pass(trimmed: Callable[[Stack, Any], Tensor]) -> Pass:
     """Return the pass that finds the majority sign of the summed trimmed vectors over the whole model."""
 
     def observe(total: int, stack: Stack, args: Any) -> int:

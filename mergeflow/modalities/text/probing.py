@@ -1,5 +1,7 @@
 """Heads that are fitted on the features of the base before anything is tuned: linear probes."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from scipy.optimize import minimize
@@ -7,6 +9,9 @@ from scipy.optimize import minimize
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modality import Model, device_of
+
+Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Weights [R, D] and bias [R] on standardised features to those on the features themselves."""
 
 MOST = 10_000  # examples: more move a linear head on some hundred features by less than its training does
 _BATCH = 256
@@ -89,7 +94,7 @@ def ridge(features: np.ndarray, numbers: np.ndarray, outputs: int = 1) -> tuple[
     return fold(slope[None, :], np.array([centre]))
 
 
-def _standardised(features: np.ndarray):  # type: ignore[no-untyped-def]
+def _standardised(features: np.ndarray) -> tuple[np.ndarray, Fold]:
     """Return features with mean 0 and variance 1, and what turns weights on these into weights on the features."""
     mean, spread = features.mean(axis=0), features.std(axis=0)
     spread = np.where(spread > 0, spread, 1.0)
