@@ -1,14 +1,14 @@
 """Prefect artifacts: what a person wants to see of a run on the server's page."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.plan import registration_lost
 from mergeflow import layout
+from mergeflow.documents import Test, read_registration, read_test
 
 if TYPE_CHECKING:
     from registry.gates import Decision
@@ -19,14 +19,14 @@ def publish_results(root: Path) -> None:
     """Publish result table, gates' decision, links to the report and to MLflow's run, as far as there are any."""
     test, registration = root / layout.TEST, root / layout.REGISTRATION
     if test.exists():
-        create_markdown_artifact(results_table(json.loads(test.read_text())), "results", "Test accuracy in %")
+        create_markdown_artifact(results_table(read_test(test)), "results", "Test accuracy in %")
     report = root / layout.REPORT
     if report.exists():
         create_link_artifact(report.resolve().as_uri(), "report.html", "report", f"On the worker, {report.resolve()}")
     if registration.exists() and not registration_lost(root):
         from registry.store import connect
 
-        found = json.loads(registration.read_text())
+        found = read_registration(registration)
         decision = found["decision"] or {"promote": None, "reasons": []}
         store = connect(project_root=root)
         _publish(found["model"], found["version"], found["champion"], decision["promote"], decision["reasons"])
@@ -50,7 +50,7 @@ def publish_decision(
     _link_run(store, model, version)
 
 
-def results_table(test: dict[str, Any]) -> str:
+def results_table(test: Test) -> str:
     """Return the table task × method on the locked test set as Markdown: accuracy in percent, the winner in bold."""
     rows = test["rows"]
     names = [f"**{row['name']}**" if row["name"] == test["winner"] else row["name"] for row in rows]

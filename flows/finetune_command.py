@@ -17,6 +17,7 @@ from rich.table import Table
 
 from mergeflow import layout
 from mergeflow.commands.pairs import read_pairs
+from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError, unknown_name
 
 FINETUNE, MULTITASK = "finetune", "multitask"
@@ -186,7 +187,7 @@ def _table(folder: Path, tasks: list[str], target: str) -> Table:
     for name in ("task", "regime", "steps", "validation %", "seconds", "images/s"):
         table.add_column(name, justify="left" if name in ("task", "regime") else "right", no_wrap=True)
     for name in tasks:
-        summary = json.loads((folder / layout.expert_training(name)).read_text())
+        summary = read_training(folder / layout.expert_training(name))
         cost = read_record(folder, f"{FINETUNE}@{name}").get("training")
         accuracy = f"{100 * summary['validation_accuracy']:.1f}"
         table.add_row(name, summary["settings"]["regime"], str(summary["steps"]), accuracy, *_cost(cost))

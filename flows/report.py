@@ -1,10 +1,10 @@
 """The report of a run: on disk, and with the run in MLflow."""
 
-import json
 from pathlib import Path
 
 from flows.plan import registration_lost
 from mergeflow import layout
+from mergeflow.documents import read_registration
 
 
 def publish_report(root: Path) -> None:
@@ -21,7 +21,7 @@ def publish_report(root: Path) -> None:
     from registry.lookup import find_version
     from registry.store import connect
 
-    found = json.loads(registration.read_text())
+    found = read_registration(registration)
     store = connect(project_root=root)
     version = find_version(store, found["model"], found["version"])
     if version.run_id:

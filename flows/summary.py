@@ -1,14 +1,13 @@
 """Prints the end of a run: the result table, the registered model, the path of the report."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mergeflow import layout
+from mergeflow.documents import Registration, Test, read_registration, read_test
 from mergeflow.errors import MergeflowError
 from tasks.plotting.rows import experts_behind_base
 from tasks.project.files import read_yaml
@@ -23,7 +22,7 @@ def print_summary(root: Path, console: Console) -> None:
     path = root / layout.TEST
     if not path.exists():
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
-    test = json.loads(path.read_text())
+    test = read_test(path)
     console.print(result_table(test))
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
     behind = experts_behind_base(test["rows"])
@@ -43,13 +42,13 @@ def print_summary(root: Path, console: Console) -> None:
         )
     registration = root / layout.REGISTRATION
     if registration.exists():
-        _print_registration(json.loads(registration.read_text()), console)
+        _print_registration(read_registration(registration), console)
     report = root / layout.REPORT
     if report.exists():
         console.print(f"[bold]Report[/]      {report.relative_to(root)}", highlight=False, soft_wrap=True)
 
 
-def result_table(test: dict[str, Any]) -> Table:
+def result_table(test: Test) -> Table:
     """Return the table task × method on the locked test set: accuracy in percent, and the normalised mean."""
     rows = test["rows"]
     table = Table(title="Test accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
@@ -67,7 +66,7 @@ def result_table(test: dict[str, Any]) -> Table:
     return table
 
 
-def chosen_arguments(test: dict[str, Any]) -> str:
+def chosen_arguments(test: Test) -> str:
     """Return what validation chose for each method, on one line."""
     chosen = [
         f"{row['name']} {', '.join(f'{name} {value}' for name, value in row['args'].items())}"
@@ -77,7 +76,7 @@ def chosen_arguments(test: dict[str, Any]) -> str:
     return "; ".join(chosen)
 
 
-def _print_registration(found: dict[str, Any], console: Console) -> None:
+def _print_registration(found: Registration, console: Console) -> None:
     aliases = ", ".join(f"@{alias}" for alias in found["aliases"]) or "no alias"
     text = f"[bold]Registered[/]  {found['model']} version {found['version']} ({aliases}), method {found['method']}"
     console.print(text, highlight=False, soft_wrap=True)

@@ -1,6 +1,5 @@
 """A new task arrives: its expert, a merge with the champion's experts, gates, promotion; nothing else is touched."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.data import load_manifest
 from mergeflow.data.address import parse_address
+from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.training.settings import TOGETHER
@@ -206,7 +206,7 @@ def _check_expert(root: Path, name: str, source: str) -> None:
     """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
     from mergeflow.modalities.metrics import best_guess, metric_of  # here, because it imports torch
 
-    found = json.loads((root / layout.expert_training(name)).read_text())["validation_accuracy"]
+    found = read_training(root / layout.expert_training(name))["validation_accuracy"]
     manifest = load_manifest(root / layout.split("validation", name))
     guess, count = best_guess(manifest, "validation"), manifest["splits"]["validation"]["count"]
     if found <= guess + 0.5 / count:
