@@ -1,14 +1,17 @@
 """Stage `select`: the choice on validation; test is not among its inputs."""
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
-from mergeflow.checkpoints import fingerprint, write_checkpoint
+from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.documents import Chosen, Selection, read_sweep, write_document
 from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores, write_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.code import code_record
+from mergeflow.modality import State
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO
 
@@ -29,7 +32,7 @@ def run(io: StageIO) -> None:
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
         merged = prepare(call, base, experts).at(call.scale)
-        recipe = _recipe(io, call, base, experts)
+        recipe = _recipe(call, base, experts)
         digest = write_checkpoint(folder / f"{method}.safetensors", merged, {"recipe": json.dumps(recipe)})
         chosen[method] = {
             "args": best["args"],
@@ -47,7 +50,7 @@ def run(io: StageIO) -> None:
     _write_winner_scores(io, folder / f"{winner}.safetensors", tasks)
 
 
-def _recipe(io: StageIO, call: MethodCall, base: Any, experts: dict[str, Any]) -> dict[str, Any]:
+def _recipe(call: MethodCall, base: State, experts: Mapping[str, State]) -> dict[str, Any]:
     """Return the record that makes the merge again: method, arguments, own code, inputs and fingerprints."""
     return {
         "method": call.name,
@@ -60,9 +63,7 @@ def _recipe(io: StageIO, call: MethodCall, base: Any, experts: dict[str, Any]) -
     }
 
 
-def _write_winner_scores(io: StageIO, checkpoint: Any, tasks: list[str]) -> None:
-    from mergeflow.checkpoints import open_checkpoint
-
+def _write_winner_scores(io: StageIO, checkpoint: Path, tasks: list[str]) -> None:
     device = choose_device(io)
     model = load_model(io, layout.BASE_MODEL, device)
     with open_checkpoint(checkpoint) as state:

@@ -43,7 +43,7 @@ def train_in_rounds(
             tune_round(bench, rounds, number, task, partial(io.report, f"seed {seed}, round {number}, {task}"))
         row = kept / "rounds" / f"row_{number:03}.json"
         if not row.exists():
-            measures = _measure(bench, rounds, number)
+            measures = _measure(rounds, number)
             row.write_text(json.dumps(measures))
         rounds.merge(number)
         rows.append(json.loads(row.read_text()))
@@ -62,7 +62,7 @@ def train_in_rounds(
     return cost
 
 
-def _measure(bench: Workbench, rounds: IterativeRun, number: int) -> dict[str, Any]:
+def _measure(rounds: IterativeRun, number: int) -> dict[str, Any]:
     """Return a round's geometry, from θ0 (τ) and from its start (δ), and the validation accuracy of its experts."""
     base, start = read_state(rounds.base), read_state(rounds.start(number))
     experts = {task: read_state(rounds.expert(number, task)) for task in rounds.tasks}

@@ -44,7 +44,7 @@ def result(
         memory_table(memory),
     ]
     found = findings(rows, starts, memory, blind)
-    return StudyResult(tables, found, notes(rows, starts, levels), tidy_rows(rows, starts))
+    return StudyResult(tables, found, notes(rows, levels), tidy_rows(rows, starts))
 
 
 def tidy_rows(rows: Sequence[Row], starts: Sequence[Row]) -> list[dict[str, Any]]:
@@ -137,12 +137,11 @@ def _other(variant: Variant) -> Variant:
     return Variant("task_vectors", variant.granularity, variant.images)
 
 
-def notes(rows: Sequence[Row], starts: Sequence[Row], levels: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[Row], levels: Sequence[Row]) -> list[str]:
     """Return what the tables do not say by themselves.
 
     Args:
         rows: the adaptations, as of `measure`.
-        starts: the static merges, as of `start`, one for each seed.
         levels: as of `compare_levels`.
     """
     told = []

@@ -129,7 +129,7 @@ def suite_rows(suite: Suite, options: Options, seed: int) -> list[Row]:
             "theory": scales_of_theory(part_of(changes, chosen)),
             "lengths": scales_of_lengths([norm(suite.vectors[task]) for task in part], part_of(suite.cosines, chosen)),
         }
-        rows.append(_set_row(suite, part, ranges, _scorer(suite, part, validation), _scorer(suite, part, test), seed))
+        rows.append(_set_row(part, ranges, _scorer(suite, part, validation), _scorer(suite, part, test), seed))
     return [*rows, *_edit_rows(suite, answers, suite.first("test", options.edited))]
 
 
@@ -147,7 +147,6 @@ def _scorer(suite: Suite, part: Sequence[str], examples: Mapping[str, Examples])
 
 
 def _set_row(
-    suite: Suite,
     part: Sequence[str],
     ranges: Mapping[str, Interval],
     validation: Callable[[float], float],

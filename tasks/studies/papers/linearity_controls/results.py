@@ -20,7 +20,7 @@ def _lengths(rows: list[Row], setting: str) -> np.ndarray:
     return np.array(mean_over(rows, "coef", combination=setting))
 
 
-def findings(rows: dict[str, list[Row]], facts: list[Row]) -> list[Finding]:
+def findings(rows: dict[str, list[Row]]) -> list[Finding]:
     """Hold the paper's statements and our control against the rows."""
     digits = rows["matching"]
     normal, start, weights, activations, none = (_distances(digits, name) for name in ORDER)

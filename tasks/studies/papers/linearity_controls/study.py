@@ -85,7 +85,7 @@ def run(io: StageIO) -> None:
     facts = [row for found in pieces.values() for piece in found for row in piece["facts"]]
     shown = {name: read_samples(samples_file(io, f"{name}_{options.seeds[0]}")) for name in works}
     folder = io.out(layout.study(STUDY))
-    result = StudyResult(tables(rows, facts), findings(rows, facts), [], [*rows["matching"], *rows["labels"]])
+    result = StudyResult(tables(rows, facts), findings(rows), [], [*rows["matching"], *rows["labels"]])
     result.write(folder, {name: linearity_figure(found) for name, found in shown.items()})
     for name, found in shown.items():
         write_samples(found, folder / f"samples_{name}.parquet")

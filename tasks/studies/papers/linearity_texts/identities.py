@@ -102,11 +102,10 @@ def _features(data: Any, model: Any, batches: Sequence[Tensor], layers: list[str
     return {layer: torch.cat([part[layer].flatten(1).double() for part in parts]) for layer in layers}
 
 
-def sample_rows(edits: Sequence[Row], found: Mapping[str, Mapping[str, Any]], kept: Path, seed: int) -> list[Row]:
+def sample_rows(found: Mapping[str, Mapping[str, Any]], kept: Path, seed: int) -> list[Row]:
     """Return how far the numbers of the kept samples are from those of the measurement.
 
     Args:
-        edits: the rows of all equations, of one seed.
         found: equation → layer → values, as they were measured.
         kept: the file that they were written to.
         seed: in every row.

@@ -107,7 +107,7 @@ def measure(io: StageIO, options: Options, seed: int) -> dict[str, list[Row]]:
         "experts": expert_rows(done, seed),
         "vectors": vector_rows(done, io.scratch / "vectors", seed),
         "features": feature_rows(done, seed),
-        "samples": sample_rows(edits, found, samples_file(io, seed), seed),
+        "samples": sample_rows(found, samples_file(io, seed), seed),
     }
 
 
