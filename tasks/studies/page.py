@@ -68,12 +68,6 @@ def read_times(folder: Path, study: str) -> list[Table]:
     return [Table(**table) for table in _costs(folder).get(study, {}).get("tables", [])]
 
 
-def read_hardware(folder: Path, study: str) -> str | None:
-    """Return on what a study's record was made; None where it says nothing."""
-    found: str | None = _costs(folder).get(study, {}).get("hardware")
-    return found
-
-
 def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> str:
     """Return a study's page: a function of its docstring and of what was recorded alone.
 

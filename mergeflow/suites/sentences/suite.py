@@ -129,11 +129,6 @@ class TextSuite:
 _SUITES = {NAME: TextSuite(NAME, TASKS)}
 
 
-def text_suite_names() -> list[str]:
-    """Return the names of the embedded suites of texts."""
-    return list(_SUITES)
-
-
 def get_text_suite(name: str) -> TextSuite:
     """Return an embedded suite of texts by name.
 
