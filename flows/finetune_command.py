@@ -184,7 +184,7 @@ def _table(folder: Path, tasks: list[str], target: str) -> Table:
     from tasks.project.stage import read_record
 
     table = Table(title=f"Experts in {target}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for name in ("task", "regime", "steps", "validation %", "seconds", "images/s"):
+    for name in ("task", "regime", "steps", "validation %", "seconds", "examples/s"):
         table.add_column(name, justify="left" if name in ("task", "regime") else "right", no_wrap=True)
     for name in tasks:
         summary = read_training(folder / layout.expert_training(name))

@@ -50,7 +50,7 @@ def split(name: str, task: str) -> str:
 
 
 def manifest_folder(task: str) -> str:
-    """Return the folder that holds a task's manifest alone, for the stages that read no images."""
+    """Return the folder that holds a task's manifest alone, for the stages that read no examples."""
     return f"{MANIFESTS}/{task}"
 
 

@@ -9,7 +9,7 @@ from tasks.training import Workbench, train
 
 
 def run(io: StageIO) -> None:
-    """Write `outputs/experts/<task>`: the expert's image encoder and `training.json`, its trajectory.
+    """Write `outputs/experts/<task>`: the expert's weights, its head, and `training.json`, its settings and trajectory.
 
     In a regime that trains the tasks together the expert was made by the stage `multitask`.
     """

@@ -13,15 +13,15 @@ from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.device_option import Device
 from mergeflow.commands.pairs import read_pairs
 
-Expert = Annotated[Path, typer.Argument(help="The expert's image encoder.")]
+Expert = Annotated[Path, typer.Argument(help="The expert's weights.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
 Architecture = Annotated[
     str, typer.Option(help="open_clip's name, pocket-clip, or the base of a project (a .safetensors file).")
 ]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
-Samples = Annotated[int, typer.Option(min=1, help="Images; all where there are fewer.")]
-Split = Annotated[str, typer.Option(help="The split whose images are used: train or validation.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the drawn images (and labels).")]
+Samples = Annotated[int, typer.Option(min=1, help="Examples; all where there are fewer.")]
+Split = Annotated[str, typer.Option(help="The split whose examples are used: train or validation.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the drawn examples (and labels).")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -41,7 +41,7 @@ def fisher(
     head: Annotated[Path | None, typer.Option(help="The task's head; a causal model has none.")] = None,
     samples: Samples = 256,
     split: Split = "train",
-    labels: Annotated[str, typer.Option(help="sampled: one label per image from the model; all: every class.")] = (
+    labels: Annotated[str, typer.Option(help="sampled: one label per example from the model; all: every class.")] = (
         "sampled"
     ),
     seed: Seed = 0,
@@ -64,7 +64,7 @@ def gram(
     head: Annotated[Path | None, typer.Option(help="Not needed; taken so that both commands look alike.")] = None,
     samples: Samples = 256,
     split: Split = "train",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 32,
     seed: Seed = 0,
     device: Device = "cpu",
 ) -> None:
@@ -84,15 +84,15 @@ def adamerge(
         typer.Option(metavar="TASK=FILE", help="The task's head; repeat for each task that has one."),
     ] = None,
     split: Annotated[
-        str, typer.Option(help="The split whose images are used, without labels; the paper takes test.")
+        str, typer.Option(help="The split whose examples are used, without labels; the paper takes test.")
     ] = ("validation"),
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per task and step.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per task and step.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the batches.")] = 0,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.steps=100.")
     ] = None,
 ) -> None:
-    """Learn AdaMerging's coefficients by entropy on images without labels."""
+    """Learn AdaMerging's coefficients by entropy on examples without labels."""
     from mergeflow.commands.device_memory import tell
     from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, check_order, learn_coefficients
     from mergeflow.estimates.forecast import foretell_coefficients

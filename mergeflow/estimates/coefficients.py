@@ -31,11 +31,11 @@ class AdamergeOrder:
     """What coefficients are learned from.
 
     Attributes:
-        architecture: Of the image encoder; or the file of a base that says itself what it is, as of texts.
+        architecture: Of an image encoder; or the file of a base that says itself what it is, as of texts.
         tasks: Prepared folders by task.
         heads: Heads' files by task; a task of a causal model has none.
-        split: Whose images; the labels are not used, so the paper takes those of test.
-        batch_size: Images per task and step.
+        split: Whose examples; the labels are not used, so the paper takes those of test.
+        batch_size: Examples per task and step.
         seed: Of the batches.
     """
 
@@ -59,7 +59,7 @@ def learn_coefficients(
 
     Args:
         recipe: Of the method `adamerging`; its arguments decide granularity, directions, steps and learning rate.
-        order: Images, heads and batches.
+        order: Examples, heads and batches.
         out: The folder to write.
         resolve: Turns references such as models:/name@alias into local paths.
         progress: Called with steps done and in all.
@@ -92,7 +92,7 @@ def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
 
     Args:
         recipe: Of the method `adamerging`.
-        order: Images, heads and batches.
+        order: Examples, heads and batches.
         place: The folder to write.
 
     Raises:
@@ -117,7 +117,7 @@ def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, calle
         found: The coefficients.
         recipe: What they were learned for.
         place: The folder to write.
-        split: Whose images were used.
+        split: Whose examples were used.
         called: The folder's path in the recipe, where it will be moved.
     """
     known = Path(called or place)

@@ -1,4 +1,4 @@
-"""Statistics of an expert on its task's images, as files that a recipe's `data:` takes."""
+"""Statistics of an expert on its task's examples, as files that a recipe's `data:` takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,12 +36,12 @@ class StatisticOrder:
         expert: The expert's checkpoint.
         task: Its prepared folder.
         head: Its head's file; a Gram needs none, and neither does a task without a head.
-        architecture: Of the image encoder; or the file of a base that says itself what it is, as of texts.
-        samples: Images, drawn without replacement; all where there are fewer.
-        split: Whose images; their labels are not used. Test is refused.
-        labels: For `fisher`: one label per image drawn from the model, or all classes.
-        seed: Of the drawn images and labels.
-        batch_size: For `gram`: images per forward pass.
+        architecture: Of an image encoder; or the file of a base that says itself what it is, as of texts.
+        samples: Examples, drawn without replacement; all where there are fewer.
+        split: Whose examples; their labels are not used. Test is refused.
+        labels: For `fisher`: one label per example, drawn from the model, or all classes.
+        seed: Of the drawn examples and labels.
+        batch_size: For `gram`: examples per forward pass.
         device: cpu, cuda ...
     """
 
@@ -67,7 +67,7 @@ def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress |
         progress: called with the examples done and in all.
 
     Returns:
-        The file's fingerprint and the number of images used.
+        The file's fingerprint and the number of examples used.
 
     Raises:
         MergeflowError: inputs that are missing or do not fit, the test split, or a result that is not finite.

@@ -97,6 +97,7 @@ class Stacks:
         on_piece: Sees every piece that is read for a result (not those read for first passes).
         on_read: Told the number of bytes after each read, first passes included.
         same: The expert that is the base itself: its task vector is 0 and it is not read again.
+        infos: Shape and type of the base's tensors.
     """
 
     base: State

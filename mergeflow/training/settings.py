@@ -22,7 +22,7 @@ class IterativeSettings(Settings):
     Attributes:
         rounds: N ≥ 1 rounds of tuning; between two rounds the tasks' models are merged and all restart from the merge.
         per_round: `steps` gives every round K = S/N of the S = `finetune.steps` steps; `one_epoch` one pass over the
-            task's images.
+            task's examples.
         merge: the catalog method between the rounds. `average` is MIMA; `task_arithmetic` with a scale is ATM. It is
             checked by `training.between.merge_between`, because these settings are those of every regime, and most
             regimes depend on no merge method.
@@ -40,12 +40,12 @@ class IterativeSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters W + (alpha/rank)·B·A on the image tower's weight matrices.
+    """Low-rank adapters W + (alpha/rank)·B·A on weight matrices of the model.
 
     Attributes:
         rank: of B·A, at least 1.
         alpha: scale of the update, at least 1.
-        targets: endings of the module names that get an adapter, as open_clip calls them.
+        targets: endings of the names of the modules that get an adapter; by default those of open_clip's towers.
     """
 
     rank: int = Field(8, ge=1)
@@ -57,14 +57,14 @@ class FineTuneSettings(Settings):
     """Settings of one fine-tuning run. The defaults are those for a real CLIP.
 
     Attributes:
-        regime: `one_epoch`: one pass over the training images. `steps`, `epochs`: that many of them.
-            `full_batch_gd`: plain gradient descent θ ← θ − η ∇L with the exact gradient over all images, one step an
-            epoch, for `epochs`; of the optimiser's settings it uses `learning_rate` alone. `joint`: one model on all
+        regime: `one_epoch`: one pass over the training examples. `steps`, `epochs`: that many of them.
+            `full_batch_gd`: plain gradient descent θ ← θ − η ∇L with the exact gradient over all examples, one step
+            an epoch, for `epochs`; of the optimiser's settings it uses `learning_rate` alone. `joint`: one model on all
             tasks. `iterative`: rounds of merging and tuning. `lora`: `steps` steps of low-rank adapters.
             `linearised`: `steps` steps in the tangent space of the base.
         steps: optimiser steps (for `iterative`, of all rounds together), at least 1.
-        epochs: passes over the images for `epochs` and `full_batch_gd`, at least 1.
-        batch_size: images per step and task, at least 1. The last batch of an epoch is smaller when it has to be.
+        epochs: passes over the examples for `epochs` and `full_batch_gd`, at least 1.
+        batch_size: examples per step and task, at least 1. The last batch of an epoch is smaller when it has to be.
         accumulate: parts into which a batch is split to save memory; their gradients are summed in a fixed order.
         optimiser: `adamw`, or `sgd` with `momentum`.
         momentum: of SGD, in [0, 1).
@@ -77,11 +77,11 @@ class FineTuneSettings(Settings):
             a CUDA device cut the factors of float32 products to 11 bits; the processor computes as for `float32`.
         fused: AdamW as one kernel a step; without it the last bits differ.
         deterministic: the same bits from run to run on a CUDA device too.
-        compile: run the encoder through torch.compile, or without it where it fails.
+        compile: run the model through torch.compile, or without it where it fails.
         save_every: steps between two saved states from which a killed run continues.
         keep_epochs: keep the task vector of every epoch.
         sampling: of `joint`: `sum` minimises Σ_t L_t, one batch of every task a step; `proportional` draws mixed
-            batches from all images, so that tasks count by their size.
+            batches from all examples, so that tasks count by their size.
         iterative: of the regime of that name.
         lora: of the regime of that name.
     """
@@ -122,7 +122,7 @@ class FineTuneSettings(Settings):
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of optimiser steps of the whole run, given those of one pass over the images."""
+        """Return the number of optimiser steps of the whole run, given those of one pass over the examples."""
         if self.regime in ("epochs", "full_batch_gd"):
             return self.epochs * steps_per_epoch
         if self.regime == "one_epoch":

@@ -16,7 +16,7 @@ from tasks.project.sections import RegistrySection, RunSection, Section
 
 
 class EvaluationSection(Section):
-    """`batch_size`: images per forward pass; no result depends on it beyond float rounding."""
+    """`batch_size`: examples per forward pass; no result depends on it beyond float rounding."""
 
     batch_size: int = Field(256, ge=1)
 

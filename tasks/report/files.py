@@ -22,9 +22,14 @@ class RunFiles:
 
     Attributes:
         params: params.yaml.
-        selection, test: the choices on validation and the look at test.
-        sweeps, experts, manifests: method or task to its record; what is missing is not in the mapping.
-        geometry, registration, advice: None where the file is missing.
+        selection: the choices on validation.
+        test: the one look at test.
+        sweeps: method to its scored candidates; those of a method that has none are left out.
+        experts: task to the record of its expert's training, where there is one.
+        manifests: task to its manifest, where there is one.
+        geometry: norms and cosines of the task vectors; None where the file is missing.
+        registration: what became of the winner in the registry; None where the file is missing.
+        advice: what the stage `advise` found; None where the file is missing.
         costs: a record per stage that has one, in the order in which they started.
         figures: name to SVG.
     """

@@ -42,7 +42,7 @@ def test_lora_experts_of_one_task(folder: Path) -> None:
     training = json.loads((made / "training.json").read_text())
     assert (training["seed"], training["steps"], training["settings"]["lora"]["rank"]) == (7, 3, 2)
     assert training["settings"]["learning_rate"] == 1e-3
-    for word in ("red", "lora", "images/s", "outputs/finetuned/lora"):
+    for word in ("red", "lora", "examples/s", "outputs/finetuned/lora"):
         assert word in shown
     assert not (folder / "outputs/finetuned/lora/blue").exists()
     assert not (folder / "outputs/experts").exists()

@@ -36,7 +36,8 @@ class PairAdvice:
     """What to expect of two experts.
 
     Attributes:
-        first, second: Their names.
+        first: Name of one.
+        second: Name of the other.
         alpha: α̂ of their answers (Equation 11).
         changes: α̂ of what tuning changed of the base's answers.
         cosine: Of their task vectors.
