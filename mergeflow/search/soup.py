@@ -15,7 +15,7 @@ from mergeflow.merging.files.output import identity_of
 from mergeflow.search.command import command_scorer
 from mergeflow.search.functions import function_scorer
 from mergeflow.search.journal import Journal
-from mergeflow.search.score_file import CommandScore, FunctionScore, read_score
+from mergeflow.search.score_file import CommandScore, FunctionScore, ScorePart, read_score
 from mergeflow.search.scorer import Candidate, CandidateModel
 from mergeflow.version import version
 
@@ -76,7 +76,7 @@ def soup(
     out: str | Path,
     window: int | None = None,
     weights: Weights = "uniform",
-    score: Any = None,
+    score: str | dict[str, Any] | ScorePart | None = None,
     *,
     force: bool = False,
 ) -> Soup:
@@ -112,16 +112,16 @@ def soup(
     rising = {name: float(place + 1) if weights == "linear" else 1.0 for place, name in enumerate(places)}
     if score is None:
         return _made(places, rising, out, {}, (), force)
-    with _Tasting(places, score, Path(out)) as tasting:
-        scores = tasting.all_scores()
-        warnings = tasting.barrier(scores)
-        chosen = dict.fromkeys(tasting.greedy(scores), 1.0) if weights == "greedy" else rising
-        scores["soup"] = tasting.of(chosen)
+    with _SoupScores(places, score, Path(out)) as judged:
+        scores = judged.all_scores()
+        warnings = judged.barrier(scores)
+        chosen = dict.fromkeys(judged.greedy(scores), 1.0) if weights == "greedy" else rising
+        scores["soup"] = judged.of(chosen)
         best = max(places, key=lambda name: scores[name])
         if scores["soup"] < scores[best]:
             warnings = (*warnings, f"the average scores {scores['soup']:.6g}, '{best}' alone {scores[best]:.6g}.")
         found = _made(places, chosen, out, scores, warnings, force)
-        tasting.forget()
+        judged.forget()
     return found
 
 
@@ -143,10 +143,10 @@ def _made(
     return Soup(made.path, made.fingerprint, shares, scores, warnings)
 
 
-class _Tasting:
+class _SoupScores:
     """Scores checkpoints and averages of them on validation, each once, whatever kills come between."""
 
-    def __init__(self, places: Mapping[str, Path], score: Any, out: Path) -> None:
+    def __init__(self, places: Mapping[str, Path], score: str | dict[str, Any] | ScorePart, out: Path) -> None:
         self.places = dict(places)
         part = read_score(score)
         if isinstance(part, FunctionScore):

@@ -9,7 +9,7 @@ from pydantic import Field
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Model, Parts, Stack, method
-from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.methods.inner_products import arc_shares, combined, in_blocks, inner_product_pass, inner_products
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.workspace import Copies, tensors
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
-from mergeflow.merging.methods.spherical import arc_shares, combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.methods.inner_products import arc_shares, combined, in_blocks, inner_product_pass, inner_products
 from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
