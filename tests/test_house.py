@@ -79,18 +79,32 @@ def test_imports_go_downhill(package: str) -> None:
                 assert any(within(module, one) for one in allowed), f"{path.relative_to(ROOT)} imports {module}"
 
 
+@cache
+def files() -> dict[str, Path]:
+    """Return all files by their modules' names."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in found}
+
+
+def reached(path: Path) -> set[str]:
+    taken = ((module, f"{module}.{name}") for module, names in imports(path).items() for name in names or [""])
+    return {name if name in files() else module for module, name in taken}
+
+
 def test_no_files_import_each_other() -> None:
-    files = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-    }
+    TopologicalSorter(
+        {name: reached(path) for name, path in files().items()}
+    ).prepare()  # a CycleError names the circle
 
-    def reached(path: Path) -> set[str]:
-        taken = ((module, f"{module}.{name}") for module, names in imports(path).items() for name in names or [""])
-        return {name if name in files else module for module, name in taken}
 
-    TopologicalSorter({name: reached(path) for name, path in files.items()}).prepare()  # a CycleError names the circle
+def test_no_rooms_import_each_other() -> None:
+    """A room is a folder; it and the folder around it may use each other, and a front door only passes names on."""
+    rooms = {name: name.rpartition(".")[0] for name, path in files().items() if path.name != "__init__.py"}
+    arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for name, room in rooms.items():
+        others = {rooms[one] for one in reached(files()[name]) if one in rooms}
+        arrows[room] |= {other for other in others if not (within(other, room) or within(room, other))}
+    TopologicalSorter(arrows).prepare()
 
 
 @pytest.mark.parametrize("tool", OWNERS)

@@ -216,7 +216,7 @@ def combine(world: Path, out: Path, device: str) -> Any:
     made = make_recipe(values)
     if device != "cpu":
         with open_inputs(made) as inputs:
-            assert check_room(inputs, device)
+            assert check_room(inputs.call, inputs.model, inputs.base.infos, device)
     with open_checkpoint(merge(made).path) as merged:
         kept = {name: merged[name].clone() for name in merged}
     packed = compress(configure_compressor("tall_mask"), base, experts, device=device).tensors

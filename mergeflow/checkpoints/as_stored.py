@@ -8,7 +8,7 @@ from mergeflow.checkpoints.adapted import ExpertsEntry
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import EXPERT_STACKS
-from mergeflow.checkpoints.memory import names_in_memory
+from mergeflow.checkpoints.names_in_memory import names_in_memory
 from mergeflow.checkpoints.naming import IN_OUT_EXPERTS, loaded_name, renamed
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.ties import copies_of_embedding

@@ -124,7 +124,7 @@ def _on_device(recipe: "Recipe", context: typer.Context) -> str:
 
     check_device(recipe.device)
     with open_inputs(recipe, context.obj) as inputs:
-        taken = check_room(inputs, recipe.device)
+        taken = check_room(inputs.call, inputs.model, inputs.base.infos, recipe.device)
     free = in_bytes(free_bytes(recipe.device))
     return f"{recipe.device:<13s} about {in_bytes(taken)} of its {free} free"
 
@@ -247,8 +247,8 @@ def convert(
     Of a configuration of mergekit, write the recipe that merges as it says, or name what cannot be carried over.
     """
     from mergeflow.merging.files.convert import convert as run
-    from mergeflow.merging.files.mergekit_documents import write_recipe
     from mergeflow.merging.files.recipe import parse_size
+    from mergeflow.merging.mergekit.documents import write_recipe
 
     if Path(source).suffix in (".yml", ".yaml"):
         for note in write_recipe(source, out, dtype=dtype, shard_size=shard_size, force=force):

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from mergeflow.merging.direction import Direction, prepare
     from mergeflow.merging.files.plan import Plan, check_recipe
     from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
-    from mergeflow.merging.files.streaming import Merged, merge
     from mergeflow.merging.linalg.cache import FactorCache
+    from mergeflow.merging.streaming import Merged, merge
 
 _HOMES = {
     "Direction": "mergeflow.merging.direction",
     "FactorCache": "mergeflow.merging.linalg.cache",
-    "Merged": "mergeflow.merging.files.streaming",
+    "Merged": "mergeflow.merging.streaming",
     "Plan": "mergeflow.merging.files.plan",
     "Recipe": "mergeflow.merging.files.recipe",
     "check_recipe": "mergeflow.merging.files.plan",
     "load_recipe": "mergeflow.merging.files.recipe",
     "make_recipe": "mergeflow.merging.files.recipe",
-    "merge": "mergeflow.merging.files.streaming",
+    "merge": "mergeflow.merging.streaming",
     "prepare": "mergeflow.merging.direction",
 }
 

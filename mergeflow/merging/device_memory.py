@@ -5,14 +5,14 @@ tests/merging/test_device_memory.py counts what methods say again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
 from mergeflow.merging.engine import BUFFER, default_workers, unit_bytes, units_of
-from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.stack import Model
 from mergeflow.merging.stacks import Unit
 from mergeflow.merging.workspace import Copies
@@ -57,24 +57,25 @@ def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: 
     return held * model.dtype.itemsize
 
 
-def check_room(inputs: Inputs, device: str) -> int:
+def check_room(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], device: str) -> int:
     """Return the bytes of a device that a merge takes at its peak.
 
     Args:
-        inputs: of the merge, opened.
+        call: the configured method.
+        model: what is known of the model.
+        infos: shape and type of the base's tensors.
         device: cuda, cuda:1 …
 
     Raises:
         MergeflowError: it cannot fit; the largest tensor is named.
     """
-    method, model, infos = inputs.call.name, inputs.model, inputs.base.infos
-    units = list(units_of(inputs.call, model, infos, infos))
-    needed, free = device_bytes(inputs.call, model, units, default_workers(), BUFFER), free_bytes(device)
+    units = list(units_of(call, model, infos, infos))
+    needed, free = device_bytes(call, model, units, default_workers(), BUFFER), free_bytes(device)
     if fits(needed, free):
         return needed
     widest = max(units, key=lambda unit: unit.stop - unit.start)
     raise MergeflowError(
-        f"{method} of {len(model.experts)} experts needs about {in_bytes(with_torch(needed))} of {device}, where "
+        f"{call.name} of {len(model.experts)} experts needs about {in_bytes(with_torch(needed))} of {device}, where "
         f"{in_bytes(free)} are free: '{widest.name}' {list(widest.shape)} takes the most. Use device: cpu."
     )
 

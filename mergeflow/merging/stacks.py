@@ -17,8 +17,8 @@ from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, tied_names
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
+from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.linalg.cache import FactorCache
-from mergeflow.merging.methods.layerwise import depth
 from mergeflow.merging.stack import Model, Stack
 from mergeflow.merging.values import at
 

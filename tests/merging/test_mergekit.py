@@ -10,7 +10,7 @@ import yaml
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
-from mergeflow.merging.files.mergekit_documents import converted
+from mergeflow.merging.mergekit.documents import converted
 
 LAYERS = 5
 NAMES = ["embed_tokens.weight", *(f"layers.{i}.{p}.weight" for i in range(LAYERS) for p in ("self_attn.q", "mlp.up"))]

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from mergeflow.merging import make_recipe, merge
-from mergeflow.merging.files.mergekit_documents import converted
+from mergeflow.merging.mergekit.documents import converted
 from tests.merging.test_mergekit import CONFIGURATIONS
 from tests.merging.tiny_models import tiny
 

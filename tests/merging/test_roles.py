@@ -221,7 +221,7 @@ def test_the_page_of_architectures_is_up_to_date():
 
 
 def test_lines_places_heads_last_and_embeddings_first():
-    from mergeflow.merging.methods.layerwise import depth
+    from mergeflow.merging.architectures.depth import depth
 
     shapes = {"embed_out.weight": (9, 4), "gpt_neox.embed_in.weight": (9, 4)}
     shapes |= {f"gpt_neox.layers.{i}.mlp.w.weight": (4, 4) for i in range(3)}

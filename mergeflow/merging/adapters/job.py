@@ -16,7 +16,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from mergeflow.checkpoints.memory import names_in_memory
+from mergeflow.checkpoints.names_in_memory import names_in_memory
 from mergeflow.checkpoints.ties import copies_of_embedding
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError

@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field
 
 from mergeflow.checkpoints.adapter_base import common_base
 from mergeflow.errors import MergeflowError, together, unknown_name
-from mergeflow.merging.adapters.options import Adapter
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of
+from mergeflow.merging.files.adapter_options import Adapter
 from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
 from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted, parse_steps
 from mergeflow.merging.fit import check_inputs, weights_by_name

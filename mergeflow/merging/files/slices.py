@@ -9,9 +9,9 @@ from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, stacked_config
+from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.files.fields import Location
 from mergeflow.merging.files.output import shards_like
-from mergeflow.merging.methods.layerwise import depth
 from mergeflow.schema import Frozen
 
 

@@ -1,1 +1,1 @@
-"""Linear algebra and exact selection: what the methods compute with."""
+"""Linear algebra: what the methods compute with."""

@@ -16,11 +16,11 @@ from pydantic import Field, model_validator
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import np, torch
-from mergeflow.merging.linalg.select import threshold_passes
-from mergeflow.merging.linalg.trimming import trim_to
 from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.thresholds.select import threshold_passes
+from mergeflow.merging.thresholds.trimming import trim_to
 from mergeflow.merging.workspace import Copies
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.linalg.select import kth_smallest
 from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.thresholds.select import kth_smallest
 from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:

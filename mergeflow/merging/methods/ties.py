@@ -10,10 +10,10 @@ from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.linalg.select import kept_of, kth_smallest, threshold_passes
-from mergeflow.merging.linalg.trimming import majority_of, trim_to, trimming_passes
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.thresholds.select import kept_of, kth_smallest, threshold_passes
+from mergeflow.merging.thresholds.trimming import majority_of, trim_to, trimming_passes
 from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import torch
 
 from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.sections import Generation
-from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.random_numbers import own_generator
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.places import causal_place
-from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modalities.text.encoder import architecture_text
 from mergeflow.modalities.text.places import from_place, quiet, transformers
 from mergeflow.modality import State, check_fit

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mergeflow.modalities.drawing import own_generator
 from mergeflow.modalities.language_bases import check_empty, muon_and_adamw, write_base
 from mergeflow.modalities.pretraining import SHARDS, Progress, descend_all
+from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.schema import Frozen
 from mergeflow.suites.books.book import general
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
-from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modalities.text.batches import Group, TokenBatch
 from mergeflow.modalities.text.places import find_place, from_place, quiet, transformers
 

@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from mergeflow.modalities.drawing import own_generator
 from mergeflow.modalities.language_bases import check_empty, muon_and_adamw, write_base
 from mergeflow.modalities.pretraining import SHARDS, Progress, descend_all
+from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modalities.text.corruption import IGNORED, Batch, Corruption, CorruptionSettings
 from mergeflow.modalities.text.words import word_tokenizer
 from mergeflow.schema import Frozen

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
 from mergeflow.modality import Network, check_fit
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.linearity.layers import find_layers
-from mergeflow.merging.files.streaming import merge
 from mergeflow.merging.files.vectors import extract
+from mergeflow.merging.streaming import merge
 from tasks.studies.linear_rows import Row, TunedModels, read_samples, rows_of
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mergeflow.errors import unknown_name
 from mergeflow.linearity.samples import Sequences
-from mergeflow.modalities.drawing import own_generator
+from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modality import Model, Network, device_of
 from tasks.project.sections import Section
 from tasks.studies.linear_rows import TunedModels

@@ -11,10 +11,10 @@ import yaml
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import COUNTS
-from mergeflow.merging.files.mergekit import recipe_of
-from mergeflow.merging.files.mergekit_keys import check_keys, reference
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.step_fields import PREFIX
+from mergeflow.merging.mergekit.keys import check_keys, reference
+from mergeflow.merging.mergekit.merges import recipe_of
 from mergeflow.yaml_text import read_documents
 
 

@@ -3,7 +3,7 @@
 A sample says between which two magnitudes each expert's k-th largest lies. One pass counts what is above that window,
 tallies what is inside, and sums the elected signs; where an entry of the window could change a sign, the entries of
 that place are kept. Counting makes both exact: where the sample was wrong, or too much would have to be kept, the full
-passes run (`linalg/select.py`).
+passes run (`select.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.late import np, torch
-from mergeflow.merging.linalg.tally import Tally, merged
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model, Stack
+from mergeflow.merging.thresholds.tally import Tally, merged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

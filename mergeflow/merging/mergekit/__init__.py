@@ -1,0 +1,1 @@
+"""mergekit's configurations as recipes."""
