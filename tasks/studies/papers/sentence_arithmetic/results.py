@@ -1,0 +1,235 @@
+"""Tables and findings of the study `sentence_arithmetic`, from its rows. The rules were written before the run."""
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from tasks.studies.claims import judge, paired
+from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
+from tasks.studies.papers.sentence_arithmetic.measuring import (
+    ADDED,
+    ADDITION,
+    AFTER,
+    ALONE,
+    ANALOGIES,
+    AVERAGE,
+    BASE,
+    BEFORE,
+    FITTED,
+    JOINT,
+    NEGATION,
+    PAIR,
+    RANDOM,
+    TRAINED_HEADS,
+    told,
+)
+from tasks.studies.pieces import Row
+from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import by_seed, tidy
+
+BELOW, AHEAD, ABOVE_AVERAGE, AS_GOOD = 5.0, 5.0, 1.0, 2.0  # points, of two tasks by one encoder
+LOST, STAYS = 10.0, 2.0  # points, of a task taken away
+NEARER, ABOVE_BASE, BEHIND = 2.0, 5.0, 5.0  # points, of analogies
+EXPERTS = "each by its own expert"
+_SYSTEM = "P22"
+_TASKS = [told(task) for task in PAIR]
+
+
+def values(rows: Sequence[Row], task: str | None = None, **wanted: Any) -> list[float]:
+    """Return figures on test, the mean over tasks, one number for each seed.
+
+    Args:
+        rows: of all seeds.
+        task: this one alone.
+        wanted: what else the rows have.
+    """
+    own = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    return by_seed(
+        [row for row in own if task in (None, row["task"])], lambda found: fmean(row["test"] for row in found)
+    )
+
+
+def with_experts(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, and those of two encoders that each do their own task.
+
+    Args:
+        rows: of all seeds.
+    """
+    names = {told(task): way for task, way in ALONE.items()}
+    kept = [row for row in rows if row["way"] != EXPERTS]
+    own = [row for row in kept if row["part"] == ADDITION and row["way"] == names.get(row["task"])]
+    return [*kept, *({**row, "way": EXPERTS} for row in own)]
+
+
+def study_result(rows: Sequence[Row]) -> StudyResult:
+    """Return the study's result.
+
+    Args:
+        rows: of all seeds.
+    """
+    rows = with_experts(rows)
+    tables = [_addition_table(rows), _negation_table(rows), _analogy_table(rows)]
+    return StudyResult(tables, [*_of_addition(rows), *_of_negation(rows), *_of_analogies(rows)], [], tidy(rows))
+
+
+def _of_addition(rows: Sequence[Row]) -> list[Finding]:
+    read = partial(values, rows, part=ADDITION)
+    added = partial(read, way=ADDED, heads=TRAINED_HEADS)
+    told_of = partial(judge, _SYSTEM, ours=True)
+    mean = "mean over both tasks; λ by validation"
+    return [
+        told_of(
+            "One encoder, θ_0 + Δ_sentiment + λ Δ_acceptability, does both tasks with their experts' heads.",
+            {f"{task}, less its expert": paired(added(task), read(task, way=EXPERTS)) for task in _TASKS},
+            f"at most {BELOW:g} points below the expert on each",
+            low=-BELOW,
+        ),
+        told_of(
+            "It is better at both together than either expert.",
+            {f"less {way} alone": paired(added(), read(way=way)) for way in ALONE.values()},
+            f"by ≥ {AHEAD:g} points, {mean}",
+            low=AHEAD,
+        ),
+        told_of(
+            "It is better than the base with heads fitted to it.",
+            {"less base": paired(added(), read(way=BASE))},
+            f"by ≥ {AHEAD:g} points, {mean}",
+            low=AHEAD,
+        ),
+        told_of(
+            "It is better than the average of the experts.",
+            {"less average": paired(added(), read(way=AVERAGE))},
+            f"by ≥ {ABOVE_AVERAGE:g} point, {mean}",
+            low=ABOVE_AVERAGE,
+        ),
+        told_of(
+            "It is as good as training on both tasks together.",
+            {"less joint training": paired(added(), read(way=JOINT))},
+            f"at most {AS_GOOD:g} points behind, {mean}",
+            low=-AS_GOOD,
+        ),
+        told_of(
+            "The experts' heads read it as well as heads that are fitted to it.",
+            {"fitted less trained heads": paired(read(way=ADDED, heads=FITTED), added())},
+            f"at most {AS_GOOD:g} points less, {mean}",
+            high=AS_GOOD,
+        ),
+    ]
+
+
+def _of_negation(rows: Sequence[Row]) -> list[Finding]:
+    sentiment, acceptability = _TASKS
+    told_of = partial(judge, _SYSTEM, ours=True)
+
+    def lost(start: str, way: str, task: str, heads: str) -> list[float]:
+        """Return how much smaller the figure is than before, whatever its sign."""
+        before, after = (
+            [abs(one) for one in values(rows, task, part=NEGATION, start=start, way=which, heads=heads)]
+            for which in (BEFORE, way)
+        )
+        return paired(before, after)
+
+    found = []
+    for start, heads in ((BASE, FITTED), (JOINT, TRAINED_HEADS)):
+        found += [
+            told_of(
+                f"Taking λ Δ_acceptability away from {_FROM[start]} takes acceptability away.",
+                {"lost": lost(start, AFTER, acceptability, heads)},
+                f"≥ {LOST:g} points of Matthews' correlation; λ by validation",
+                low=LOST,
+            ),
+            told_of(
+                f"Taking it away from {_FROM[start]} leaves sentiment as it is.",
+                {"lost": lost(start, AFTER, sentiment, heads)},
+                f"at most {STAYS:g} points",
+                high=STAYS,
+            ),
+        ]
+    by_vector, by_chance = (lost(JOINT, way, acceptability, TRAINED_HEADS) for way in (AFTER, RANDOM))
+    return [
+        *found,
+        told_of(
+            "The direction does it, not the length: a random vector as long takes less away.",
+            {"lost by Δ less by the random one": paired(by_vector, by_chance)},
+            f"≥ {LOST:g} points; joint training",
+            low=LOST,
+        ),
+        told_of(
+            "The encoder forgets, not only its head: heads that are fitted to it before and after lose as well.",
+            {"lost": lost(JOINT, AFTER, acceptability, FITTED)},
+            f"≥ {LOST:g} points; joint training",
+            low=LOST,
+        ),
+    ]
+
+
+_FROM = {BASE: "the base", JOINT: "the encoder of joint training"}
+
+
+def _of_analogies(rows: Sequence[Row]) -> list[Finding]:
+    read = partial(values, rows, part=ANALOGIES)
+    ahead, behind = "by ≥ {:g} points", "at most {:g} points behind"
+    claims = (
+        ("reaches a task that nobody trained better than the expert that is asked the same", "A", NEARER, ahead),
+        ("is better on that task than the base", BASE, ABOVE_BASE, ahead),
+        ("is better than Δ_A + Δ_B: taking Δ_C away is worth it", SUM, 0.0, ahead),
+        ("is as good as training on the task", TRAINED, -BEHIND, behind),
+    )
+    return [
+        judge(
+            _SYSTEM,
+            f"Δ_A + (Δ_B − Δ_C) {claim} (questions × texts).",
+            {f"less {way}": paired(read(way=ANALOGY), read(way=way))},
+            f"{rule.format(abs(low))}, mean over the four targets",
+            low=low,
+            ours=way in (SUM, TRAINED),
+        )
+        for claim, way, low, rule in claims
+    ]
+
+
+def _addition_table(rows: Sequence[Row]) -> Table:
+    ways = [
+        (BASE, FITTED),
+        *((way, TRAINED_HEADS) for way in (*ALONE.values(), AVERAGE, ADDED)),
+        (ADDED, FITTED),
+        *((way, TRAINED_HEADS) for way in (JOINT, EXPERTS)),
+    ]
+    lines = [
+        {"encoder": way, "heads": heads, **_cells(rows, _TASKS, part=ADDITION, way=way, heads=heads)}
+        for way, heads in ways
+    ]
+    return Table("Two tasks by one encoder: figures on test, %", lines)
+
+
+def _negation_table(rows: Sequence[Row]) -> Table:
+    lines: list[dict[str, Cell]] = []
+    for start, way, heads in dict.fromkeys(
+        (row["start"], row["way"], row["heads"]) for row in rows if row["part"] == NEGATION
+    ):
+        cells = _cells(rows, _TASKS, part=NEGATION, start=start, way=way, heads=heads)
+        lines.append({"encoder": f"{start}, {way}", "heads": heads, **cells})
+    return Table("Acceptability taken away: figures on test, %", lines)
+
+
+def _analogy_table(rows: Sequence[Row]) -> Table:
+    own = [row for row in rows if row["part"] == ANALOGIES]
+    targets = list(dict.fromkeys(row["task"] for row in own))
+    ways = dict.fromkeys(row["way"] for row in own)
+    lines = [{"way": way, **_cells(own, targets, way=way)} for way in ways]
+    return Table("Analogies: figures on the target's test texts, %", lines)
+
+
+def _cells(rows: Sequence[Row], tasks: Sequence[str], **wanted: Any) -> dict[str, Cell]:
+    """Return the cells of a line: the mean λ, each task's figure, and the mean over the tasks."""
+    scales = [
+        row["scale"]
+        for row in rows
+        if row.get("scale") is not None and all(row.get(name) == value for name, value in wanted.items())
+    ]
+    return {
+        "mean λ": f"{fmean(scales):.2f}" if scales else "",
+        **{task: with_interval(values(rows, task, **wanted)) for task in tasks},
+        "mean": with_interval(values(rows, **wanted)),
+    }

@@ -1,0 +1,57 @@
+"""Study `sentence_arithmetic`: can task vectors of text encoders be added, taken away, and put into an analogy?
+
+**Question.** Sentiment + acceptability: does one encoder do both when their task vectors are added, and only one when
+the other is taken away? And does Δ_A + (Δ_B − Δ_C) reach a task that nobody trained?
+
+**Method.** Texts of the embedded suite [sentences8](../sentences-suite.md), drawn anew for each seed, and its base.
+Four tasks: whether a text praises or is well formed, asked of reviews or of sentences about events. Sentiment of
+reviews and acceptability of events are the suite's own; acceptability of reviews has faults of the same kinds, and
+sentiment of events has reviews' verdicts in clauses that tell who did what to a brilliant or a dull thing. From the
+base, with a head fitted to its features of 1200 training texts, an expert is tuned on each task. Heads are never
+merged: an encoder is read by the head that was trained with the task's expert, or by one fitted to this encoder's own
+features.
+
+*Addition.* θ_0 + Δ_sentiment + λ Δ_acceptability of the suite's two tasks, λ by the mean of both figures on
+validation, beside each expert, their average, the base, and joint training of as many steps a task. *Negation*, of the
+base and of joint training: − λ Δ_acceptability, with the λ that leaves the least acceptability on validation among
+those that cost sentiment at most 2 points there; beside it a random vector whose tensors are as long. *Analogies.*
+Each of the four tasks is the target of the other three: A is asked the same of the other texts, B something else of
+the same texts, C something else of the other ones; A's head reads all. λ in θ_0 + λ (Δ_A + Δ_B − Δ_C), in the same
+without C, and of A alone, is chosen on the target's validation texts; beside it the analogy with λ = 1, which needs
+none of them, and the expert that was trained on the target. Test is looked at once for each.
+
+A figure is the accuracy of sentiment, or Matthews' correlation of acceptability. The rules beside the findings and all
+choices were written down before any run but tiny ones that looked for faults in the code.
+
+**Source.** Li et al. 2025, Section 2.1; Ilharco et al. 2023, Editing models with task arithmetic, Sections 3 to 5.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from mergeflow import layout
+from tasks.project.declaration import Declaration
+from tasks.project.stage import CHOICES, StageIO
+from tasks.studies.papers.sentence_arithmetic.figures import figures
+from tasks.studies.papers.sentence_arithmetic.measuring import seed_rows
+from tasks.studies.papers.sentence_arithmetic.options import Options
+from tasks.studies.papers.sentence_arithmetic.results import study_result
+from tasks.studies.pieces import kept_by_seed
+
+STUDY = "sentence_arithmetic"
+DECLARED = Declaration(Options, systems=("P22",))
+
+
+def run(io: StageIO) -> None:
+    """Write `outputs/studies/sentence_arithmetic`."""
+    torch.set_num_threads(1)  # results must not depend on how many studies run at once
+    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    pieces = kept_by_seed(io, options.seeds, partial(_measured, options))
+    rows = [row for piece in pieces for row in piece["rows"]]
+    study_result(rows).write(io.out(layout.study(STUDY)), figures(rows))
+
+
+def _measured(options: Options, seed: int) -> dict[str, Any]:
+    return {"rows": seed_rows(options, seed)}
