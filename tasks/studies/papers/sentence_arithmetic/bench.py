@@ -20,7 +20,7 @@ from mergeflow.modalities.text.tokenizer import TextTokenizer, load_tokenizer
 from mergeflow.modality import Network, State
 from mergeflow.training import fine_tune
 from tasks.studies.papers.sentence_arithmetic.options import Options
-from tasks.studies.papers.sentence_arithmetic.texts import TASKS, Name
+from tasks.studies.papers.sentence_arithmetic.texts import TARGET, TASKS, Name
 from tasks.studies.tuning import drawn_weights
 
 Weights = dict[str, Tensor]
@@ -105,7 +105,7 @@ class Bench:
     @cached_property
     def warm(self) -> dict[Name, Weights]:
         """The heads that training begins with, fitted to the base."""
-        return self.fitted(self.start, TASKS)
+        return self.fitted(self.start, [task for task in TASKS if task != TARGET])
 
     def vector(self, state: State) -> Weights:
         """Return the task vector of an encoder, its weights less the base's."""

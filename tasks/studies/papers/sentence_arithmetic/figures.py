@@ -1,14 +1,14 @@
 """Figures of the study `sentence_arithmetic`, from its rows alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure
 from tasks.plotting.intervals import curve
-from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
+from tasks.studies.papers.analogy.results import ANALOGY, SUM
 from tasks.studies.papers.sentence_arithmetic.measuring import (
     ADDED,
     ADDITION,
@@ -27,42 +27,54 @@ from tasks.studies.papers.sentence_arithmetic.measuring import (
     told,
 )
 from tasks.studies.papers.sentence_arithmetic.results import values
+from tasks.studies.papers.sentence_arithmetic.texts import TARGET
 from tasks.studies.pieces import Row
-
-_MEASURED = "accuracy or Matthews' correlation, %"
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Draw both tasks by every encoder, and before and after one is taken away; and the targets of the analogies.
+    """Draw both tasks by every encoder, and before and after one is taken away; and the target of the analogy.
 
     Args:
         rows: of all seeds.
     """
     pair = [told(task) for task in PAIR]
     heads = {BASE: FITTED} | dict.fromkeys((*ALONE.values(), AVERAGE, ADDED, JOINT), TRAINED_HEADS)
-    added = {way: {"part": ADDITION, "way": way, "heads": own} for way, own in heads.items()}
-    taken = {
-        f"{start}, {way}": {"part": NEGATION, "start": start, "way": way, "heads": own}
-        for start, own in ((BASE, FITTED), (JOINT, TRAINED_HEADS))
-        for way in (BEFORE, AFTER, RANDOM)
+    reached = (BASE, "A", SUM, ANALOGY, f"{ANALOGY}, λ = 1")
+    drawn = {
+        "addition": (
+            "Two tasks by one encoder",
+            {task: {"part": ADDITION, "task": task} for task in pair},
+            {way: {"way": way, "heads": own} for way, own in heads.items()},
+        ),
+        "negation": (
+            "Acceptability taken away",
+            {
+                f"{start}: {task}": {"part": NEGATION, "start": start, "task": task, "heads": own}
+                for start, own in ((BASE, FITTED), (JOINT, TRAINED_HEADS))
+                for task in pair
+            },
+            {way: {"way": way} for way in (BEFORE, AFTER, RANDOM)},
+        ),
+        "analogy": (
+            "A task that nobody trained",
+            {told(TARGET): {"part": ANALOGIES}},
+            {way: {"way": way} for way in reached},
+        ),
     }
-    targets = list(dict.fromkeys(row["task"] for row in rows if row["part"] == ANALOGIES))
-    reached = {way: {"part": ANALOGIES, "way": way} for way in (BASE, "A", SUM, ANALOGY, TRAINED)}
-    return {
-        "addition": _drawn(rows, pair, added, "Two tasks by one encoder"),
-        "negation": _drawn(rows, pair, taken, "Acceptability taken away"),
-        "analogies": _drawn(rows, targets, reached, "Tasks that nobody trained"),
-    }
+    return {name: _drawn(rows, *what) for name, what in drawn.items()}
 
 
-def _drawn(rows: Sequence[Row], tasks: Sequence[str], ways: dict[str, dict[str, Any]], title: str) -> Figure:
-    """Draw one panel: for each task the figure of every way, side by side."""
-    figure, (panel,) = panels(1, 1, 3.2)
-    dress(panel, title, "", _MEASURED)
-    for number, (label, wanted) in enumerate(ways.items()):
-        shift = (number - (len(ways) - 1) / 2) * 0.7 / len(ways)
-        found = {place + shift: values(rows, task, **wanted) for place, task in enumerate(tasks)}
+def _drawn(
+    rows: Sequence[Row], title: str, places: Mapping[str, dict[str, Any]], ways: Mapping[str, dict[str, Any]]
+) -> Figure:
+    """Draw one panel: at each place every way, side by side."""
+    figure = new_figure(FULL_WIDTH, 3.4)
+    panel = figure.subplots()
+    dress(panel, title, "", "accuracy or correlation, %")
+    for number, (label, way) in enumerate(ways.items()):
+        beside = (number - (len(ways) - 1) / 2) * 0.7 / len(ways)
+        found = {at + beside: values(rows, **place, **way) for at, place in enumerate(places.values())}
         curve(panel, found, label, number, linestyle="")
-    panel.set_xticks(range(len(tasks)), labels=[fill(task, 14) for task in tasks])
+    panel.set_xticks(range(len(places)), labels=[fill(label, 18) for label in places])
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure

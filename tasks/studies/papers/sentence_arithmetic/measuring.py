@@ -10,10 +10,17 @@ from statistics import fmean
 import torch
 
 from mergeflow.modality import State
-from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
+from tasks.studies.papers.analogy.results import ANALOGY, SUM
 from tasks.studies.papers.sentence_arithmetic.bench import Bench, Heads, Tuned, Weights
 from tasks.studies.papers.sentence_arithmetic.options import Options
-from tasks.studies.papers.sentence_arithmetic.texts import ACCEPTABILITY, SENTIMENT, TASKS, Name
+from tasks.studies.papers.sentence_arithmetic.texts import (
+    ACCEPTABILITY,
+    NEITHER,
+    SENTIMENT,
+    TARGET,
+    TASKS,
+    Name,
+)
 from tasks.studies.pieces import Row
 from tasks.studies.scales import best_scale, combined
 
@@ -34,16 +41,21 @@ def seed_rows(options: Options, seed: int) -> list[Row]:
         options: the study's choices.
         seed: of the texts and of the order of the batches.
     """
-    bench = Bench.open(options, seed)
-    experts = {task: bench.tuned([task]) for task in TASKS}
+    return [{"seed": seed, **row} for row in bench_rows(Bench.open(options, seed))]
+
+
+def bench_rows(bench: Bench) -> Iterator[Row]:
+    """Yield all rows of a bench.
+
+    Args:
+        bench: of a seed.
+    """
+    experts = {task: bench.tuned([task]) for task in TASKS if task != TARGET}
     vectors = {told(task): bench.vector(expert.state) for task, expert in experts.items()}
     joint = bench.tuned(PAIR)
-    rows = [
-        *_addition_rows(bench, experts, vectors, joint),
-        *_negation_rows(bench, vectors[told(ACCEPTABILITY)], joint),
-        *(row for target in TASKS for row in _analogy_rows(bench, experts, vectors, target)),
-    ]
-    return [{"seed": seed, **row} for row in rows]
+    yield from _addition_rows(bench, experts, vectors, joint)
+    yield from _negation_rows(bench, vectors[told(ACCEPTABILITY)], joint)
+    yield from _analogy_rows(bench, experts, vectors)
 
 
 def told(task: Name) -> str:
@@ -54,20 +66,6 @@ def told(task: Name) -> str:
         'sentiment of reviews'
     """
     return " of ".join(task)
-
-
-def others(target: Name) -> tuple[Name, Name, Name]:
-    """Return A, B and C: what asks the same as the target, what has the same texts, and what has neither.
-
-    Args:
-        target: a task.
-
-    Example:
-        >>> [told(task) for task in others(SENTIMENT)]
-        ['sentiment of events', 'acceptability of reviews', 'acceptability of events']
-    """
-    shared = {(task[0] == target[0], task[1] == target[1]): task for task in TASKS}
-    return shared[True, False], shared[False, True], shared[False, False]
 
 
 def _of_pair(bench: Bench, state: State, heads: Heads) -> Iterator[Row]:
@@ -153,27 +151,23 @@ def as_long(vector: State, seed: int) -> Weights:
     return {name: one * (vector[name].norm() / one.norm()) for name, one in drawn.items()}
 
 
-def _analogy_rows(
-    bench: Bench, experts: Mapping[Name, Tuned], vectors: Mapping[str, State], target: Name
-) -> Iterator[Row]:
-    """Yield the rows of one target by the other three tasks, read by A's head, which knows what is asked."""
-    first = others(target)[0]
-    a, b, c = map(told, others(target))
+def _analogy_rows(bench: Bench, experts: Mapping[Name, Tuned], vectors: Mapping[str, State]) -> Iterator[Row]:
+    """Yield the rows of the target by the other three tasks, read by A's head, which knows what is asked."""
+    a, b, c = told(ACCEPTABILITY), told(SENTIMENT), told(NEITHER)
     sums: dict[str, dict[str, float]] = {"A": {a: 1}, SUM: {a: 1, b: 1}, ANALOGY: {a: 1, b: 1, c: -1}}
 
     def read(signs: Mapping[str, float], scale: float, split: str) -> float:
         state = combined(bench.start, vectors, {task: scale * sign for task, sign in signs.items()})
-        return bench.figure(state, experts[first].heads[first], target, split)
+        return bench.figure(state, experts[ACCEPTABILITY].heads[ACCEPTABILITY], TARGET, split)
 
     best = {
         way: best_scale(bench.options.scales, partial(read, signs, split="validation")) for way, signs in sums.items()
     }
     looked_at: dict[str, Callable[[str], float]] = {
-        BASE: partial(bench.figure, bench.start, bench.warm[first], target),
+        BASE: partial(bench.figure, bench.start, bench.warm[ACCEPTABILITY], TARGET),
         **{way: partial(read, signs, best[way]) for way, signs in sums.items()},
         f"{ANALOGY}, λ = 1": partial(read, sums[ANALOGY], 1),
-        TRAINED: partial(bench.figure, experts[target].state, experts[target].heads[target], target),
     }
     for way, figure in looked_at.items():
         found = {split: figure(split) for split in _LOOKED_AT}
-        yield {"part": ANALOGIES, "way": way, "scale": best.get(way), "task": told(target), **found}
+        yield {"part": ANALOGIES, "way": way, "scale": best.get(way), "task": told(TARGET), **found}

@@ -19,6 +19,9 @@ Name = tuple[str, str]
 SENTIMENT, ACCEPTABILITY = ("sentiment", "reviews"), ("acceptability", "events")
 """The two tasks of the suite."""
 
+TARGET, NEITHER = ("acceptability", "reviews"), ("sentiment", "events")
+"""What asks as the one and is of the other's texts, and what has the rest."""
+
 _JUDGED = re.compile(
     rf"the (?:(?:{'|'.join(ASPECTS)}) of the )?(?:{'|'.join(SUBJECTS)}) was "
     rf"((?:(?:{'|'.join(filter(None, DEGREES))}) )?(?:{'|'.join((*BAD, *GOOD))}))"
@@ -81,8 +84,8 @@ def _spoilt(words: list[str], dice: Dice) -> list[str]:
 
 TASKS: Mapping[Name, SentenceTask] = {
     ACCEPTABILITY: SUITE["acceptability"],
-    ("acceptability", "reviews"): replace(SUITE["acceptability"], name="acceptability of reviews", write=faulty_review),
-    ("sentiment", "events"): replace(SUITE["sentiment"], name="sentiment of events", write=judged_event),
+    TARGET: replace(SUITE["acceptability"], name="acceptability of reviews", write=faulty_review),
+    NEITHER: replace(SUITE["sentiment"], name="sentiment of events", write=judged_event),
     SENTIMENT: SUITE["sentiment"],
 }
-"""All four tasks; each has what is asked in common with one other, and the texts with another."""
+"""All four tasks."""

@@ -1,0 +1,229 @@
+"""Study `sentence_arithmetic`, small: a drawn encoder of one layer, a few texts and steps; and what its texts are."""
+
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mergeflow.modalities.text.places import ASSETS
+from mergeflow.modality import State
+from mergeflow.suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
+from mergeflow.suites.sentences.suite import home
+from mergeflow.suites.sentences.vocabulary import word_groups
+from mergeflow.suites.sentences.words import PEOPLE
+from tasks.plotting.drawing import to_svg
+from tasks.studies.papers.analogy.results import ANALOGY
+from tasks.studies.papers.sentence_arithmetic.bench import Bench, Weights
+from tasks.studies.papers.sentence_arithmetic.figures import figures
+from tasks.studies.papers.sentence_arithmetic.measuring import (
+    ADDED,
+    ADDITION,
+    AFTER,
+    ANALOGIES,
+    BASE,
+    BEFORE,
+    FITTED,
+    JOINT,
+    NEGATION,
+    RANDOM,
+    TRAINED_HEADS,
+    as_long,
+    bench_rows,
+    told,
+)
+from tasks.studies.papers.sentence_arithmetic.options import Options
+from tasks.studies.papers.sentence_arithmetic.results import study_result
+from tasks.studies.papers.sentence_arithmetic.texts import ACCEPTABILITY, NEITHER, SENTIMENT, TARGET, TASKS, Name
+from tasks.studies.pieces import Row
+from tasks.studies.results import StudyResult
+from tests.studies.small_lab import ROOT, run_study
+
+SMALL = {
+    "seeds": [1, 2],
+    "train": 48,
+    "validation": 20,
+    "test": 20,
+    "tune": {"learning_rate": 0.005, "steps": 6, "batch_size": 8},
+    "scales": [0.5, 1.0],
+    "negated": [0.5, 1.0, 2.0],
+}
+OPTIONS = Options.model_validate(SMALL)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A drawn encoder that knows the words of the suite."""
+    from transformers import BertConfig, BertModel
+
+    folder = shutil.copytree(ASSETS / "sentences8", tmp_path_factory.mktemp("sentence_arithmetic") / "base")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(BertConfig(vocab_size=320, max_position_embeddings=64, **sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def found(base: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult]:
+    """The folder that the small study wrote, and what it says."""
+    folder = run_study(ROOT, "sentence_arithmetic", tmp_path_factory.mktemp("study"), base=base, **SMALL)
+    return folder, StudyResult.read(folder)
+
+
+def test_rows_alone_give_tables_findings_and_figures(found: tuple[Path, StudyResult]) -> None:
+    folder, result = found
+    again = study_result(result.rows)
+    assert (again.findings, again.tables, again.rows) == (result.findings, result.tables, result.rows)
+    assert {finding.system for finding in result.findings} == {"P22"}
+    assert [finding.ours for finding in result.findings].count(False) == 2
+    assert all(finding.margin and "±" in finding.measured for finding in result.findings)
+    for name, figure in figures(result.rows).items():
+        assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
+
+
+def rows_of(result: StudyResult, seed: int, **wanted: object) -> dict[str, Row]:
+    """Return the rows of a seed with these values, by task."""
+    rows = (row for row in result.rows if row["seed"] == seed)
+    return {row["task"]: row for row in rows if all(row[name] == value for name, value in wanted.items())}
+
+
+def test_scales_are_chosen_on_validation(found: tuple[Path, StudyResult]) -> None:
+    for seed in OPTIONS.seeds:
+        best, plain = (rows_of(found[1], seed, part=ANALOGIES, way=way) for way in (ANALOGY, f"{ANALOGY}, λ = 1"))
+        assert best.keys() == plain.keys() == {told(TARGET)}
+        assert best[told(TARGET)]["validation"] >= plain[told(TARGET)]["validation"]  # 1 is among the λ
+        for start, heads in ((BASE, FITTED), (JOINT, TRAINED_HEADS)):
+            before, after = (
+                rows_of(found[1], seed, part=NEGATION, start=start, way=way, heads=heads) for way in (BEFORE, AFTER)
+            )
+            kept, lost = told(SENTIMENT), told(ACCEPTABILITY)
+            assert after[kept]["validation"] >= before[kept]["validation"] - 2
+            assert abs(after[lost]["validation"]) <= abs(before[lost]["validation"])
+
+
+class SmoothBench(Bench):
+    """A bench whose figure is exp(−loss) in %: it tells two models apart however little they were trained."""
+
+    def figure(self, state: State, head: Weights, task: Name, split: str) -> float:
+        super().figure(state, head, task, split)  # puts both in place
+        with torch.inference_mode():
+            data = self.texts[task, split]
+            return 100 * math.exp(-float(data.loss(self.model, torch.arange(len(data)))))
+
+
+def test_a_wrong_sign_would_be_seen(base: str) -> None:
+    """Every sum is made once more from the experts; with the sign of its last vector turned it is another model."""
+    options = OPTIONS.model_copy(update={"base": base})
+    rows = list(bench_rows(SmoothBench.open(options, 1)))
+    bench = SmoothBench.open(options, 1)
+    tuned = {task: bench.tuned([task]) for task in (ACCEPTABILITY, SENTIMENT, NEITHER)}
+    joint = bench.tuned([SENTIMENT, ACCEPTABILITY])
+
+    def check(way: Row, start: State, signs: dict[Name, float], head: Weights, task: Name) -> None:
+        """The row's figure is that of start + Σ sign (θ_task − θ_0), and not with the last sign turned."""
+        last = list(signs)[-1]
+        for turned in (1, -1):
+            state = {name: value.clone() for name, value in start.items()}
+            for one, sign in signs.items():
+                for name, value in tuned[one].state.items():
+                    state[name] += (turned if one == last else 1) * sign * (value - bench.start[name])
+            same = bench.figure(state, head, task, "test") == pytest.approx(way["test"], rel=1e-4)
+            assert same == (turned == 1)
+
+    def found(task: Name, **wanted: object) -> Row:
+        (one,) = (
+            row
+            for row in rows
+            if row["task"] == told(task) and all(row.get(name) == value for name, value in wanted.items())
+        )
+        return one
+
+    way = found(TARGET, part=ANALOGIES, way=f"{ANALOGY}, λ = 1")
+    signs = {ACCEPTABILITY: 1.0, SENTIMENT: 1.0, NEITHER: -1.0}
+    check(way, bench.start, signs, tuned[ACCEPTABILITY].heads[ACCEPTABILITY], TARGET)
+    for task in (SENTIMENT, ACCEPTABILITY):
+        way = found(task, part=ADDITION, way=ADDED, heads=TRAINED_HEADS)
+        check(way, bench.start, {SENTIMENT: 1.0, ACCEPTABILITY: way["scale"]}, tuned[task].heads[task], task)
+        way = found(task, part=NEGATION, start=JOINT, way=AFTER, heads=TRAINED_HEADS)
+        assert way["scale"] > 0
+        check(way, joint.state, {ACCEPTABILITY: -way["scale"]}, joint.heads[task], task)
+
+
+def row(part: str, way: str, task: Name, test: float, **more: object) -> Row:
+    return {"seed": 0, "part": part, "way": way, "task": told(task), "test": test, "validation": test, **more}
+
+
+def made_rows(sign: int) -> list[Row]:
+    """Rows of two seeds in which arithmetic does what its signs say, or with −1 the opposite."""
+    rows = []
+    pair = (SENTIMENT, ACCEPTABILITY)
+    ways = {BASE: 50, "Δ_sentiment": 60, "Δ_acceptability": 60, "average": 65, JOINT: 80, ADDED: 70 + 25 * sign}
+    for way, value in ways.items():
+        heads = FITTED if way == BASE else TRAINED_HEADS
+        rows += [row(ADDITION, way, task, 80 if way == f"Δ_{task[0]}" else value, heads=heads) for task in pair]
+    rows += [row(ADDITION, ADDED, task, 71 + 25 * sign, heads=FITTED) for task in pair]
+    for start, heads in ((BASE, [FITTED]), (JOINT, [TRAINED_HEADS, FITTED])):
+        for way, left in {BEFORE: 50, AFTER: 50 - 40 * sign, RANDOM: 50}.items():
+            for own in heads:
+                rows += [
+                    row(NEGATION, way, task, 80 if task == SENTIMENT else left, start=start, heads=own) for task in pair
+                ]
+    reached = {BASE: 40, "A": 50, "A + B": 52, ANALOGY: 50 + 8 * sign, f"{ANALOGY}, λ = 1": 50}
+    rows += [row(ANALOGIES, way, TARGET, value) for way, value in reached.items()]
+    return [{**one, "seed": seed, "test": one["test"] + seed / 10} for seed in (0, 1) for one in rows]
+
+
+def test_findings_read_the_signs_of_the_differences() -> None:
+    assert all(finding.holds for finding in study_result(made_rows(1)).findings)
+    turned = [finding for finding in study_result(made_rows(-1)).findings if finding.holds]
+    kept = ("leaves sentiment", "as well as heads")
+    assert all(any(words in finding.claim for words in kept) for finding in turned)
+
+
+def test_a_random_vector_is_as_long_in_every_tensor() -> None:
+    vector = {"a": torch.tensor([3.0, 4.0]), "b": torch.zeros(2, 2)}
+    drawn = as_long(vector, 0)
+    assert float(drawn["a"].norm()) == pytest.approx(5)
+    assert not drawn["b"].any()
+    assert drawn["a"].tolist() != as_long(vector, 1)["a"].tolist()
+
+
+JUDGED = (
+    rf"the (?:(?:{'|'.join(ASPECTS)}) of the )?(?:{'|'.join(SUBJECTS)}) was "
+    rf"(?:(?:very|quite|rather|really|not|hardly|never|far from) )?(?:{'|'.join((*BAD, *GOOD))})"
+)
+SAID = rf"(?:(?:{'|'.join(name for names in PEOPLE for name in names)}) said that )?"
+REVIEW = re.compile(rf"{SAID}(?:although {JUDGED}, {JUDGED}|{JUDGED}(?: (?:but|and|even though) {JUDGED})?)")
+
+
+def praises(clause: str) -> bool:
+    (adjective,) = (word for word in re.findall(r"\w+", clause) if word in (*BAD, *GOOD))
+    return (adjective in GOOD) != bool(re.search(r"\b(not|hardly|never|far from)\b", clause))
+
+
+def test_labels_are_true_of_the_words() -> None:
+    reviews, events = (
+        replace(TASKS[name], counts={"validation": 100}).rows("validation", 3) for name in (TARGET, NEITHER)
+    )
+    assert all(bool(REVIEW.fullmatch(one.text)) == one.label for one in reviews)
+    for one in events:
+        whole = one.text.partition(" said that ")[2] or one.text
+        counts = whole.partition(", ")[2] if whole.startswith("although") else whole.partition(" even though ")[0]
+        for clause in counts.rpartition(" but ")[2].split(" and "):
+            assert praises(clause) == one.label
+        assert not set(re.findall(r"\w+", whole)) & set(SUBJECTS)
+    known = {word for group in word_groups() for word in group}
+    texts = [one.text for one in (*reviews, *events)]
+    assert {word for text in texts for word in re.findall(r"\w+", text)} <= known
+    assert {home(text) for text in texts} == {"validation"}
+    assert len(set(texts)) == len(texts)
+
+
+def test_the_choices_of_the_project_are_valid_and_their_seeds_are_no_others() -> None:
+    values = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["sentence_arithmetic"]
+    assert not set(Options.model_validate(values).seeds) & {0, 1, 11, 20}  # of the suite's making, and of what ships
