@@ -13,7 +13,18 @@ import typer
 from rich.console import Console
 
 from mergeflow.application import find_project, make_importable
-from mergeflow.commands import ANYWHERE, adapters, language, merging, pages, soup, statistics, sweep, vectors
+from mergeflow.commands import (
+    ANYWHERE,
+    adapters,
+    compression,
+    language,
+    merging,
+    pages,
+    soup,
+    statistics,
+    sweep,
+    vectors,
+)
 from mergeflow.errors import MergeflowError
 from mergeflow.extras import not_installed, require
 
@@ -32,7 +43,7 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     Returns:
         A resolver of references in recipes (models:/name@alias), which only a project has; None outside.
     """
-    for family in (merging, vectors, adapters, soup, sweep, statistics, language, pages):
+    for family in (merging, compression, vectors, adapters, soup, sweep, statistics, language, pages):
         family.add_commands(app)
     library, project = _names(), find_project(start)
     make_importable()
