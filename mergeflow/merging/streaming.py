@@ -16,7 +16,7 @@ from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.plan import check_target, make_plan
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve, fix_references
-from mergeflow.merging.files.stepwise import after_steps
+from mergeflow.merging.files.step_run import after_steps
 from mergeflow.version import version
 
 Progress = Callable[[int, int], None]

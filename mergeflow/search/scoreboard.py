@@ -110,7 +110,7 @@ class Scoreboard:
 
     def _score(self, state: Mapping[str, Tensor], candidate: Candidate, only: str | None = None) -> Mapping[str, float]:
         checkpoints = self._inputs.checkpoints
-        model = CandidateModel(state, Path(checkpoints.base.path), self._folder, checkpoints.write_words)
+        model = CandidateModel(state, Path(checkpoints.base.path), self._folder, checkpoints.write_tokenizer)
         return self._inputs.score(model, candidate, only)
 
     def _known(self, key: str, compute: Callable[[], Mapping[str, float]]) -> dict[str, float]:

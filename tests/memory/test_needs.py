@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mergeflow.analysis.memory import peak_tensor_bytes
+from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.estimates.entropy import entropy_gradient
 from mergeflow.estimates.fisher import diagonal_fisher
 from mergeflow.estimates.gram import input_grams

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mergeflow.analysis.memory import peak_tensor_bytes
+from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.merging import FactorCache, configure, prepare
 from mergeflow.merging.linalg import spectra
 from mergeflow.merging.linalg.spectra import polar_, svd, truncate

@@ -6,7 +6,7 @@ from math import prod
 import pytest
 import torch
 
-from mergeflow.analysis.memory import peak_tensor_bytes
+from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.merging import configure, methods, prepare, stacks
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.linalg import spectra

@@ -237,7 +237,7 @@ class AdapterJob:
         source = folder_of(self.inputs.base)
         if source is not None and (self.inputs.tokenizer is not None or self.inputs.templates is not None):
             copy_tokenizer(source, partial)
-            self.inputs.write_words(partial)
+            self.inputs.write_tokenizer(partial)
         write_licences(self.recipe, self.inputs, partial)
         record = {
             "version": self.version,

@@ -2,23 +2,20 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from mergeflow.merging.files.front_matter import as_yaml, front_matter_of, licences_of, owners_of
+from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.place import CARD_HEAD
+from mergeflow.merging.files.plan import Plan
 from mergeflow.merging.files.published import published
+from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import PREFIX
-
-if TYPE_CHECKING:
-    from mergeflow.merging.files.inputs import Inputs
-    from mergeflow.merging.files.plan import Plan
-    from mergeflow.merging.files.recipe import Recipe
 
 
 def model_card(
-    recipe: "Recipe",
-    plan: "Plan",
-    opened: "Inputs",
+    recipe: Recipe,
+    plan: Plan,
+    opened: Inputs,
     result: str,
     inputs: Mapping[str, str],
     version: str,
@@ -67,7 +64,7 @@ To make it again, save this as `recipe.json` in a folder that has the inputs by 
 """
 
 
-def _table(public: "Recipe", recipe: "Recipe", opened: "Inputs", inputs: Mapping[str, str]) -> str:
+def _table(public: Recipe, recipe: Recipe, opened: Inputs, inputs: Mapping[str, str]) -> str:
     licences = licences_of(recipe, opened)
     rows = ["| input | name | licence | fingerprint |", "|---|---|---|---|"]
     for name, path in owners_of(public).items():
@@ -81,7 +78,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def diagram(recipe: "Recipe", plan: "Plan") -> str:
+def diagram(recipe: Recipe, plan: Plan) -> str:
     """Return the recipe as a diagram that the Hub and GitHub draw (Mermaid)."""
     weights = {name: str(weight) for name, weight in recipe.expert_weights().items() if weight != 1}
     weights |= dict.fromkeys(recipe.varied_weights(), "by depth or name")

@@ -57,7 +57,7 @@ class Inputs:
     steps: Mapping[str, Computed] = field(default_factory=dict)
     same: str | None = None
 
-    def write_words(self, folder: Path) -> None:
+    def write_tokenizer(self, folder: Path) -> None:
         """Give a folder, which has the base's files, the tokenizer and the chat templates that the recipe chooses."""
         if self.tokenizer is not None:
             self.tokenizer.write(folder)

@@ -198,7 +198,7 @@ class Job:
         """Write all that a finished folder holds beside its shards."""
         write_index(partial, shards, self.plan.bytes_written)
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype, self.inputs.base.config)
-        self.inputs.write_words(partial)
+        self.inputs.write_tokenizer(partial)
         write_licences(self.recipe, self.inputs, partial)
         record = {
             "version": version(),

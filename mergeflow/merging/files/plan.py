@@ -19,7 +19,7 @@ from mergeflow.merging.files.place import check_adapter_place, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import Slices, step_named
-from mergeflow.merging.files.steps import steps_to_write
+from mergeflow.merging.files.step_plan import steps_to_write
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model
 from mergeflow.merging.treatment import Treatment, survey

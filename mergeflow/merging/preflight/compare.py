@@ -8,7 +8,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.preflight.configs import config_findings
 from mergeflow.merging.preflight.findings import Finding
 from mergeflow.merging.preflight.licences import licence_of, merged_licence
-from mergeflow.merging.preflight.words import special_findings, template_findings, tokenizer_findings
+from mergeflow.merging.preflight.tokenizers import special_findings, template_findings, tokenizer_findings
 from mergeflow.merging.vocabulary.tables import vocab_sizes
 
 

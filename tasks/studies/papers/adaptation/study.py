@@ -30,7 +30,7 @@ from typing import Any, get_args
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.analysis.memory import peak_tensor_bytes
+from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.estimates.coefficients import write_learned

@@ -2,24 +2,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from mergeflow.merging.files.inputs import Inputs
+from mergeflow.merging.files.job import Job
 from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.plan import make_plan
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import PREFIX
-from mergeflow.merging.files.steps import step_folder
-
-if TYPE_CHECKING:
-    from mergeflow.merging.files.job import Job
+from mergeflow.merging.files.step_plan import step_folder
 
 Made = TypeVar("Made")
 _SHARD = 2 * 10**9  # bytes of a file of a step's result, so that a stopped merge loses little
 
 
 def after_steps(
-    job: "Job", resolve: Resolve | None, resume: bool, finish: Callable[[Inputs, dict[str, str]], Made]
+    job: Job, resolve: Resolve | None, resume: bool, finish: Callable[[Inputs, dict[str, str]], Made]
 ) -> Made:
     """Write the steps that must be files, then do what is to be done with them, and remove them when it is.
 
