@@ -51,15 +51,15 @@ from registry.store import connect
 from tasks.project.graph import load_graph
 from tests.card import card
 from tests.causal.small_project import TASKS as TALES
-from tests.causal.small_project import make_causal_project
-from tests.evaluation.small import TASKS, make_world, sweep_values
+from tests.causal.small_project import finished_project as causal_project
+from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
 from tests.evaluation.test_statistics_command import call
 from tests.flows.small_project import registry_template
 from tests.merging.helpers import awkward
 from tests.takers import ROOT, takers, watched
 from tests.text.small_project import TASKS as TEXTS
-from tests.text.small_project import make_text_project
+from tests.text.small_project import finished_project as text_project
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 from tests.training.test_fine_tune import Killed, kill_at
 
@@ -108,25 +108,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Base, experts and data of images, as the commands of the library take them."""
-    folder = tmp_path_factory.mktemp("world")
-    make_world(folder)
-    return folder
+    return shared_world(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of texts with its base and experts of four steps."""
-    folder = make_text_project(tmp_path_factory.mktemp("texts") / "project", steps=4)
-    run_pipeline(folder, ("prepare", "base", "multitask", "finetune"))
-    return folder / "outputs"
+    """The outputs of a project of texts."""
+    return text_project(tmp_path_factory) / "outputs"
 
 
 @pytest.fixture(scope="module")
 def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of causal models with its base."""
-    folder = make_causal_project(tmp_path_factory.mktemp("tales") / "project")
-    run_pipeline(folder, ("prepare", "base"))
-    return folder / "outputs"
+    """The outputs of a project of causal models."""
+    return causal_project(tmp_path_factory) / "outputs"
 
 
 def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Path, tmp_path: Path) -> None:

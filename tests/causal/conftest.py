@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.causal.small_project import make_base, make_causal_project
+from tests.causal.small_project import finished_project, make_base
 from tests.once import once
-from tests.project_folder import run_pipeline
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +17,4 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of three tasks that has run up to `evaluate`; nobody changes it."""
-    return once(tmp_path_factory, "causal_project", lambda folder: run_pipeline(make_causal_project(folder)))
+    return finished_project(tmp_path_factory)

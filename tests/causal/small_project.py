@@ -4,7 +4,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.project_folder import write_project
+import pytest
+
+from tests.once import once
+from tests.project_folder import run_pipeline, write_project
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
@@ -77,6 +80,11 @@ def questions(count: int) -> list[dict[str, Any]]:
         answer = chance.randrange(3)
         rows.append({"question": f"say {names[answer]}:", "choices": names, "answer": answer})
     return rows
+
+
+def finished_project(factory: pytest.TempPathFactory) -> Path:
+    """Return the one project of causal models that all tests of a run share; it has run up to `evaluate`."""
+    return once(factory, "causal_project", lambda folder: run_pipeline(make_causal_project(folder)))
 
 
 def make_causal_project(folder: Path, model: dict[str, Any] | None = None, **finetune: Any) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -17,6 +18,7 @@ from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Network
+from tests.once import once
 
 TASKS = {"red": (220, 40, 40), "blue": (40, 40, 220), "grey": (200, 200, 200)}
 PLACES = {"centre": slice(10, 22), "corner": slice(0, 12), "edge": slice(20, 32)}
@@ -41,6 +43,15 @@ def prepare(folder: Path, task: str) -> None:
         {split: lambda split=split: examples(task, split) for split in COUNTS},
     )
     prepare_task(raw, folder, image_decoding(32), seed=0)
+
+
+def shared_world(factory: pytest.TempPathFactory) -> Path:
+    """Return the one world that all tests of a run share, made by one thread; nobody changes it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = once(factory, "evaluation_world", make_world)
+    torch.set_num_threads(before)
+    return folder
 
 
 def make_world(folder: Path) -> None:
@@ -87,4 +98,4 @@ def sweep_values(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-__all__ = ["TASKS", "load_head", "make_world", "sweep_values"]
+__all__ = ["TASKS", "load_head", "make_world", "shared_world", "sweep_values"]

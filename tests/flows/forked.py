@@ -1,22 +1,27 @@
 """Commands in processes of their own that need not import what each of them imports: torch, Prefect, MLflow, DVC.
 
-One process imports these libraries, none of ours, and forks for every command. A fork is a process like any other: it
-has its own modules of ours, its own environment, folder and output, and ends by itself. It starts in a tenth of a
-second instead of five.
+One process of a whole test run imports these libraries, none of ours, and forks for every test process, and that fork
+forks for every command. A fork is a process like any other: it has its own modules of ours, its own environment, folder
+and output, and ends by itself. It starts in a tenth of a second instead of five.
 """
 
 import atexit
 import gc
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from filelock import FileLock
 
 COMMANDS = ("mergeflow", "dvc", "prefect")
 _LIBRARIES = (
@@ -30,12 +35,9 @@ def run_forked(
     folder: Path, command: tuple[str, ...], env: dict[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as `subprocess.run` does with its output captured."""
-    server, asked = _server(), json.dumps([str(folder), command, env])
-    assert server.stdin
-    assert server.stdout
-    server.stdin.write(asked + "\n")
-    server.stdin.flush()
-    pid = json.loads(server.stdout.readline())
+    server = _server()
+    print(json.dumps([str(folder), command, env]), file=server, flush=True)
+    pid = json.loads(server.readline())
     late = threading.Event()
 
     def stop() -> None:
@@ -44,7 +46,7 @@ def run_forked(
 
     timer = threading.Timer(timeout, stop)
     timer.start()
-    status, out, err = json.loads(server.stdout.readline())
+    status, out, err = json.loads(server.readline())
     timer.cancel()
     if late.is_set():
         raise subprocess.TimeoutExpired(command, timeout, out, err)
@@ -55,31 +57,72 @@ def run_forked(
 _SET = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
 
+_IDLE = 5.0  # seconds without a test process after which the server ends
+_started: list["subprocess.Popen[bytes]"] = []
+
+
 @cache
-def _server() -> "subprocess.Popen[str]":
-    command, pipe = [sys.executable, __file__], subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | _SET)
-    atexit.register(process.kill)
-    return process
+def run_folder() -> Path:
+    """Return a folder that all processes of a parallel test run share; a run in one process has its own."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    folder = Path(tempfile.gettempdir()) / f"mergeflow-{run}" if run else Path(tempfile.mkdtemp(prefix="mergeflow-"))
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@cache
+def _server() -> IO[str]:
+    """Return a connection to the server, which is started where none answers."""
+    place = run_folder() / "forks"
+    connection = socket.socket(socket.AF_UNIX)
+    with FileLock(f"{place}.lock"):
+        try:
+            connection.connect(str(place))
+        except OSError:
+            place.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(place))
+                listener.listen()
+                _started.append(subprocess.Popen([sys.executable, __file__], stdin=listener, env=os.environ | _SET))
+            connection.connect(str(place))
+    return connection.makefile("rw")
 
 
 def _serve() -> Any:
-    """Fork for every line of the standard input; in the fork return the function that is the command."""
-    answers, out, err = os.fdopen(os.dup(1), "w"), os.memfd_create("out"), os.memfd_create("err")
-    os.dup2(2, 1)  # what a library prints when it is imported is no answer
+    """Fork for every test process that connects; in a fork of such a fork return the function that is the command."""
+    listener = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what a library prints when it is imported
     for library in _LIBRARIES:
         import_module(library)
     assert threading.active_count() == 1, threading.enumerate()
     gc.freeze()  # a collection in a fork would touch, and so copy, the pages of all that was imported here
-    while line := sys.stdin.readline():
+    living: set[int] = set()
+    while select.select([listener], [], [], _IDLE)[0] or living:
+        living -= {pid for pid in living if os.waitpid(pid, os.WNOHANG)[0]}
+        if select.select([listener], [], [], 0)[0]:
+            connection, _ = listener.accept()
+            pid = os.fork()
+            if not pid:
+                listener.close()
+                return _answer(connection.makefile("rw"))
+            living.add(pid)
+            connection.close()
+    return lambda: 0
+
+
+def _answer(asked: IO[str]) -> Any:
+    """Fork for every line that a test process sends; in the fork return the function that is the command."""
+    out, err = os.memfd_create("out"), os.memfd_create("err")
+    while line := asked.readline():
         folder, command, env = json.loads(line)
         pid = os.fork()
         if not pid:
-            answers.close()
+            asked.close()
             return _become(folder, command, env, (out, err))
-        print(pid, file=answers, flush=True)
+        print(pid, file=asked, flush=True)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        print(json.dumps([status, *map(_taken, (out, err))]), file=answers, flush=True)
+        print(json.dumps([status, *map(_taken, (out, err))]), file=asked, flush=True)
     return lambda: 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.flows.forked import run_forked
 from tests.flows.small_project import environment
 from tests.postgres import POSTGRES, postgres_server
 
@@ -30,9 +31,7 @@ class Server:
 
     def run(self, *command: str, timeout: float = 300) -> str:
         """Run a command in the project folder; it must succeed. Return what it printed."""
-        done = subprocess.run(
-            command, cwd=self.project, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = run_forked(self.project, command, self.env, timeout)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -100,7 +99,7 @@ def prefect_server(folder: Path, project: Path) -> Iterator[Server]:
             process.wait()
 
 
-def wait_for(found: Callable[[], Any], seconds: float, every: float = 0.2) -> Any:
+def wait_for(found: Callable[[], Any], seconds: float, every: float = 0.5) -> Any:
     """Ask until the answer is true, and return it; fail after `seconds`."""
     end = time.monotonic() + seconds
     while True:

@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock
 from PIL import Image
 
-from tests.flows.forked import COMMANDS, run_forked
+from tests.flows.forked import COMMANDS, run_folder, run_forked
 
 ROOT = Path(__file__).parents[2]
 QUIET = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
@@ -57,9 +57,7 @@ def registry_template() -> Path:
 
 def made_once(name: str, make: Callable[[Path], subprocess.CompletedProcess[str]]) -> Path:
     """Return a folder that is made once for all processes of a parallel test run."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    above = Path(tempfile.gettempdir()) / f"mergeflow-{run}" if run else Path(tempfile.mkdtemp(prefix="mergeflow-"))
-    above.mkdir(exist_ok=True)
+    above = run_folder()
     with FileLock(above / f"{name}.lock"):
         if not (above / name).exists():
             (above / f"{name}.new").mkdir()
@@ -76,8 +74,12 @@ def environment(home: str | None = None) -> dict[str, str]:
     return {**kept, **QUIET, "PREFECT_HOME": home or prefect_home(), "PATH": path}
 
 
-def run_in(folder: Path, *command: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = environment() | variables
+def run_in(
+    folder: Path, *command: str, timeout: float = 240, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with environment variables of its own; None takes one away."""
+    changed = environment() | variables
+    env = {name: value for name, value in changed.items() if value is not None}
     if command[0] in COMMANDS:
         return run_forked(folder, command, env, timeout)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)

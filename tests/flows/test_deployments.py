@@ -77,9 +77,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with prefect_server(folder, project) as server:
         server.run("prefect", "work-pool", "create", "mergeflow", "--type", "process")
         server.run("prefect", "global-concurrency-limit", "create", "gpu", "--limit", "1")
-        server.start(sys.executable, "-c", SLOT + DIE)  # its slot comes back while other tests run
         server.run("prefect", "--no-prompt", "deploy", "--all")
         yield server
+
+
+@pytest.fixture(scope="module")
+def dead_holder(server: Server) -> None:
+    """What held the GPU's slot was killed: the slot comes back while other tests run."""
+    server.start(sys.executable, "-c", SLOT + DIE)
 
 
 @dataclass(frozen=True)
@@ -108,11 +113,16 @@ def story(server: Server) -> Story:
     ran = {name: started(project, name) for name in ("prepare@left", "prepare@right", "base")}
     [killed] = server.runs("mergeflow-nightly", "RUNNING")
     server.start_worker()
-    following = wait_for(lambda: server.runs("mergeflow-nightly", "COMPLETED", "FAILED"), 400)[0]
+    wait_for(lambda: [run for run in under_way(server) if run["id"] != killed["id"]], 400)
     server.ask(f"deployments/{killed['deployment_id']}/pause_deployment", {})  # at once; the command takes seconds
-    wait_for(lambda: not server.runs("mergeflow-nightly", "PENDING", "RUNNING"), 400)
+    following = wait_for(lambda: server.runs("mergeflow-nightly", "COMPLETED", "FAILED"), 400)[0]
+    wait_for(lambda: not under_way(server), 400)
     [killed] = [run for run in server.runs("mergeflow-nightly", "RUNNING", "CRASHED") if run["id"] == killed["id"]]
     return Story(killed, following, ran)
+
+
+def under_way(server: Server) -> list[dict[str, Any]]:
+    return server.runs("mergeflow-nightly", "PENDING", "RUNNING")
 
 
 def started(project: Path, stage: str) -> float:
@@ -154,6 +164,7 @@ def test_the_run_shows_table_decision_report_and_log(server: Server, story: Stor
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("dead_holder")
 @pytest.mark.parametrize("runner", ["dask", "ray"])
 def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path: Path, runner: str) -> None:
     folder = tmp_path / "project"
@@ -197,6 +208,7 @@ def test_the_server_takes_the_pools_for_containers(server: Server, kind: str) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("dead_holder")
 def test_gpu_slots_are_strict(server: Server, story: Story) -> None:
     """A missing limit is an error; two stages take turns; the slot of a holder that was killed comes back."""
     done = run_python(server, server.project, SLOT + TURNS)

@@ -43,7 +43,7 @@ class Undisturbed:
 def undisturbed(kind: str, folder: Path) -> Undisturbed:
     PROJECTS[kind](folder)
     begin = time.monotonic()
-    done = run_in(folder, "env", "--unset=PREFECT_HOME", "mergeflow", "run", timeout=900)
+    done = run_in(folder, "mergeflow", "run", timeout=900, PREFECT_HOME=None)
     assert (done.returncode, done.stderr) == (0, "")
     return Undisturbed(folder, hashes(folder), time.monotonic() - begin)
 
@@ -86,7 +86,7 @@ def kill_in_training(folder: Path) -> None:
 
 def continued(folder: Path) -> None:
     """Run what a kill has left to do; the project is then registered, once."""
-    last = run_in(folder, "env", "--unset=PREFECT_HOME", "mergeflow", "run", timeout=900)
+    last = run_in(folder, "mergeflow", "run", timeout=900, PREFECT_HOME=None)
     assert last.returncode == 0, last.stderr
     assert "Traceback" not in last.stderr
     registered = json.loads((folder / "outputs/registration.json").read_text())

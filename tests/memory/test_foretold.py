@@ -30,7 +30,7 @@ from mergeflow.search.forecast import foretell_sweep
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from tests.card import card, counted, driver
-from tests.evaluation.small import TASKS, make_world, sweep_values
+from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
 from tests.evaluation.test_statistics_command import call
 
@@ -41,9 +41,7 @@ GPT = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positio
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
-    make_world(folder)
-    return folder
+    return shared_world(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

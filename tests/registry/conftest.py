@@ -17,7 +17,7 @@ from registry.gates import Evidence
 from registry.pyfunc_model import ModelFiles
 from registry.store import Store, connect
 from registry.versions import Candidate
-from tests.once import once
+from tests.flows.small_project import registry_template
 from tests.postgres import POSTGRES, postgres_server
 
 torch.set_num_threads(1)  # the tests fork; threads of a pool would not survive it
@@ -25,14 +25,9 @@ CLASSES = {"digits": ["zero", "one", "two"], "signs": ["stop", "go"]}
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template() -> Path:
     """A migrated, empty SQLite store: the migrations cost seconds, a copy nothing."""
-
-    def make(root: Path) -> None:
-        root.mkdir()
-        connect(project_root=root, experiment="template")
-
-    return once(tmp_path_factory, "registry_template", make) / "mlflow.db"
+    return registry_template()
 
 
 @pytest.fixture(autouse=True)

@@ -81,6 +81,8 @@ def check_scoring(address: str, label: str) -> None:
     assert "did you mean 'digits'" in answer["message"]
     assert post(address, record(b"junk", "digits"))[0] == 400
     assert post(address, {"dataframe_records": [{"task": "digits"}]})[0] == 400
+    assert post(address, {"rows": []})[0] == 400
+    assert post(address, b"{")[0] == 400
 
 
 def test_the_local_champion_over_http(store, real, tmp_path):

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.once import once
-from tests.project_folder import run_pipeline
-from tests.text.small_project import make_base, make_text_project
+from tests.text.small_project import finished_project, make_base
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +17,4 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of three tasks that has run up to `evaluate`; nobody changes it."""
-    return once(tmp_path_factory, "text_project", lambda folder: run_pipeline(make_text_project(folder)))
+    return finished_project(tmp_path_factory)

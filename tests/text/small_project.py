@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.project_folder import write_project
+import pytest
+
+from tests.once import once
+from tests.project_folder import run_pipeline, write_project
 
 ANIMALS, COLOURS, GOOD, BAD = ["cat", "dog", "emu"], ["red", "blue", "green"], ["nice", "fine"], ["poor", "sad"]
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "the", "is", "and", "very", *ANIMALS, *COLOURS, *GOOD, *BAD]
@@ -92,6 +95,11 @@ def near(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
             "text_pair": f"{other} {second}{filler}",
             "score": float((first == second) + (colour == other)),
         }
+
+
+def finished_project(factory: pytest.TempPathFactory) -> Path:
+    """Return the one project of texts that all tests of a run share; it has run up to `evaluate`."""
+    return once(factory, "text_project", lambda folder: run_pipeline(make_text_project(folder)))
 
 
 def make_text_project(folder: Path, model: dict[str, Any] | None = None, **finetune: Any) -> Path:
