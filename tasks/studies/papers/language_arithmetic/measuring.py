@@ -27,7 +27,7 @@ from mergeflow.search.candidates import score_all
 from mergeflow.search.grid import grid
 from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
 from tasks.studies.papers.language_arithmetic.options import Options
-from tasks.studies.papers.language_arithmetic.texts import ATTRIBUTES, DOMAINS, MANNERS, Manner, documents
+from tasks.studies.papers.language_arithmetic.world import Task, World, written
 from tasks.studies.pieces import Row
 from tasks.studies.scales import best_scale, combined
 from tasks.studies.tuning import drawn_weights, trained
@@ -61,7 +61,12 @@ class Bench:
         model, _ = load_model(options.base, Path.cwd())
         return cls(options, seed, model, drawn_weights(model), load_tokenizer(options.base, Path.cwd()))
 
-    def texts(self, manners: Sequence[Manner], split: str) -> PackedText:
+    @cached_property
+    def world(self) -> World:
+        """The tasks."""
+        return World.of(self.options.folders)
+
+    def texts(self, manners: Sequence[Task], split: str) -> PackedText:
         """Return the texts of some tasks in blocks, those of one task after those of the other.
 
         Args:
@@ -69,11 +74,11 @@ class Bench:
             split: train, validation or test.
         """
         count = {"train": self.options.train, "validation": self.options.validation, "test": self.options.test}[split]
-        told = (text for manner in manners for text in documents(manner, split, count, self.seed))
+        told = (text for manner in manners for text in written(manner, split, count, self.seed, Path.cwd()))
         ids = [token for text in told for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
         return PackedText(split, cut(np.array(ids), self.options.block, self.tokenizer.end), CPU)
 
-    def tuned(self, manners: Sequence[Manner]) -> State:
+    def tuned(self, manners: Sequence[Task]) -> State:
         """Return the weights after fine-tuning on all texts of some tasks, as many steps for each.
 
         Args:
@@ -83,11 +88,11 @@ class Bench:
         return trained(self.model, self.start, self.texts(manners, "train"), tune, self.seed)
 
     @cached_property
-    def held_out(self) -> dict[tuple[Manner, str], PackedText]:
+    def held_out(self) -> dict[tuple[Task, str], PackedText]:
         """The validation and test texts of every task."""
-        return {(manner, split): self.texts([manner], split) for manner in MANNERS for split in _LOOKED_AT}
+        return {(manner, split): self.texts([manner], split) for manner in self.world.tasks for split in _LOOKED_AT}
 
-    def likelihood(self, state: State, manner: Manner, split: str) -> float:
+    def likelihood(self, state: State, manner: Task, split: str) -> float:
         """Return the log-likelihood per token of a task's texts, in nats.
 
         Args:
@@ -107,9 +112,9 @@ def seed_rows(options: Options, seed: int) -> list[Row]:
         seed: of the texts and of the order of the batches.
     """
     bench = Bench.open(options, seed)
-    experts = {manner: bench.tuned([manner]) for manner in MANNERS}
+    experts = {manner: bench.tuned([manner]) for manner in bench.world.tasks}
     rows: list[Row] = []
-    for name, tasks in ATTRIBUTES.items():
+    for name, tasks in bench.world.attributes.items():
         vectors = {
             " ".join(task): {key: value - bench.start[key] for key, value in experts[manner].items()}
             for task, manner in tasks.items()
@@ -119,7 +124,7 @@ def seed_rows(options: Options, seed: int) -> list[Row]:
     return [{"seed": seed, **row} for row in (*rows, *_domain_rows(bench, experts))]
 
 
-def others(tasks: Mapping[tuple[str, str], Manner], target: tuple[str, str]) -> tuple[str, str, str]:
+def others(tasks: Mapping[tuple[str, str], Task], target: tuple[str, str]) -> tuple[str, str, str]:
     """Return A, B and C: what has the target's first attribute alone, its second one alone, and neither.
 
     Args:
@@ -127,7 +132,7 @@ def others(tasks: Mapping[tuple[str, str], Manner], target: tuple[str, str]) -> 
         target: one of them.
 
     Example:
-        >>> others(ATTRIBUTES["authors × genres"], ("first", "tales"))
+        >>> others(World.of(None).attributes["authors × genres"], ("first", "tales"))
         ('first dialogues', 'second tales', 'second dialogues')
     """
     told = {(one == target[0], two == target[1]): f"{one} {two}" for one, two in tasks}
@@ -136,7 +141,7 @@ def others(tasks: Mapping[tuple[str, str], Manner], target: tuple[str, str]) -> 
 
 def _target_rows(
     bench: Bench,
-    tasks: Mapping[tuple[str, str], Manner],
+    tasks: Mapping[tuple[str, str], Task],
     vectors: Mapping[str, Mapping[str, Tensor]],
     target: tuple[str, str],
 ) -> Iterator[Row]:
@@ -167,29 +172,31 @@ def _target_rows(
         yield {"target": " ".join(target), "way": way, "scale": scale, **found}
 
 
-def _domain_rows(bench: Bench, experts: Mapping[Manner, State]) -> Iterator[Row]:
+def _domain_rows(bench: Bench, experts: Mapping[Task, State]) -> Iterator[Row]:
     """Yield a row for each model and domain; the arguments of a merge are those that are best on validation."""
-    merger = CandidateMerger(bench.start, {name: experts[manner] for name, manner in DOMAINS.items()})
+    domains = bench.world.domains
+    own = {name: experts[manner] for name, manner in domains.items()}
+    merger = CandidateMerger(bench.start, own)
 
     def score(call: MethodCall) -> dict[str, float]:
         state = merger.merge(call)
-        return {name: bench.likelihood(state, manner, "validation") for name, manner in DOMAINS.items()}
+        return {name: bench.likelihood(state, manner, "validation") for name, manner in domains.items()}
 
-    joint = bench.tuned(list(DOMAINS.values()))
+    joint = bench.tuned(list(domains.values()))
     for model, states in {
-        BASE: dict.fromkeys(DOMAINS, bench.start),
-        INDIVIDUAL: {name: experts[manner] for name, manner in DOMAINS.items()},
-        JOINT: dict.fromkeys(DOMAINS, joint),
+        BASE: dict.fromkeys(domains, bench.start),
+        INDIVIDUAL: own,
+        JOINT: dict.fromkeys(domains, joint),
     }.items():
         yield from _judged(bench, model, states)
     for method, values in bench.options.methods.items():
         tried = list(score_all(method, grid(method, values), score, mean))
         best = max(tried, key=lambda one: one.value)
         told = {"args": json.dumps(best.varied), "tried": len(tried)}
-        yield from ({**row, **told} for row in _judged(bench, method, dict.fromkeys(DOMAINS, merger.merge(best.call))))
+        yield from ({**row, **told} for row in _judged(bench, method, dict.fromkeys(domains, merger.merge(best.call))))
 
 
 def _judged(bench: Bench, model: str, states: Mapping[str, State]) -> Iterator[Row]:
-    for name, manner in DOMAINS.items():
+    for name, manner in bench.world.domains.items():
         found = {split: bench.likelihood(states[name], manner, split) for split in _LOOKED_AT}
         yield {"model": model, "domain": name, **found}

@@ -6,7 +6,10 @@ from pydantic import Field, field_validator
 
 from mergeflow.search.grid import grid_of
 from tasks.project.sections import Section
+from tasks.studies.papers.language_arithmetic.world import Folders
 from tasks.studies.tuning import CosineSteps
+
+PLAIN = ("average", "task_arithmetic")  # methods that treat no interference
 
 
 class Options(Section):
@@ -16,7 +19,8 @@ class Options(Section):
         seeds: of the texts and of the order of the batches.
         base: what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`.
         block: tokens of a block.
-        train: texts that each expert learns from.
+        folders: texts of your own in place of the generated ones; the seed is then that of the batches alone.
+        train: texts that each expert learns from; of a folder the first so many files.
         validation: texts of each task that λ and the methods' arguments are chosen on.
         test: texts of each task that are looked at once.
         tune: of each expert; joint training takes as many steps as the experts together.
@@ -27,6 +31,7 @@ class Options(Section):
     seeds: list[int] = Field(min_length=1)
     base: str = "books"
     block: int = Field(128, ge=8)
+    folders: Folders | None = None
     train: int = Field(ge=1)
     validation: int = Field(ge=1)
     test: int = Field(ge=1)
@@ -39,4 +44,9 @@ class Options(Section):
     def _taken(cls, methods: dict[str, dict[str, list[Any]]]) -> dict[str, dict[str, list[Any]]]:
         for name, values in methods.items():
             grid_of(name, values)
+        if "task_arithmetic" not in methods or not methods.keys() - PLAIN:
+            raise ValueError(
+                f"found {', '.join(methods)}; expected task_arithmetic and a method that treats interference, such as "
+                "ties: a finding compares them"
+            )
         return methods

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SUM, TRAINED, WAYS, scores, with_nearest
 from tasks.studies.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
-from tasks.studies.papers.language_arithmetic.texts import DOMAINS
+from tasks.studies.papers.language_arithmetic.options import PLAIN
 from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import by_seed, tidy
@@ -17,7 +17,6 @@ from tasks.studies.rows import by_seed, tidy
 NEARER, ABOVE_BASE, BEHIND = 0.05, 0.1, 0.1  # nats a token, of analogies
 GAIN, SHARE, TREATED = 0.2, 50.0, 0.02  # nats, % and nats, of three domains
 BEST, TREATING = "best merge", "best that treats interference"
-PLAIN = ("average", "task_arithmetic")  # methods that treat no interference
 _TRAINED = (BASE, INDIVIDUAL, JOINT)
 
 
@@ -170,15 +169,16 @@ def _analogy_table(rows: Sequence[Row], name: str) -> Table:
 def _domain_table(rows: Sequence[Row]) -> Table:
     models = [model for model in dict.fromkeys(row["model"] for row in rows) if model not in (*_TRAINED, TREATING)]
     base, expert = (means(rows, model) for model in (BASE, INDIVIDUAL))
+    names = list(dict.fromkeys(row["domain"] for row in rows))
     lines: list[dict[str, Cell]] = []
     for model in [*_TRAINED, *sorted(models, key=lambda one: -fmean(means(rows, one)))]:
         mean = means(rows, model)
-        own = [row for row in rows if row["model"] == model and row["domain"] == next(iter(DOMAINS))]
+        own = [row for row in rows if row["model"] == model and row["domain"] == names[0]]
         chosen = dict.fromkeys(row["args"] for row in own if row.get("args") and model != BEST)
         lines.append(
             {
                 "model": model,
-                **{domain: with_interval(means(rows, model, domain), 2) for domain in DOMAINS},
+                **{domain: with_interval(means(rows, model, domain), 2) for domain in names},
                 "mean": with_interval(mean, 2),
                 "of the gap, %": "" if model in (BASE, INDIVIDUAL) else with_interval(closed(mean, base, expert)),
                 "chosen on validation": "; ".join(map(_told, chosen)),
@@ -193,5 +193,5 @@ def _told(args: str) -> str:
 
 def _note(rows: Sequence[Row]) -> str:
     picked = {name: [r["method"] for r in rows if r["model"] == name] for name in (BEST, TREATING)}
-    each = {name: ", ".join(found[:: len(DOMAINS)]) for name, found in picked.items()}
+    each = {name: ", ".join(found[:: len({row["domain"] for row in rows})]) for name, found in picked.items()}
     return f"The best merge on validation, by seed: {each[BEST]}; of those that treat interference: {each[TREATING]}."

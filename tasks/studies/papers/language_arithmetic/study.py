@@ -38,6 +38,7 @@ from tasks.studies.papers.language_arithmetic.figures import figures
 from tasks.studies.papers.language_arithmetic.measuring import seed_rows
 from tasks.studies.papers.language_arithmetic.options import Options
 from tasks.studies.papers.language_arithmetic.results import study_result
+from tasks.studies.papers.language_arithmetic.world import World, check_places
 from tasks.studies.pieces import kept_by_seed
 
 STUDY = "language_arithmetic"
@@ -48,6 +49,7 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/language_arithmetic`."""
     torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    check_places(World.of(options.folders).tasks, io.root)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, options))
     rows = [row for piece in pieces for row in piece["rows"]]
     study_result(rows).write(io.out(layout.study(STUDY)), figures(rows))

@@ -60,9 +60,6 @@ DOMAINS: Mapping[str, Manner] = {
 }
 """Three tasks that have neither author nor genre in common."""
 
-MANNERS = sorted({*DOMAINS.values(), *(manner for tasks in ATTRIBUTES.values() for manner in tasks.values())})
-"""Those of all tasks, each once."""
-
 _PAST = (*words.ACTS, *words.MOODS, "was", "had", "ate", "looked", "asked", "knew", "said")
 _PRESENT = (
     "finds carries loses mends paints hides sells borrows counts washes lifts drops follows guards forgets "

@@ -1,0 +1,112 @@
+"""Study `language_arithmetic` on texts of one's own; its examples are valid, and run with models of their classes."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.places import ASSETS
+from tasks.project.parameters import load_params, load_study_params
+from tasks.project.study_graph import study_graph
+from tasks.project.study_options import check_study_options
+from tasks.studies.papers.analogy.results import TRAINED
+from tasks.studies.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
+from tasks.studies.papers.language_arithmetic.results import means
+from tasks.studies.papers.language_arithmetic.world import Folders, World, check_places, written
+from tasks.studies.results import StudyResult
+from tests.causal.small_project import SIZES, tale
+from tests.causal.test_unlearning_examples import CLASSES
+from tests.studies.small_lab import ROOT, run_study
+
+EXAMPLES = ROOT / "examples/language_arithmetic"
+NAMES = sorted(path.name for path in EXAMPLES.iterdir())
+ABOUT = ("ship", "boat", "tree", "river", "house", "horse", "lamp")
+
+
+def chosen(name: str) -> dict[str, Any]:
+    """The choices of an example."""
+    values: dict[str, Any] = yaml.safe_load((EXAMPLES / name / "studies.yaml").read_text())
+    return values["studies"]["language_arithmetic"]
+
+
+def put_texts(folder: Path, world: World) -> None:
+    """Write texts of a few hundred words where the tasks of an example expect them."""
+    for about, task in zip(ABOUT, world.tasks, strict=True):
+        assert isinstance(task, str)
+        place = folder / task.removeprefix("folder:")
+        place.mkdir(parents=True)
+        for seed, split in enumerate(("train", "validation", "test")):
+            (place / f"{split}.txt").write_text(tale(about, 150, seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_valid(name: str, tmp_path: Path) -> None:
+    (tmp_path / "studies").mkdir()
+    template = (ROOT / "mergeflow/modalities/causal/params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(template.replace("$NAME", "texts"))
+    shutil.copy(EXAMPLES / name / "studies.yaml", tmp_path / "studies/params.yaml")
+    studies = load_study_params(tmp_path, load_params(tmp_path / "params.yaml"))
+    (study,) = check_study_options(tmp_path, studies)
+    assert (study.name, study.systems) == ("language_arithmetic", ("P22", "B7"))
+    assert "mergeflow stage run language_arithmetic" in study_graph(tmp_path, studies)
+    world = World.of(Folders.model_validate(chosen(name)["folders"]))
+    assert len(world.tasks) == len(ABOUT)
+
+
+def test_texts_of_a_folder_are_read_whole_and_in_order(tmp_path: Path) -> None:
+    (tmp_path / "mine/train").mkdir(parents=True)
+    texts = [tale(about, 300, 0) for about in ABOUT[:3]]
+    for number, text in enumerate(texts):
+        (tmp_path / f"mine/train/{number}.txt").write_text(text)
+    assert list(written("folder:mine", "train", 2, 0, tmp_path)) == texts[:2]
+
+
+def test_all_that_is_wrong_with_the_places_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.txt").write_text(tale("ship", 20, 0))
+    with pytest.raises(MergeflowError) as caught:
+        check_places(["folder:mine", "folder:nowhere", "jsonl:mine"], tmp_path)
+    told = str(caught.value)
+    assert "'folder:mine' has no texts of the split validation and test" in told
+    assert "nowhere" in told
+    assert "'jsonl:mine' is not a folder of texts" in told
+    assert "folder:PATH, a folder with train.txt, validation.txt and test.txt" in told
+    check_places(World.of(None).tasks, tmp_path)
+
+
+def test_attributes_are_two_by_two_and_domains_three() -> None:
+    domains = dict.fromkeys(("law", "code", "art"), "folder:x")
+    first = {"one": {"tales": "folder:a", "songs": "folder:b"}, "two": {"tales": "folder:c", "letters": "folder:d"}}
+    with pytest.raises(ValueError, match="one: tales, songs; two: tales, letters; expected two values"):
+        Folders.model_validate({"attributes": {"authors": first}, "domains": domains})
+    first["two"] = {"songs": "folder:c", "tales": "folder:d"}
+    Folders.model_validate({"attributes": {"authors": first}, "domains": domains})
+    with pytest.raises(ValueError, match="at least 3"):
+        Folders.model_validate({"attributes": {"authors": first}, "domains": {"law": "folder:x"}})
+
+
+@pytest.mark.nightly  # 20 processor seconds
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dry_run_with_a_tiny_model_of_its_class(name: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base = shutil.copytree(ASSETS / "books", tmp_path / "base")  # its tokenizer stays
+    values = {**SIZES, **CLASSES[name], "vocab_size": 1024, "eos_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    model.save_pretrained(base)
+    choices = chosen(name)
+    put_texts(tmp_path, World.of(Folders.model_validate(choices["folders"])))
+    there = yaml.safe_load(yaml.safe_dump(choices["folders"]).replace("folder:", f"folder:{tmp_path}/"))
+    small = {"seeds": [1, 2], "base": str(base), "block": 32, "folders": there, "scales": [0.5, 1.0]}
+    small |= {"tune": {"learning_rate": 0.01, "steps": 6, "batch_size": 4}}
+    small |= {"methods": {"task_arithmetic": {"scale": [0.3]}, "ties": {"scale": [0.5]}}}
+    found = StudyResult.read(run_study(ROOT, "language_arithmetic", tmp_path / "scratch", **{**choices, **small}))
+    assert {row["domain"] for row in found.rows if row["domain"]} == {"law", "medicine", "code"}
+    ways = {row["target"] for row in found.rows if row["way"] == TRAINED}
+    assert ways == {"austen novels", "austen letters", "dickens novels", "dickens letters"}
+    rows = [row for row in found.rows if row["model"]]
+    for made in (INDIVIDUAL, JOINT):
+        assert all(one > other for one, other in zip(means(rows, made), means(rows, BASE), strict=True))
