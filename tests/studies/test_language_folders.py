@@ -48,7 +48,7 @@ def test_an_example_is_valid(name: str, tmp_path: Path) -> None:
     template = (ROOT / "mergeflow/modalities/causal/params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(template.replace("$NAME", "texts"))
     shutil.copy(EXAMPLES / name / "studies.yaml", tmp_path / "studies/params.yaml")
-    studies = load_study_params(tmp_path, load_params(tmp_path / "params.yaml"))
+    studies = load_study_params(tmp_path / "studies/params.yaml", load_params(tmp_path / "params.yaml"))
     (study,) = check_study_options(tmp_path, studies)
     assert (study.name, study.systems) == ("language_arithmetic", ("P22", "B7"))
     assert "mergeflow stage run language_arithmetic" in study_graph(tmp_path, studies)
