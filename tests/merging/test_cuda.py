@@ -13,7 +13,8 @@ from mergeflow.merging import FactorCache, configure, merge, methods, prepare
 from mergeflow.merging.compression.catalog import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.learned.adamerging import learn
-from mergeflow.merging.linalg import select, spectra
+from mergeflow.merging.linalg import spectra
+from mergeflow.merging.thresholds import select
 from tests.merging.helpers import EDGE, awkward, fitting, recipe, statistics
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -10,7 +10,7 @@ from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.merging import configure, methods, prepare, stacks
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.linalg import spectra
-from mergeflow.merging.methods import spherical, subspace
+from mergeflow.merging.methods import inner_products, subspace
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 from tests.merging.helpers import EDGE, fitting
 
@@ -32,7 +32,7 @@ def models():
 @pytest.mark.parametrize("name", methods())
 def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
     """Bytes of tensors alive at once while a whole tensor is read and merged, without LAPACK's own."""
-    monkeypatch.setattr(spherical, "BLOCK", 512)
+    monkeypatch.setattr(inner_products, "BLOCK", 512)
     monkeypatch.setattr(stacks, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
     base, experts = models[0], fitting(name, models[1])
     for args in [{}, *EDGE[name]] if weights is None else [{}]:
@@ -57,9 +57,9 @@ def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch)
 def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, models, monkeypatch):
     base, experts = models[0], fitting(name, models[1])
     whole = prepare(name, base, experts)
-    monkeypatch.setattr(spherical, "LARGE", prod(base[TALL].shape))
+    monkeypatch.setattr(inner_products, "LARGE", prod(base[TALL].shape))
     monkeypatch.setattr("mergeflow.merging.engine.BLOCK", 4096)
-    monkeypatch.setattr(spherical, "BLOCK", 4096)
+    monkeypatch.setattr(inner_products, "BLOCK", 4096)
     blocks = prepare(name, base, experts)
     assert treats_elements_alone(configure(name), model_of(base, experts), EMBEDDING)
     assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)
