@@ -56,6 +56,11 @@ class Model:
         """Number of floating-point elements of the whole model."""
         return sum(prod(shape) for shape in self.shapes.values())
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether a weight is not 1, or may differ from 1 in some tensor."""
+        return bool(self.varied) or any(weight != 1 for weight in self.weights)
+
 
 Elementwise = Callable[[Any, str, Model], bool]
 """(args, tensor's name, model) → whether the tensor's elements are treated alone."""
@@ -85,9 +90,7 @@ class Stack:
     @property
     def weighted(self) -> Tensor:
         """w_t · τ_t, [T, *base.shape], for formulas that sum task vectors."""
-        if all(weight == 1 for weight in self.model.weights):
-            return self.taus
-        return self.taus * self.weight_column
+        return self.taus * self.weight_column if self.model.has_weights else self.taus
 
     def take(self, weighted: bool = True) -> Tensor:
         """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.
@@ -97,7 +100,7 @@ class Stack:
         """
         taus = self.taus
         del self.taus
-        if weighted and any(weight != 1 for weight in self.model.weights):
+        if weighted and self.model.has_weights:
             taus.mul_(self.weight_column)
         return taus
 

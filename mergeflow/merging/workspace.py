@@ -99,7 +99,7 @@ def tensors(count: Callable[[int], float], weighted: bool = False) -> Workspace:
 
     def workspace(args: Any, name: str, model: Model) -> int:
         experts = len(model.experts)
-        copies = count(experts) + experts * (weighted and _has_weights(model))
+        copies = count(experts) + experts * (weighted and model.has_weights)
         return int(copies * prod(model.shapes[name]) * model.dtype.itemsize)
 
     return workspace
@@ -127,10 +127,6 @@ def matrices(of_one: Callable[[Any, Matrix], int]) -> Workspace:
         return most + copies * prod(shape) * itemsize
 
     return workspace
-
-
-def _has_weights(model: Model) -> bool:
-    return bool(model.varied) or any(weight != 1 for weight in model.weights)
 
 
 def decomposition(matrix: Matrix, rank: int | None = None) -> int:

@@ -8,6 +8,8 @@ from mergeflow.merging import FactorCache, configure, prepare
 from mergeflow.merging.linalg import spectra
 from mergeflow.merging.linalg.spectra import polar_, svd, truncate
 from mergeflow.merging.matrices import is_matrix, rank_of
+from mergeflow.merging.methods import optimised
+from mergeflow.merging.methods.ties import trim_rounded
 from tests.merging.helpers import one
 
 
@@ -223,8 +225,12 @@ def test_iso_c_formula_and_flat_spectrum():
     torch.testing.assert_close(values, torch.full_like(values, sigma.mean()))
 
 
-def test_iso_cts_formula():
-    taus, common, own = draw(2, 20, 10), 8, 1
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((20, 10), torch.float64), ((10, 20), torch.float64), ((20, 10), torch.float32), ((10, 20), torch.float32)],
+)
+def test_iso_cts_formula(shape, dtype):
+    taus, common, own = draw(2, *shape).to(dtype).double(), 8, 1
     left, sigma, right = torch.linalg.svd(taus.sum(0), full_matrices=False)
     lefts, sigmas, rights = [left[:, :common]], [sigma[:common]], [right[:common]]
     for tau in taus:
@@ -232,8 +238,23 @@ def test_iso_cts_formula():
         u, s, v = torch.linalg.svd(outside, full_matrices=False)
         lefts, sigmas, rights = [*lefts, u[:, :own]], [*sigmas, s[:own]], [*rights, v[:own]]
     expected = torch.cat(sigmas).mean() * orthogonal(torch.cat(lefts, 1)) @ orthogonal(torch.cat(rights, 0))
-    torch.testing.assert_close(direction("iso_cts", taus), expected)
+    error = (direction("iso_cts", taus.to(dtype)).double() - expected).norm() / expected.norm()
+    assert error < (1e-12 if dtype == torch.float64 else 1e-7)
     torch.testing.assert_close(direction("iso_cts", taus, common=1.0), direction("iso_c", taus))
+
+
+def test_iso_cts_gives_no_direction_to_the_rounding_of_experts_of_low_rank():
+    """All of them lies in the common space: what float64 leaves outside has directions too, of noise."""
+    for shape in ((40, 24), (24, 40)):
+        taus = torch.stack([draw(shape[0], 2, seed=i) @ draw(2, shape[1], seed=i + 9) for i in range(3)])
+        values = torch.linalg.svdvals(direction("iso_cts", taus))
+        torch.testing.assert_close(values[:6], values[:1].expand(6))
+        assert values[6] < 1e-9 * values[0]
+
+
+def test_iso_cts_where_rounding_gives_more_directions_than_the_shorter_side_has():
+    taus = draw(3, 24, 8)
+    assert direction("iso_cts", taus, common=0.0).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["tsv", "iso_c", "iso_cts"])
@@ -263,7 +284,32 @@ def test_knots_then_task_arithmetic_is_task_arithmetic():
         torch.testing.assert_close(direction("knots", taus, then="task_arithmetic"), taus.sum(0))
 
 
+@pytest.mark.parametrize("shape", [(48, 200), (200, 48), (64, 64)])
+def test_knots_in_float32_is_that_of_float64(shape):
+    """V_t is kept in the experts' type, but trimmed as it was before."""
+    taus = (1e-3 * draw(8, *shape)).float()
+    exact = direction("knots", taus.double())
+    assert (direction("knots", taus).double() - exact).norm() < 1e-7 * exact.norm()
+
+
+def test_entries_that_rounding_made_equal_are_trimmed_as_before():
+    exact = 1 + 1e-10 * draw(4, 5)
+    block = exact.float()
+    rest = (exact - block).to(torch.bfloat16)
+    trim_rounded(block, rest, 0.25)
+    assert torch.equal(block.flatten().nonzero().flatten(), exact.flatten().topk(5).indices.sort().values)
+
+
 # WUDI
+
+
+@pytest.mark.parametrize("shape", [(8, 30), (30, 8), (20, 20)])
+def test_wudi_of_a_wide_matrix_takes_its_curvature_in_blocks(shape, monkeypatch):
+    taus = draw(4, *shape)
+    whole = direction("wudi", taus, steps=20, lr=1e-2)
+    monkeypatch.setattr(optimised, "_WIDTH", 7)
+    monkeypatch.setattr(optimised, "_ROWS", 3)
+    torch.testing.assert_close(direction("wudi", taus, steps=20, lr=1e-2), whole)
 
 
 def interference(tau, taus):

@@ -9,8 +9,8 @@ import torch
 from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.merging import configure, methods, prepare, stacks
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
-from mergeflow.merging.linalg import spectra
-from mergeflow.merging.methods import inner_products, subspace
+from mergeflow.merging.linalg import outside, spectra
+from mergeflow.merging.methods import inner_products, optimised, subspace, ties
 from mergeflow.merging.stacks import Stacks, Unit, model_of
 from tests.merging.helpers import EDGE, fitting
 
@@ -33,6 +33,7 @@ def models():
 def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
     """Bytes of tensors alive at once while a whole tensor is read and merged, without LAPACK's own."""
     monkeypatch.setattr(inner_products, "BLOCK", 512)
+    monkeypatch.setattr(ties, "BLOCK", 512)
     monkeypatch.setattr(stacks, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
     base, experts = models[0], fitting(name, models[1])
     for args in [{}, *EDGE[name]] if weights is None else [{}]:
@@ -67,29 +68,45 @@ def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, models,
         torch.testing.assert_close(blocks.direction[tensor], direction, rtol=1e-6, atol=1e-7)
 
 
-# Copies of a matrix four times as long as wide, base and task vectors among them, beside (experts + 3) of them; where
-# the directions of all experts are held in float64, half a copy are those of the shorter side.
-SPECTRAL = {"cart": 0.0, "low_rank": 0.0, "iso_c": 0.0, "tsv": 0.5}
+# Copies of a matrix four times as long as wide (tall, wide), base and task vectors among them, beside (experts + 3) of
+# them. Half a copy with `tsv` are the directions of the shorter side, in float64; with `wudi` of a wide matrix they are
+# the shorter sides' Gram matrices of two experts, beside half of the curvature. `knots` needs as many directions as a
+# tall matrix has rows, and they and the Gram matrix of those rows are eight copies each.
+SPECTRAL = {
+    "cart": (0.0, 0.0),
+    "low_rank": (0.0, 0.0),
+    "iso_c": (0.0, 0.0),
+    "iso_cts": (0.0, 0.0),
+    "tsv": (0.5, 0.5),
+    "wudi": (-1.0, 0.9),
+    "knots": (14.6, 0.1),
+}
 
 
-@pytest.mark.parametrize("shape", [(1024, 256), (256, 1024)], ids=["tall", "wide"])
+@pytest.mark.parametrize("wide", [False, True], ids=["tall", "wide"])
 @pytest.mark.parametrize("weights", [(), (0.5, 1.0, 2.0, 1.0)], ids=["alike", "weighted"])
 @pytest.mark.parametrize("name", SPECTRAL)
-def test_a_spectral_method_holds_three_tensors_beside_those_of_its_experts(name, weights, shape, monkeypatch):
+def test_a_spectral_method_holds_three_tensors_beside_those_of_its_experts(name, weights, wide, monkeypatch):
     """Bytes of tensors, LAPACK's work among them, from reading a matrix to its merged form; rows pass 32 at a time."""
-    monkeypatch.setattr(spectra, "_ROWS", 32)
-    monkeypatch.setattr(subspace, "_ROWS", 32)
+    for module in (spectra, subspace, optimised):
+        monkeypatch.setattr(module, "_ROWS", 32)
+    for module in (subspace, outside):
+        monkeypatch.setattr(module, "ROWS", 8)
+    monkeypatch.setattr(optimised, "_WIDTH", 32)
+    monkeypatch.setattr(ties, "BLOCK", 4096)
+    shape = (256, 1024) if wide else (1024, 256)
     generator = torch.Generator().manual_seed(0)
     base, *experts = ({WIDE: torch.randn(shape, generator=generator)} for _ in range(5))
     named = dict(zip("abcd", experts, strict=True))
-    call, model = configure(name), model_of(base, named, dict(zip("abcd", weights, strict=False)))
+    call = configure(name, {"steps": 1} if name == "wudi" else {})
+    model = model_of(base, named, dict(zip("abcd", weights, strict=False)))
     engine = Engine(call, Stacks(base, named, model), workers=1)
     held = peak_tensor_bytes(lambda: engine.result(Unit(WIDE, 0, prod(shape), shape)))
-    assert held <= (4 + 3 + SPECTRAL[name] + 0.1) * 4 * prod(shape)
+    assert held <= (4 + 3 + SPECTRAL[name][wide] + 0.1) * 4 * prod(shape)
 
 
 @pytest.mark.parametrize("shape", [(14336, 4096), (4096, 14336), (4096, 4096)], ids=str)
-@pytest.mark.parametrize("name", SPECTRAL)
+@pytest.mark.parametrize("name", [name for name in SPECTRAL if name != "knots"])
 def test_at_the_widths_of_llama_3_spectral_methods_stay_within_three_tensors_and_the_buffer(name, shape):
     """What is foretold of three experts' largest matrices, which the test above and the first one count."""
     base, *experts = ({WIDE: torch.empty(1, dtype=torch.bfloat16).expand(shape)} for _ in range(4))

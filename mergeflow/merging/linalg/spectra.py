@@ -7,6 +7,7 @@ its time; a float32 Gram (1e-3) or a plain randomised SVD (3e-2) would be too lo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mergeflow.late import torch
@@ -34,13 +35,25 @@ def is_zero(matrix: Tensor) -> bool:
 
 def gram(matrix: Tensor) -> Tensor:
     """Return AᵀA [n, n] of A [m, n] in float64: its lower triangle; above it, what shares a strip with the diagonal."""
-    n = matrix.shape[1]
-    product = matrix.new_zeros(n, n, dtype=torch.float64)
-    for rows in matrix.split(_ROWS):
+    return gram_of(matrix.split(_ROWS), matrix.shape[1])
+
+
+def gram_of(strips: Iterable[Tensor], side: int) -> Tensor:
+    """Return AᵀA [n, n] as `gram` does, of the rows of A, of which some come at a time.
+
+    Args:
+        strips: Rows [any number, n], on one device.
+        side: n.
+    """
+    product = None
+    for rows in strips:
+        if product is None:
+            product = rows.new_zeros(side, side, dtype=torch.float64)
         wide = rows.double()
-        for start in range(0, n, _STRIP):
-            stop = min(start + _STRIP, n)
+        for start in range(0, side, _STRIP):
+            stop = min(start + _STRIP, side)
             product[start:stop, :stop].addmm_(wide[:, start:stop].T, wide[:, :stop])
+    assert product is not None
     return product
 
 
@@ -77,14 +90,20 @@ def _eigen(product: Tensor) -> tuple[Tensor, Tensor]:
     """
     if product.device.type != "cpu":
         return torch.linalg.eigh(product, UPLO="L")
+    mirror_(product)
+    values, by_columns = product.new_empty(len(product)), product.T
+    torch.linalg.eigh(by_columns, UPLO="L", out=(values, by_columns))
+    return values, by_columns
+
+
+def mirror_(product: Tensor) -> Tensor:
+    """Fill the upper triangle of a symmetric matrix [n, n] from its lower one, in place."""
     for start in range(0, len(product), _STRIP):
         rows = product[start : start + _STRIP]
         product[:start, start : start + _STRIP] = rows[:, :start].T
         block = rows[:, start : start + _STRIP]
         block.copy_(block.tril() + block.tril(-1).T)
-    values, by_columns = product.new_empty(len(product)), product.T
-    torch.linalg.eigh(by_columns, UPLO="L", out=(values, by_columns))
-    return values, by_columns
+    return product
 
 
 def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Tensor:
@@ -156,9 +175,32 @@ def short_side(matrix: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor]
     Both are float64 as those of `svd`, which they are half of.
     """
     side = min(matrix.shape)
-    values, vectors = _leading(gram(_tall(matrix)), min(rank or side, side))
+    return _falling(*_leading(gram(_tall(matrix)), min(rank or side, side)))
+
+
+def directions(product: Tensor, rank: int, norm: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return σ [r] of A = U Σ Vᵀ, falling, and V [n, r] of its Gram matrix AᵀA [n, n], as `short_side` does of A.
+
+    LAPACK's dsyevr takes one more matrix beside the Gram matrix, where the full decomposition takes two.
+
+    Args:
+        product: AᵀA, in float64, of which the lower triangle counts; it is overwritten.
+        rank: How many directions, 1 … n.
+        norm: What else singular values are compared with: the norm of the matrix that A is what is left of.
+    """
+    if product.device.type == "cpu":
+        # Of most directions all are found: dsyevr has a faster way for them.
+        values, vectors = leading_eigen(product, rank if rank <= WORTH * len(product) else len(product))
+    else:
+        values, vectors = torch.linalg.eigh(product, UPLO="L")
+    del product
+    return _falling(values[-rank:], vectors[:, -rank:], norm)
+
+
+def _falling(values: Tensor, vectors: Tensor, norm: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return roots of rising eigenvalues in falling order, and their vectors, without those of no direction."""
     sigma = values.flip(0).clamp_(min=0).sqrt_()
-    real = int((sigma > _NULL * sigma[0]).sum())
+    real = int((sigma > _NULL * max(float(sigma[0]), norm)).sum())
     return sigma[:real], vectors.flip(1)[:, :real]
 
 
@@ -187,16 +229,17 @@ def polar_(matrix: Tensor, flat: bool = False) -> Tensor:
         flat: Whether the factor is multiplied by the mean singular value, σ̄ U Vᵀ.
     """
     tall = _tall(matrix)
-    whitening, sigma = _whitening(tall)
+    factor, sigma = whitening(gram(tall))
     for rows in tall.split(_ROWS):
-        product = rows.double() @ whitening
+        product = rows.double() @ factor
         rows.copy_(product.mul_(sigma.mean()) if flat else product)
     return matrix
 
 
-def _whitening(tall: Tensor) -> tuple[Tensor, Tensor]:
-    """Return V Σ⁻¹ Vᵀ [n, n] and Σ [n], rising, of A = U Σ Vᵀ [m, n]."""
-    values, vectors = _eigen(gram(tall))
+def whitening(product: Tensor) -> tuple[Tensor, Tensor]:
+    """Return V Σ⁻¹ Vᵀ [n, n] and Σ [n], rising, of A = U Σ Vᵀ, by its Gram matrix [n, n], which is overwritten."""
+    values, vectors = _eigen(product)
+    del product
     sigma = values.clamp_(min=0).sqrt_()
     real = sigma > _NULL * sigma[-1]
     kept = vectors[:, real]

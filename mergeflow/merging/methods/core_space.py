@@ -10,8 +10,9 @@ from pydantic import Field
 from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero, svd
 from mergeflow.merging.method import Model, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.methods.subspace import MatrixArgs, merge_iso_c, merge_tsv, ties_of_blocks
-from mergeflow.merging.workspace import Copies, Matrix, matrices, tensors
+from mergeflow.merging.methods.subspace import MatrixArgs, merge_iso_c, merge_tsv
+from mergeflow.merging.methods.ties import ties_of_blocks
+from mergeflow.merging.workspace import TWO_TENSORS, Copies, Matrix, matrices
 from mergeflow.merging.workspace import svd as svd_bytes
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _workspace(args: CoreSpaceArgs, name: str, model: Model) -> int:
     return (_TRIMMED if all_but_matrices(args, name, model) else _IN_CORES)(args, name, model)
 
 
-_IN_CORES, _TRIMMED = matrices(_core_space_bytes), tensors(lambda experts: experts + 4, weighted=True)
+_IN_CORES, _TRIMMED = matrices(_core_space_bytes), TWO_TENSORS
 
 
 @method("core_space", CoreSpaceArgs, elementwise=_in_blocks, workspace=_workspace, on_device=Copies(11, 8))
@@ -107,11 +108,11 @@ def core_space(stack: Stack, args: CoreSpaceArgs) -> Parts:
     Source:
         Panariello et al., Accurate and efficient low-rank model merging in core space (NeurIPS 2025), section 4.
     """
-    taus = stack.taus
     if not stack.is_matrix(args.matrices):
         if args.then == "ties":
-            return stack.base, ties_of_blocks(stack.weighted, args.keep)
-        return stack.base, stack.weighted.sum(0) / (len(taus) if args.then in ("tsv", "iso_c") else 1)
+            return stack.base, ties_of_blocks(stack.take(), args.keep)
+        return stack.base, stack.weighted.sum(0) / (len(stack.taus) if args.then in ("tsv", "iso_c") else 1)
+    taus = stack.taus
     if is_zero(taus):
         return stack.base, torch.zeros_like(stack.base)
     form, own = stack.form(args.split_qkv), stack.factors()

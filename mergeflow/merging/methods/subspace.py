@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import torch
-from mergeflow.merging.linalg.spectra import is_zero, long_side, polar_, short_side, svd
+from mergeflow.merging.linalg.outside import ROWS, common_directions, long_sides, own_directions, put_long_sides
+from mergeflow.merging.linalg.spectra import (
+    directions,
+    gram_of,
+    is_zero,
+    long_side,
+    polar_,
+    short_side,
+    whitening,
+)
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.methods.ties import disjoint_merge, tensor_thresholds, trim_to
-from mergeflow.merging.workspace import Copies, Matrix, decomposition, matrices, tensors
-from mergeflow.merging.workspace import svd as svd_bytes
+from mergeflow.merging.methods.ties import merge_trimmed, ties_of_blocks, trim_rounded
+from mergeflow.merging.workspace import TWO_TENSORS, Copies, Matrix, decomposition, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +103,10 @@ def merge_iso_c(taus: Tensor, args: MatrixArgs) -> Tensor:
     """Iso-C of matrices [T, m, n] → [m, n]."""
     total = taus.sum(0)
     del taus
+    return _flat(total)
+
+
+def _flat(total: Tensor) -> Tensor:
     return total.zero_() if is_zero(total) else polar_(total, flat=True)
 
 
@@ -104,57 +117,64 @@ def _shares(side: int, experts: int, common: float) -> tuple[int, int]:
 
 
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
-    """Iso-CTS of matrices [T, m, n] → [m, n]."""
-    total, like = taus.sum(0), taus.new_empty(0)
-    shape = total.shape
-    rank, own = _shares(min(shape), len(taus), args.common)
-    found = [svd(total, rank)] if rank and not is_zero(total) else []
-    del total
-    found += _outside(taus, found[0][0] if found else None, own) if own else []
-    del taus
-    if not sum(len(sigma) for _, sigma, _ in found):
-        return like.new_zeros(shape)
-    left, sigma, right = (torch.cat(sides, -1) for sides in zip(*found, strict=True))
-    del found
-    return _product(polar_(left), polar_(right), like, float(sigma.mean()))
-
-
-def _outside(taus: Tensor, common: Tensor | None, rank: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return U, σ and V at a rank of each τ_t − C Cᵀ τ_t that is not zero, C being the common space."""
-    found = []
-    for tau in taus:
-        outside = tau.double()
-        if common is not None:
-            outside.addmm_(common, common.T @ outside, alpha=-1)
-        if not is_zero(outside):
-            found.append(svd(outside, rank))
-    return found
-
-
-def ties_of_blocks(blocks: Tensor, keep: float, out: Tensor | None = None) -> Tensor:
-    """TIES of the experts' blocks [T, …], each trimmed on its own.
-
-    Args:
-        blocks: One for each expert, [T, …].
-        keep: Share of the entries of a block that is kept, 0 … 1.
-        out: Where the trimmed blocks go, which may be the blocks; a new tensor by default.
-    """
-    trimmed = trim_to(blocks, tensor_thresholds(blocks, keep), out)
-    majority = -1.0 if float(trimmed.sum(0).sign().sum()) < 0 else 1.0
-    return disjoint_merge(trimmed, majority, "mean", out=trimmed)
+    """Iso-CTS of matrices [T, m, n] → [m, n]; the longer sides of all directions take the place of τ_1 and τ_2."""
+    shape, count = taus.shape[1:], len(taus)
+    rank, own = _shares(min(shape), count, args.common)
+    if count == 1 or not own:
+        total = taus.sum(0)
+        del taus
+        return _flat(total)
+    longer = shape[0] >= shape[1]
+    tall = taus if longer else taus.mT
+    common = common_directions(tall, rank)
+    found = ([] if common is None else [common]) + own_directions(tall, common, own, longer)
+    sigma, short = (torch.cat(sides, -1) for sides in ([one.sigma for one in found], [one.short for one in found]))
+    # Rounding may give more directions than the shorter side has, where the common space is empty.
+    place = tall if len(sigma) <= min(shape) else tall.new_empty(2, max(shape), len(sigma))
+    put_long_sides(tall, found, place)
+    del found, common
+    mean = float(sigma.mean())
+    polar_(short)
+    factor = whitening(gram_of(long_sides(place, len(sigma)), len(sigma)))[0] @ short.T
+    result = taus.new_empty(shape)
+    turned = result if longer else result.mT
+    for into, rows in zip(turned.split(ROWS), long_sides(place, len(sigma)), strict=True):
+        into.copy_((rows @ factor).mul_(mean))
+    return result
 
 
 def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
-    """KnOTS of matrices [T, m, n] → [m, n]."""
-    (count, rows, columns), like = taus.shape, taus.new_empty(0)
-    beside = taus.transpose(0, 1).reshape(rows, count * columns)
-    del taus
-    left, sigma, right = svd(beside)
-    del beside
-    blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1)
-    merged = blocks.sum(0) if args.then == "task_arithmetic" else ties_of_blocks(blocks, args.keep, blocks)
-    del blocks, right
-    return _product(left.mul_(sigma), merged.T, like)
+    """KnOTS with TIES of matrices [T, m, n] → [m, n]; V_t takes the place of τ_t, in its type, where it has room."""
+    count, rows, columns = taus.shape
+    if rows > count * columns:
+        return _knots_of_few(taus, args)
+    sigma, left = directions(gram_of((strip for tau in taus for strip in tau.mT.split(_ROWS)), rows), rows)
+    blocks = taus[:, : len(sigma)]
+    for tau, block in zip(taus, blocks, strict=True):
+        rest = torch.empty_like(block, dtype=torch.bfloat16)
+        for strip, into, beyond in zip(*(part.mT.split(_ROWS) for part in (tau, block, rest)), strict=True):
+            exact = (strip.double() @ left).div_(sigma)
+            beyond.copy_(exact.sub_(into.copy_(exact)))
+        trim_rounded(block, rest, args.keep)
+    merged = merge_trimmed(blocks)
+    left.mul_(sigma)
+    result = merged.new_empty(rows, columns)
+    for into, some in zip(result.split(_ROWS, 1), merged.split(_ROWS, 1), strict=True):
+        into.copy_(left @ some.double())
+    return result
+
+
+def _knots_of_few(taus: Tensor, args: KnotsArgs) -> Tensor:
+    """KnOTS with TIES where all columns of [τ_1 … τ_T] = U Σ Vᵀ are fewer than its rows: U Σ M = [τ_1 … τ_T] V M."""
+    count, _, columns = taus.shape
+    beside = (strip.transpose(0, 1).flatten(1) for strip in taus.split(_ROWS, 1))
+    sigma, right = directions(gram_of(beside, count * columns), count * columns)
+    blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1).clone()
+    factors = (right @ ties_of_blocks(blocks, args.keep)).reshape(count, columns, columns)
+    result = torch.empty_like(taus[0])
+    for into, some in zip(result.split(_ROWS), taus.split(_ROWS, 1), strict=True):
+        into.copy_(sum(tau.double() @ factor for tau, factor in zip(some, factors, strict=True)))
+    return result
 
 
 def _tsv_bytes(args: TsvArgs, one: Matrix) -> int:
@@ -169,30 +189,37 @@ def _product_bytes(one: Matrix) -> int:
     return one.nbytes + 8 * _ROWS * one.columns
 
 
-def _iso_c_bytes(args: IsoCArgs, one: Matrix) -> int:
+def _iso_c_bytes(args: MatrixArgs, one: Matrix) -> int:
     return one.nbytes + max(0, decomposition(one) + one.strips(2) - one.freed)
 
 
 def _iso_cts_bytes(args: IsoCtsArgs, one: Matrix) -> int:
     rank, own = _shares(one.short, one.experts, args.common)
-    found = 8 * (one.rows + one.columns) * (rank + own * one.experts)
-    outside = one.wide + max(8 * rank * one.columns, svd_bytes(one, own)) if own else 0
-    joined = found + max(found, decomposition(one), _product_bytes(one))
-    return max(one.nbytes + svd_bytes(one, rank), found + outside, joined - one.freed)
+    if one.experts == 1 or not own:
+        return _iso_c_bytes(args, one)
+    count = rank + own * one.experts
+    beyond = 2 * one.long * count * one.itemsize + 32 * one.short * one.experts if count > one.short else 0
+    square, few = 8 * one.short * one.short, 8 * min(ROWS, one.long) * one.short
+    whole = max(4 * square, square + one.strips(2))  # polar factors of the shorter sides; the sum, as it is read
+    return max(whole, 3 * square + 5 * few, 2 * square + one.nbytes + 2 * few) + 560 * one.short + beyond
 
 
 def _knots_bytes(args: KnotsArgs, one: Matrix) -> int:
-    beside = Matrix(one.rows, one.columns * one.experts, 1, one.itemsize)
-    found = 8 * beside.short * (beside.rows + beside.columns)
-    aligned = max(beside.nbytes + svd_bytes(beside), found + 32 * beside.short * one.columns + one.nbytes)
-    return max(beside.nbytes, aligned - one.freed)
+    side = min(one.rows, one.columns * one.experts)
+    vectors = 8 * side * side
+    if one.rows > side:
+        factors = 8 * side * one.columns
+        found, merged = 2 * vectors + factors, vectors + factors + one.nbytes + 24 * _ROWS * one.columns
+    else:
+        strips = 16 * min(_ROWS, one.columns) * one.rows
+        trimmed = one.nbytes + 2 * one.rows * one.columns  # magnitudes, and what rounding took
+        found = vectors + max(trimmed, strips, 4 * one.itemsize * max(BLOCK, 64 * one.columns))
+        merged = vectors + one.nbytes + strips
+    return max(2 * vectors + 8 * 70 * side, vectors + 12 * _ROWS * side, found, merged)
 
 
 def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:
-    return (_ALIGNED if not all_but_matrices(args, name, model) else _TRIMMED)(args, name, model)
-
-
-_ALIGNED, _TRIMMED = matrices(_knots_bytes), tensors(lambda experts: experts + 4, weighted=True)
+    return (TWO_TENSORS if all_but_matrices(args, name, model) else matrices(_knots_bytes))(args, name, model)
 
 
 @method(
@@ -234,7 +261,7 @@ def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
 
 
 @method(
-    "iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes), on_device=Copies(1, 10.9)
+    "iso_cts", IsoCtsArgs, elementwise=all_but_matrices, workspace=matrices(_iso_cts_bytes), on_device=Copies(1, 11.4)
 )
 def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     """A flat spectrum over the common space and each expert's own directions outside it.
@@ -254,10 +281,10 @@ def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
 
 
 def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
-    return args.then == "task_arithmetic" and all_but_matrices(args, name, model)
+    return args.then == "task_arithmetic"
 
 
-@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace, on_device=Copies(6, 5))
+@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace, on_device=Copies(1, 17))
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
 
@@ -266,13 +293,13 @@ def knots(stack: Stack, args: KnotsArgs) -> Parts:
     TIES trims each expert's block of a matrix on its own. What is not treated as a matrix is merged without alignment.
 
     Property:
-        Followed by task arithmetic it is task arithmetic.
+        Followed by task arithmetic it is task arithmetic, and computed so: U Σ Σ V_tᵀ = Σ w_t τ_t.
 
     Source:
         Stoica et al., Model merging with SVD to tie the KnOTS (ICLR 2025), section 4.
     """
-    if _treated(stack, args):
-        return stack.base, _merged(stack, args, merge_knots)
     if args.then == "task_arithmetic":
         return stack.base, stack.weighted.sum(0)
-    return stack.base, ties_of_blocks(stack.weighted, args.keep)
+    if _treated(stack, args):
+        return stack.base, _merged(stack, args, merge_knots)
+    return stack.base, ties_of_blocks(stack.take(), args.keep)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.passes import Pass
@@ -41,7 +42,7 @@ def tensor_thresholds(values: Tensor, keep: float | Sequence[float]) -> Tensor:
     found = torch.full((len(values),), torch.inf, dtype=values.dtype, device=values.device)
     for row, share, into in zip(values, shares, found, strict=True):
         if share and n:  # one expert after the other: a copy of its magnitudes is held
-            into.copy_(kth_smallest(row.abs().reshape(-1), n - max(1, floor(share * n + 1e-9)) + 1))
+            into.copy_(kth_smallest(row.abs().reshape(-1), n - max(1, floor(share * n + 1e-9)) + 1, overwrite=True))
     return found
 
 
@@ -71,6 +72,46 @@ def disjoint_merge(
     return total.mul_(elected)
 
 
+def ties_of_blocks(blocks: Tensor, keep: float) -> Tensor:
+    """TIES of the experts' blocks [T, …], each trimmed on its own; the result takes the place of the first.
+
+    Args:
+        blocks: One for each expert, [T, …]; they are overwritten.
+        keep: Share of the entries of a block that is kept, 0 … 1.
+    """
+    return merge_trimmed(trim_to(blocks, tensor_thresholds(blocks, keep), blocks))
+
+
+def merge_trimmed(blocks: Tensor) -> Tensor:
+    """Return the disjoint mean of trimmed blocks [T, …], in the place of the first; the others are overwritten."""
+    # Some rows at a time, by a number that leaves the sums of many experts in the order of the whole.
+    rows = 64 * max(1, BLOCK // (64 * max(1, blocks[0, :1].numel()))) if blocks.ndim > 1 else 1
+    strips = blocks.split(rows, 1) if blocks.ndim > 1 else [blocks]
+    signs = sum(float(strip.sum(0).sign_().sum()) for strip in strips)
+    majority = -1.0 if signs < 0 else 1.0
+    for strip in strips:
+        strip[0] = disjoint_merge(strip, majority, "mean", out=strip)
+    return blocks[0]
+
+
+def trim_rounded(block: Tensor, rest: Tensor, keep: float) -> None:
+    """Trim a block [r, n] in place as it was before it was rounded.
+
+    Args:
+        block: Rounded to its type.
+        rest: What the rounding took from it, [r, n]: it tells entries apart that became equal at the cut.
+        keep: Share of the entries that is kept, 0 … 1.
+    """
+    (threshold,) = cut = tensor_thresholds(block[None], keep)
+    trim_to(block[None], cut, block[None])
+    surplus = int(block.count_nonzero()) - max(1, floor(keep * block.numel() + 1e-9))
+    if keep and surplus > 0:
+        equal = (block.abs() == threshold).nonzero(as_tuple=True)
+        larger = rest[equal] * block[equal].sign()
+        least = larger.sort(descending=True).values[len(larger) - surplus - 1]
+        block[tuple(index[larger < least] for index in equal)] = 0
+
+
 def majority_pass(trimmed: Callable[[Stack, Any], Tensor]) -> Pass:
     """Return the pass that finds the majority sign of the summed trimmed vectors over the whole model."""
 
@@ -94,7 +135,7 @@ def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
         else tensor_thresholds(stack.taus, args.each("keep", len(stack.taus)))
     )
     trimmed = trim_to(stack.taus, thresholds)
-    return trimmed if all(weight == 1 for weight in stack.model.weights) else trimmed.mul_(stack.weight_column)
+    return trimmed.mul_(stack.weight_column) if stack.model.has_weights else trimmed
 
 
 def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:

@@ -14,7 +14,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.dtype import FLOAT32, DType
-from mergeflow.late import np, torch
+from mergeflow.late import torch
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model, Stack
 
@@ -112,14 +112,21 @@ def _count(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
         counts.index_add_(0, found.cpu(), torch.ones((), dtype=counts.dtype).expand(found.numel()))
 
 
-def kth_smallest(values: Tensor, k: int) -> Tensor:
+def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
     """Return the k-th smallest of flat values [n], 0-d, k = 1 … n.
 
     NumPy's partition holds one copy of the values; torch's `kthvalue` holds one and the indices, at 2 to 5 × the time.
+
+    Args:
+        values: [n].
+        k: 1 … n.
+        overwrite: Whether the values may be put into another order, so that no copy is held.
     """
     if values.device.type != "cpu":
         return values.kthvalue(k).values
-    return torch.from_numpy(np.partition(values.detach().numpy(), k - 1)[k - 1 : k])[0]
+    array = values.detach().numpy() if overwrite else values.detach().numpy().copy()
+    array.partition(k - 1)
+    return torch.from_numpy(array[k - 1 : k].copy())[0]
 
 
 def ordered_bits(values: Tensor) -> Tensor:

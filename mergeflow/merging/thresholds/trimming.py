@@ -150,7 +150,7 @@ def _observe(found: _Found, stack: Stack, args: Any, name: str) -> _Found:
     unsure = _count(found, taus.numpy(), windows, room.numpy())
     if found.kept > _KEPT:
         return found
-    weights = None if all(weight == 1 for weight in stack.model.weights) else stack.weight_column.reshape(-1, 1).cpu()
+    weights = stack.weight_column.reshape(-1, 1).cpu() if stack.model.has_weights else None
     sums = _weighted(trim_to(taus, windows.floor, room), weights).sum(0)
     found.signs += _sum_of_signs(sums)
     where = torch.from_numpy(np.flatnonzero(unsure))
