@@ -128,9 +128,9 @@ import torch
 from pathlib import Path
 from mergeflow.merging import configure
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.methods import spherical
+from mergeflow.merging.methods import inner_products
 from mergeflow.merging.stacks import Stacks, model_of
-spherical.LARGE = 2**20
+inner_products.LARGE = 2**20
 base, *experts = ({"w": torch.full((1,), float(n)).expand(2**26)} for n in range(3))
 named = dict(zip("ab", experts))
 engine = Engine(configure("slerp"), Stacks(base, named, model_of(base, named)), workers=2)
