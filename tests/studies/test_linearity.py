@@ -81,6 +81,12 @@ def run(folder: Callable[[str], Path]) -> Run:
     return lambda study: StudyResult.read(folder(study))
 
 
+@pytest.fixture(autouse=True)
+def plain_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions without oneDNN: torch 2.15's end in a segmentation fault on processors without AVX-512."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
 @pytest.mark.parametrize(
     ("study", "systems"),
     [
