@@ -86,7 +86,7 @@ def test_a_file_of_samples_that_are_others_is_found(tmp_path: Path) -> None:
     write_samples(
         {"Eq. 3": {"block": Linearity(2 * values, values, values, values, np.array(["a"] * 40))}}, tmp_path / "s"
     )
-    apart = {row["number"]: row["apart"] for row in sample_rows([], found, tmp_path / "s", 0)}
+    apart = {row["number"]: row["apart"] for row in sample_rows(found, tmp_path / "s", 0)}
     assert apart["distance"] == pytest.approx(1.0, rel=1e-5)
     assert apart["coef"] < 1e-6
 
