@@ -33,12 +33,16 @@ class SmallResNet(nn.Module):
 
     Args:
         classes: Number of logits.
-        width: Channels of the first stage; the others have 2 and 4 times as many.
+        width: Channels of the first stage, at least 8; the others have 2 and 4 times as many. With fewer, oneDNN's
+            strided convolutions write out of bounds while training on processors with AVX2 alone (torch 2.15).
         blocks: In each stage; 3 give ResNet-20.
         seed: Of the weights.
 
+    Raises:
+        ValueError: If `width` is below 8.
+
     Example:
-        >>> SmallResNet(5, width=4)(torch.zeros(2, 3, 16, 16)).shape
+        >>> SmallResNet(5, width=8)(torch.zeros(2, 3, 16, 16)).shape
         torch.Size([2, 5])
 
     Source:
@@ -49,6 +53,8 @@ class SmallResNet(nn.Module):
         from torchvision.models.resnet import BasicBlock, conv1x1
 
         super().__init__()
+        if width < 8:
+            raise ValueError(f"a SmallResNet is {width} channels wide; give at least 8")
         with own_generator(seed):
             self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
             self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU()

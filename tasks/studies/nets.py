@@ -71,7 +71,7 @@ class World(Section):
     test: int = Field(ge=32)
     architecture: Literal["mlp", "resnet20", "resnet18"]
     hidden: list[int] = Field(default_factory=lambda: [100, 100, 100])
-    width: int = Field(8, ge=1)
+    width: int = Field(8, ge=8)
     pretrain: Tuning
     tune: Tuning
 

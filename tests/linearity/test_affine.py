@@ -44,7 +44,7 @@ def resnet() -> tuple[Model, Classification]:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (40, 16, 16, 3), dtype=torch.uint8)
     labels = torch.randint(0, 5, (40,))
-    return Network(SmallResNet(5, width=4, blocks=1)), Classification("pictures", images, labels, encode=on_pixels)
+    return Network(SmallResNet(5, width=8, blocks=1)), Classification("pictures", images, labels, encode=on_pixels)
 
 
 def clip() -> tuple[Model, Classification]:

@@ -57,7 +57,7 @@ def test_activation_matching_finds_a_shuffled_twin() -> None:
     nets = {
         "mlp": (mlp([6, 16, 12, 4]), Classification("rows", torch.randn(300, 6), torch.zeros(300))),
         "resnet": (
-            SmallResNet(3, width=4, blocks=1).eval(),
+            SmallResNet(3, width=8, blocks=1).eval(),
             Classification(
                 "pictures", torch.randint(0, 256, (60, 8, 8, 3), dtype=torch.uint8), torch.zeros(60), encode=on_pixels
             ),

@@ -24,7 +24,7 @@ def a_mlp() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def a_resnet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    net = SmallResNet(5, width=4, blocks=2)
+    net = SmallResNet(5, width=8, blocks=2)
     net.train()(torch.randn(16, 3, 16, 16))  # running statistics that differ by channel
     return net.eval(), (torch.randn(5, 3, 16, 16),), {}
 

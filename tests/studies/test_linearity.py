@@ -33,7 +33,7 @@ SPLITS: dict[str, Any] = {
     "train": 96,
     "test": 40,
     "architecture": "resnet20",
-    "width": 2,
+    "width": 8,
     "pretrain": {"learning_rate": 0.05, "epochs": 4, "batch_size": 16},
     "tune": {"learning_rate": 0.05, "epochs": 3, "batch_size": 16},
 }
@@ -79,12 +79,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="module")
 def run(folder: Callable[[str], Path]) -> Run:
     return lambda study: StudyResult.read(folder(study))
-
-
-@pytest.fixture(autouse=True)
-def plain_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions without oneDNN: torch 2.15's end in a segmentation fault on processors without AVX-512."""
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
 @pytest.mark.parametrize(
