@@ -1,6 +1,7 @@
 """How the studies train a model: any settings of the one training loop, from any weights, on any examples."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,9 +53,27 @@ def trained(model: Model, start: State, data: Examples, tuning: Lasting, seed: i
         tuning: how long, and with which settings.
         seed: of the order of the examples.
     """
+    return trained_together(model, start, [data], tuning, seed)
+
+
+def trained_together(
+    model: Model, start: State, tasks: Sequence[Examples], tuning: Lasting, seed: int
+) -> dict[str, Tensor]:
+    """Return the weights after training on several tasks, as many steps for each.
+
+    Args:
+        model: whose weights are overwritten.
+        start: where training begins.
+        tasks: training examples of each; of one alone it is as `trained`.
+        tuning: how long for each, and with which settings.
+        seed: of the order of the examples.
+    """
+    settings = tuning.settings()
+    if len(tasks) > 1:
+        settings = settings.model_copy(update={"regime": "joint"})
     model.load(start)
     with tempfile.TemporaryDirectory() as folder:
-        fine_tune(model, [data], tuning.settings(), seed, Path(folder) / "state.safetensors", lambda: 0.0)
+        fine_tune(model, tasks, settings, seed, Path(folder) / "state.safetensors", lambda: 0.0)
     return drawn_weights(model)
 
 

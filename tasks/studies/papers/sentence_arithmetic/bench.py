@@ -1,6 +1,5 @@
 """The encoder and the texts of one seed: heads fitted to features, experts, and figures of an encoder with a head."""
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +17,9 @@ from mergeflow.modalities.text.encoder import TextEncoder, check_length, load_en
 from mergeflow.modalities.text.probing import probe
 from mergeflow.modalities.text.tokenizer import TextTokenizer, load_tokenizer
 from mergeflow.modality import Network, State
-from mergeflow.training import fine_tune
 from tasks.studies.papers.sentence_arithmetic.options import Options
 from tasks.studies.papers.sentence_arithmetic.texts import TARGET, TASKS, Name
-from tasks.studies.tuning import drawn_weights
+from tasks.studies.tuning import drawn_weights, trained_together
 
 Weights = dict[str, Tensor]
 Heads = Mapping[Name, Weights]
@@ -120,13 +118,8 @@ class Bench:
         data = [self.texts[task, "train"] for task in tasks]
         for task, one in zip(tasks, data, strict=True):
             _put(one, self.warm[task])
-        self.model.load(self.start)
-        settings = self.options.tune.settings()
-        if len(tasks) > 1:
-            settings = settings.model_copy(update={"regime": "joint"})
-        with tempfile.TemporaryDirectory() as folder:
-            fine_tune(self.model, data, settings, self.seed, Path(folder) / "state.safetensors", lambda: 0.0)
-        return Tuned(drawn_weights(self.model), {task: _head_of(one) for task, one in zip(tasks, data, strict=True)})
+        state = trained_together(self.model, self.start, data, self.options.tune, self.seed)
+        return Tuned(state, {task: _head_of(one) for task, one in zip(tasks, data, strict=True)})
 
     def figure(self, state: State, head: Weights, task: Name, split: str) -> float:
         """Return how good an encoder with a head is on a task: accuracy or Matthews' correlation, in %.
