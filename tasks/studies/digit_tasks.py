@@ -8,7 +8,6 @@ import torch
 
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import on_pixels
-from mergeflow.modality import State
 from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, from_clip, small_transformer
 from tasks.studies.coloured_clip import clip_of_digits
 from tasks.studies.tuning import trained
@@ -73,13 +72,3 @@ def ten_digits(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) ->
         return from_clip(clip_of_digits(world.clip, world.size, [(digit,) for digit in TEN]))
     net = small_transformer(world, 10, seed)
     return Pretrained(net, trained(net, net.state(), shown(digits["train"], Look(), "digits"), world.pretrain, seed))
-
-
-def difference(state: State, start: State) -> dict[str, torch.Tensor]:
-    """Return a task vector, state − start.
-
-    Args:
-        state: tuned weights.
-        start: what they were tuned from.
-    """
-    return {name: state[name] - value for name, value in start.items()}

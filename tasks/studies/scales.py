@@ -1,10 +1,20 @@
-"""Task vectors added at scales, and the scale that is best."""
+"""Task vectors, their sums at scales, and the scale that is best."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from mergeflow.modality import State
+
+
+def task_vector(state: State, start: State) -> dict[str, Tensor]:
+    """Return ΔΨ = Ψ − Ψ^(0), in the tensors' own types.
+
+    Args:
+        state: Ψ, tuned weights.
+        start: Ψ^(0), what they were tuned from.
+    """
+    return {name: state[name] - value for name, value in start.items()}
 
 
 def combined(start: State, vectors: Mapping[str, State], scales: Mapping[str, float]) -> dict[str, Tensor]:

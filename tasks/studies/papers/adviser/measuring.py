@@ -16,7 +16,7 @@ from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
 from tasks.studies.pieces import Row, grid
-from tasks.studies.scales import best_scale, combined
+from tasks.studies.scales import best_scale, combined, task_vector
 
 GRID = grid(0.1, 2.0, 0.1)
 FIXED = 0.4
@@ -51,7 +51,7 @@ def measured_rows(
     asked = ask(base.model, base.start, experts, {task: Subset.first(one, samples) for task, one in validation.items()})
     alphas, changes = correlations(asked.experts), correlations(asked.changes)
     moved = responses(asked.experts, asked.base)
-    vectors = {task: {name: state[name] - base.start[name] for name in state} for task, state in experts.items()}
+    vectors = {task: task_vector(state, base.start) for task, state in experts.items()}
     cosines = cosine_matrix(list(vectors.values()))
     names, norms = list(experts), [norm(vector) for vector in vectors.values()]
 

@@ -21,7 +21,7 @@ from tasks.project.sections import Section
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adviser.measuring import WAYS, part_of, range_columns, tried_scales
 from tasks.studies.pieces import Row, grid
-from tasks.studies.scales import best_scale, combined
+from tasks.studies.scales import best_scale, combined, task_vector
 
 GRID = [*grid(0.05, 0.5, 0.05), *grid(0.6, 1.5, 0.1)]
 RANGES = ("theory", "lengths")
@@ -69,10 +69,7 @@ class Suite:
     @cached_property
     def vectors(self) -> dict[str, State]:
         """τ_t by task."""
-        return {
-            task: {name: state[name] - value for name, value in self.start.items()}
-            for task, state in self.experts.items()
-        }
+        return {task: task_vector(state, self.start) for task, state in self.experts.items()}
 
     @cached_property
     def cosines(self) -> list[list[float]]:

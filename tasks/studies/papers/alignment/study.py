@@ -35,6 +35,7 @@ from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, 
 from tasks.studies.pieces import Row, kept_by_run
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import of
+from tasks.studies.scales import task_vector
 
 STUDY = "alignment"
 Matrix = list[list[float]]
@@ -88,11 +89,11 @@ def measure(inputs: StudyInputs, name: str, seed: int) -> Row:
 
 def _last_round(source: TrainingRun, base: dict[str, Tensor], seed: int, tasks: Sequence[str]) -> Row:
     start = source.start(seed)
-    shared = {name: start[name] - base[name] for name in base}
+    shared = task_vector(start, base)
     length, increments, towards = norm(shared), [], []
     for task in tasks:
         expert = source.expert(seed, task)
-        increment = {name: expert[name] - start[name] for name in start}
+        increment = task_vector(expert, start)
         increments.append(norm(increment))
         towards.append(dot(increment, shared) / (length * increments[-1]) if length else 0.0)
     return {"shared": length, "increment": fmean(increments), "towards": fmean(towards)}

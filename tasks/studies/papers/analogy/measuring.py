@@ -7,9 +7,9 @@ from torch import Tensor
 
 from mergeflow.modalities.classification import Classification
 from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, accuracy
-from tasks.studies.digit_tasks import Look, difference, shown
+from tasks.studies.digit_tasks import Look, shown
 from tasks.studies.pieces import Row, grid
-from tasks.studies.scales import best_scale, combined
+from tasks.studies.scales import best_scale, combined, task_vector
 from tasks.studies.tuning import trained
 
 SCALES = grid(0.1, 1.5, 0.1)
@@ -111,7 +111,7 @@ def world_rows(
         for split, found in digits.items()
     }
     vectors = {
-        task: difference(trained(base.model, base.start, one, adapting, seed), base.start)
+        task: task_vector(trained(base.model, base.start, one, adapting, seed), base.start)
         for task, one in data["train"].items()
     }
     for target in attributes.tasks:

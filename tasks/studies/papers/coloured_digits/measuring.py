@@ -16,6 +16,7 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.subset import Subset
 from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
 from tasks.studies.pieces import grid
+from tasks.studies.scales import task_vector
 
 Row = dict[str, Any]
 FIRST, TARGET = 0.95, 0.9
@@ -48,8 +49,7 @@ class Setting:
     @cached_property
     def vectors(self) -> dict[str, dict[str, Tensor]]:
         """ΔΨ by task."""
-        start = self.base.start
-        return {task: {name: state[name] - start[name] for name in start} for task, state in self.experts.items()}
+        return {task: task_vector(state, self.base.start) for task, state in self.experts.items()}
 
     def task(self, red_if_odd: float, split: str) -> Classification:
         """Return a task's digits of a split.

@@ -29,7 +29,7 @@ from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
 from tasks.studies.papers.language_arithmetic.options import Options
 from tasks.studies.papers.language_arithmetic.world import Task, World, written
 from tasks.studies.pieces import Row
-from tasks.studies.scales import best_scale, combined
+from tasks.studies.scales import best_scale, combined, task_vector
 from tasks.studies.tuning import drawn_weights, trained
 
 CPU = torch.device("cpu")
@@ -115,10 +115,7 @@ def seed_rows(options: Options, seed: int) -> list[Row]:
     experts = {manner: bench.tuned([manner]) for manner in bench.world.tasks}
     rows: list[Row] = []
     for name, tasks in bench.world.attributes.items():
-        vectors = {
-            " ".join(task): {key: value - bench.start[key] for key, value in experts[manner].items()}
-            for task, manner in tasks.items()
-        }
+        vectors = {" ".join(task): task_vector(experts[manner], bench.start) for task, manner in tasks.items()}
         for task in tasks:
             rows += ({"attributes": name, **row} for row in _target_rows(bench, tasks, vectors, task))
     return [{"seed": seed, **row} for row in (*rows, *_domain_rows(bench, experts))]

@@ -42,6 +42,7 @@ from tasks.studies.papers.mergeability.figures import figures
 from tasks.studies.papers.mergeability.results import findings, tables
 from tasks.studies.pieces import Row, kept_by_run
 from tasks.studies.results import StudyResult
+from tasks.studies.scales import task_vector
 
 STUDY = "mergeability"
 
@@ -94,7 +95,7 @@ def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> dict
     experts = inputs.run(name).experts(seed)
     own = inputs.individual(experts, "test")
     errors = ctl_errors(inputs, experts, options.images)
-    vectors = {task: {key: state[key] - inputs.base[key] for key in state} for task, state in experts.items()}
+    vectors = {task: task_vector(state, inputs.base) for task, state in experts.items()}
     rows = []
     for i, j in combinations(experts, 2):
         merged = inputs.accuracy(combine([experts[i], experts[j]], [0.5, 0.5]), "test", [i, j])

@@ -32,6 +32,7 @@ from tasks.studies.papers.one_epoch.figures import curve_figure, task_figure
 from tasks.studies.pieces import Row, choose_scale, grid, kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import accuracy_rows, of
+from tasks.studies.scales import task_vector
 from tasks.studies.verdicts import all_hold, within
 
 STUDY = "one_epoch"
@@ -106,7 +107,7 @@ def measure(inputs: StudyInputs, name: str, seed: int, epoch: int | None) -> Row
         "merged": chosen.test,
         "scale": chosen.args["scale"],
         "steps": fmean(row["steps"] for row in ends),
-        "length": fmean(norm({name: state[name] - base[name] for name in base}) for state in states.values()),
+        "length": fmean(norm(task_vector(state, base)) for state in states.values()),
     }
 
 

@@ -105,10 +105,6 @@ class Bench:
         """The heads that training begins with, fitted to the base."""
         return self.fitted(self.start, [task for task in TASKS if task != TARGET])
 
-    def vector(self, state: State) -> Weights:
-        """Return the task vector of an encoder, its weights less the base's."""
-        return {name: value - self.start[name] for name, value in state.items()}
-
     def tuned(self, tasks: Sequence[Name]) -> Tuned:
         """Return the encoder after fine-tuning with a head for each task, as many steps for each.
 

@@ -22,7 +22,7 @@ from tasks.studies.papers.sentence_arithmetic.texts import (
     Name,
 )
 from tasks.studies.pieces import Row
-from tasks.studies.scales import best_scale, combined
+from tasks.studies.scales import best_scale, combined, task_vector
 
 ADDITION, NEGATION, ANALOGIES = "addition", "negation", "analogy"  # parts of the study
 BASE, JOINT, AVERAGE, ADDED = "base", "joint training", "average", "Δ_sentiment + λ Δ_acceptability"
@@ -51,7 +51,7 @@ def bench_rows(bench: Bench) -> Iterator[Row]:
         bench: of a seed.
     """
     experts = {task: bench.tuned([task]) for task in TASKS if task != TARGET}
-    vectors = {told(task): bench.vector(expert.state) for task, expert in experts.items()}
+    vectors = {told(task): task_vector(expert.state, bench.start) for task, expert in experts.items()}
     joint = bench.tuned(PAIR)
     yield from _addition_rows(bench, experts, vectors, joint)
     yield from _negation_rows(bench, vectors[told(ACCEPTABILITY)], joint)

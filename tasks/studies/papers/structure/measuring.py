@@ -25,7 +25,7 @@ from tasks.studies.coloured import (
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, ONTO, TARGET
 from tasks.studies.pieces import Row, grid
 from tasks.studies.reductions import FULL, LORA, Variant, variants
-from tasks.studies.scales import combined
+from tasks.studies.scales import combined, task_vector
 from tasks.studies.tuning import trained
 
 COLOURS = tuple(dict.fromkeys((FIRST, *CASES.values(), *ONTO)))
@@ -62,7 +62,7 @@ def lora_vectors(
     found = {}
     for one in COLOURS:
         state = trained(model, base.start, coloured(digits, one, name_of(one)), adapting, seed)
-        found[name_of(one)] = {name: state[name] - value for name, value in base.start.items()}
+        found[name_of(one)] = task_vector(state, base.start)
     numbers: int = sum(value.numel() for value in (*model.module.down, *model.module.up))
     return found, numbers / sum(value.numel() for value in base.start.values())
 

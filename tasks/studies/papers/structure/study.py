@@ -41,6 +41,7 @@ from tasks.studies.papers.structure.results import HALF, findings, tables
 from tasks.studies.pieces import Row, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
+from tasks.studies.scales import task_vector
 
 STUDY = "structure"
 
@@ -93,8 +94,7 @@ def measure(options: Options, digits: Any, seed: int) -> Row:
     splits: dict[str, Digits] = digits()
     base = pretrained(options.world, splits, seed)
     experts = tuned(options.world, base, splits["train"], COLOURS, options.steps, seed)
-    start = base.start
-    vectors = {task: {name: state[name] - start[name] for name in start} for task, state in experts.items()}
+    vectors = {task: task_vector(state, base.start) for task, state in experts.items()}
     tune = partial(lora_vectors, options.world, base, splits["train"])
     adapted = {rank: tune(rank, options.lora_rate, options.steps, seed) for rank in options.lora}
     lora, shares = ({rank: found[part] for rank, found in adapted.items()} for part in (0, 1))

@@ -29,7 +29,6 @@ from mergeflow.modalities.subset import Subset
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
-from tasks.studies.digit_tasks import difference
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.results import HALF, findings, tables
@@ -37,7 +36,7 @@ from tasks.studies.pieces import Row, kept
 from tasks.studies.reductions import LORA, Variant, variants
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
-from tasks.studies.scales import best_scale, combined
+from tasks.studies.scales import best_scale, combined, task_vector
 
 STUDY = "structure_suite"
 
@@ -91,7 +90,7 @@ def _measured(inputs: StudyInputs, options: Options, seed: int) -> Row:
 
 
 def _vectors(inputs: StudyInputs, run: str, seed: int) -> dict[str, State]:
-    return {task: difference(state, inputs.base) for task, state in inputs.run(run).experts(seed).items()}
+    return {task: task_vector(state, inputs.base) for task, state in inputs.run(run).experts(seed).items()}
 
 
 def adapted(inputs: StudyInputs, run: str, seed: int) -> Variant:

@@ -17,6 +17,7 @@ from mergeflow.suites.books.suite import GENERAL
 from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options, Row
 from tasks.studies.papers.unlearning.training import State, Workshop
+from tasks.studies.scales import task_vector
 
 _BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂
 
@@ -36,7 +37,7 @@ def seed_rows(options: Options, seed: int, scratch: Path, device: torch.device) 
     experts = {title: shop.alone(title) for title in BOOKS}
     rows = [*_judged(model, corpus, "together", together), *_judged(model, corpus, "without", truth)]
     for way, expert in (("full", experts[FORGOTTEN]), ("adapters", shop.adapted(FORGOTTEN))):
-        vector = {name: value - shop.base[name] for name, value in expert.items()}
+        vector = task_vector(expert, shop.base)
         for scale in options.scales:
             edited = {name: value + scale * vector[name] for name, value in together.items()}
             rows += _judged(model, corpus, way, edited, scale)

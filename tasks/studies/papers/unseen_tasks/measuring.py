@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from tasks.studies.coloured import Adapting, ColouredWorld, Digits, Pretrained, accuracy, coloured, pretrained
-from tasks.studies.digit_tasks import Look, difference, shown, ten_digits
+from tasks.studies.digit_tasks import Look, shown, ten_digits
 from tasks.studies.papers.unseen_tasks.combining import Answered, by_ridge, by_search, by_theory
 from tasks.studies.pieces import Row
-from tasks.studies.scales import combined
+from tasks.studies.scales import combined, task_vector
 from tasks.studies.tuning import trained
 
 COLOURS, ANGLES = "colourings", "rotations"
@@ -72,7 +72,7 @@ def open_group(world: ColouredWorld, splits: Mapping[str, Digits], group: str, s
     vectors = {}
     for value in EXPERTS[group]:
         task = task_of(group, splits["train"], value)
-        vectors[task.task] = difference(trained(base.model, base.start, task, adapting, seed), base.start)
+        vectors[task.task] = task_vector(trained(base.model, base.start, task, adapting, seed), base.start)
     return Group(base, vectors, adapting)
 
 
