@@ -9,6 +9,8 @@ from torch.func import grad, vmap
 
 from mergeflow.analysis.provable.data import PatternTask
 
+_IN_CACHE = 32  # sequences at a time: their hidden layer [32, P, m] stays in the processor's cache
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -72,9 +74,14 @@ def outputs(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) ->
     Source:
         Li et al. 2025, Equation 4, with W = W_Kᵀ W_Q and V = W_O W_V.
     """
+    return torch.cat([_scores(attention, value, output, part) for part in inputs.split(_IN_CACHE)])
+
+
+def _scores(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) -> Tensor:
     mass = torch.softmax(inputs @ attention @ inputs.mT, dim=-2)  # [n, s, l], a distribution over s
     hidden = torch.relu(mass.mT @ inputs @ value.mT)  # [n, l, m]
-    return (hidden * output).sum(-1).mean(-1)
+    at_positions = hidden @ output if output.dim() == 1 else (hidden * output).sum(-1)
+    return at_positions.mean(-1)
 
 
 def hinge(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
