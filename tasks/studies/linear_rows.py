@@ -16,9 +16,9 @@ from mergeflow.linearity.verdict import DIRECTION, LENGTH, TRIVIAL
 from mergeflow.modality import Examples, Model, State
 from tasks.project.stage import StageIO
 from tasks.studies.results import with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import Verdict, within
 
-Row = dict[str, Any]
 DIRECTION_RULE = f"worst 1 − cos ≤ {DIRECTION} of the baseline, where that is above {TRIVIAL}"
 LENGTH_RULE = f"worst |median coef − 1| ≤ {LENGTH}"
 

@@ -12,8 +12,7 @@ from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, StudyInputs
-
-Row = dict[str, Any]
+from tasks.studies.rows import Row
 
 
 def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tasks.studies.pieces import Row
-
+Row = dict[str, Any]
 Piece = Mapping[str, Any]
 
 

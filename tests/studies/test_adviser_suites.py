@@ -9,8 +9,8 @@ from mergeflow.errors import MergeflowError
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adviser_suites.measuring import GRID, WAYS, Options, open_suite
 from tasks.studies.papers.adviser_suites.results import findings, tables
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES, SEEDS
 

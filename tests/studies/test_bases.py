@@ -18,8 +18,8 @@ from tasks.studies.papers.bases import arms, study, style
 from tasks.studies.papers.bases.arms import Arm, draw_in_another_style, make_base
 from tasks.studies.papers.bases.ranks import rank_share
 from tasks.studies.papers.bases.results import NAMES, findings, rule_note
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, make_lab, open_lab
 
 CHOSEN = yaml.safe_load((ROOT / "examples/studies/bases.yaml").read_text())["bases"]

@@ -11,8 +11,8 @@ from tasks.studies.papers.cart_landscape import study as cart_landscape
 from tasks.studies.papers.cart_landscape.results import findings
 from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 

@@ -8,8 +8,8 @@ import pytest
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.cost import study as cost
 from tasks.studies.papers.cost.rates import best_rate, rate_note, try_rates
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 

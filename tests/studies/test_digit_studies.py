@@ -21,8 +21,8 @@ from tasks.studies.papers.unseen_tasks.combining import (
     similarities,
 )
 from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, TARGETS, few
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, run_study
 from tests.studies.test_coloured import WORLD
 

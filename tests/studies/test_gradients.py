@@ -11,8 +11,8 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients import study as gradients
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES
 

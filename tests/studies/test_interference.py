@@ -8,8 +8,8 @@ import pytest
 from tasks.studies.papers.interference import study as interference
 from tasks.studies.papers.interference.results import findings, notes
 from tasks.studies.papers.interference.theorem import constants, slope, theorem_findings, theorem_rows
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 
 SMALL: dict[str, Any] = {

@@ -10,8 +10,8 @@ import pytest
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape import study as landscape
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 

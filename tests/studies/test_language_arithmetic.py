@@ -17,8 +17,8 @@ from tasks.studies.papers.language_arithmetic.options import Options
 from tasks.studies.papers.language_arithmetic.results import BEST, TREATING, domains, means, study_result
 from tasks.studies.papers.language_arithmetic.texts import ATTRIBUTES, DOMAINS, GENRES, Manner, documents
 from tasks.studies.papers.language_arithmetic.world import World
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.causal.small_project import make_base
 from tests.causal.test_recipes import OTHERS
 from tests.studies.small_lab import ROOT, run_study

@@ -9,8 +9,8 @@ import pytest
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.many_tasks import study as many_tasks
 from tasks.studies.papers.many_tasks.results import findings, tables
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}

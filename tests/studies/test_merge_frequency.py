@@ -4,8 +4,8 @@ from pathlib import Path
 from statistics import fmean
 
 from tasks.studies.papers.merge_frequency import study as merge_frequency
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study
 
 

@@ -9,8 +9,9 @@ import pytest
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mima import results as mima
 from tasks.studies.papers.mima.study import measure
-from tasks.studies.pieces import Row, grid, kept
+from tasks.studies.pieces import grid, kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from statistics import fmean
 
 from tasks.studies.papers.one_epoch import study as one_epoch
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study
 from tests.studies.toy_lab import NAMES, SEEDS
 

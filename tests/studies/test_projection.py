@@ -12,8 +12,8 @@ from tasks.plotting.drawing import new_figure
 from tasks.plotting.labels import place_labels
 from tasks.studies.papers.projection import study as projection
 from tasks.studies.papers.projection.results import Space, findings
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 
 SMALL = {"paths": ["mima_4", "per_round_2_4"], "factors": [1.0], "images": 100, "drops": [0.5]}

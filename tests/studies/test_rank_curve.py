@@ -10,8 +10,8 @@ from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.rank_curve import study as rank_curve
 from tasks.studies.papers.rank_curve.results import findings, notes, peak, tables
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {

@@ -6,7 +6,6 @@ Two stages that share something that they should not, or a record of other code,
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from tasks.project.runner import run_stage
 from tasks.project.study_graph import write_study_graph
 from tasks.studies.page import hardware
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.documented import RESULTS
 from tests.studies.small_lab import ROOT
 
@@ -27,7 +27,6 @@ STUDIES = find_studies(ROOT)
 WITH_ROWS = sorted(path.stem for path in RESULTS.glob("*.parquet"))
 FEWEST = {"laboratory": 2}
 """Seeds of studies that refuse a single one."""
-Row = dict[str, Any]
 
 
 def with_few_seeds(world: Path, root: Path, name: str) -> list[int]:

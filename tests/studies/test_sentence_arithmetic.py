@@ -39,8 +39,8 @@ from tasks.studies.papers.sentence_arithmetic.measuring import (
 from tasks.studies.papers.sentence_arithmetic.options import Options
 from tasks.studies.papers.sentence_arithmetic.results import study_result
 from tasks.studies.papers.sentence_arithmetic.texts import ACCEPTABILITY, NEITHER, SENTIMENT, TARGET, TASKS, Name
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, run_study
 
 SMALL = {

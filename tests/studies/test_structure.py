@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tasks.studies.papers.structure.results import Scores, findings, tables
-from tasks.studies.pieces import Row
 from tasks.studies.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, run_study
 from tests.studies.test_coloured import WORLD
 

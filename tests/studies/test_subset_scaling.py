@@ -16,8 +16,8 @@ from tasks.studies.papers.subset_scaling import study as subset_scaling
 from tasks.studies.papers.subset_scaling.findings import findings
 from tasks.studies.papers.subset_scaling.results import notes, tables
 from tasks.studies.papers.subset_scaling.samples import WIDER
-from tasks.studies.pieces import Row
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 

@@ -11,9 +11,10 @@ from tasks.plotting.drawing import to_svg
 from tasks.studies.papers.unlearning import study
 from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.figures import figures
-from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options, Row
+from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options
 from tasks.studies.papers.unlearning.results import chosen, drops, rises, study_result
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tests.card import card
 from tests.studies.small_lab import ROOT, run_study, study_io
 

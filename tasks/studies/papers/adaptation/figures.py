@@ -1,7 +1,6 @@
 """Figures of the study `adaptation`: accuracy per variant, learned coefficients, courses, and memory."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,8 +9,8 @@ from mergeflow.evaluation.averages import mean_interval
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, new_figure, panels, plain, series_style
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import INK, MUTED, SURFACE
+from tasks.studies.rows import Row
 
-Row = Mapping[str, Any]
 _KINDS = {
     "attn.in_proj_weight": "qkv",
     "attn.out_proj.weight": "out",

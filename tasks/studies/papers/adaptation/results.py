@@ -11,9 +11,8 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.papers.adaptation.figures import accuracy_figure, coefficient_figure, course_figure, memory_figure
 from tasks.studies.papers.adaptation.tables import accuracy_table, level_table, memory_table, rate_table, task_table
 from tasks.studies.papers.adaptation.variants import NAMES, Variant, gains, static, values
-from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, StudyResult
-from tasks.studies.rows import accuracy_rows
+from tasks.studies.rows import Row, accuracy_rows
 
 _RULE = f"paired difference ≥ {NOT_WORSE} points (one test image in 500), as in `many_tasks`"
 

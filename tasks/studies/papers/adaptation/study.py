@@ -57,8 +57,9 @@ from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adaptation.results import figures, result
 from tasks.studies.papers.adaptation.tables import time_tables
 from tasks.studies.papers.adaptation.variants import Variant
-from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.studies.pieces import choose_scale, grid, kept
 from tasks.studies.results import keep_times
+from tasks.studies.rows import Row
 
 STUDY = "adaptation"
 RUN = "experts"

@@ -6,8 +6,8 @@ from statistics import fmean
 from mergeflow.evaluation.averages import mean
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.adaptation.variants import NAMES, Variant, gains, static, values
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Table, with_interval
+from tasks.studies.rows import Row
 
 
 def accuracy_table(rows: Sequence[Row], starts: Sequence[Row]) -> Table:

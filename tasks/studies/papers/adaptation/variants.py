@@ -7,7 +7,7 @@ from typing import Self, get_args
 
 from tasks.studies.adapting import Direction, Granularity, Split
 from tasks.studies.inputs import mean_accuracy
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 NAMES = {"task_vectors": "task arithmetic", "cart": "CART"}
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK
 from tasks.studies.papers.adviser.results import PREDICTIONS
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 
 def figures(sets: Sequence[Row], edits: Sequence[Row]) -> dict[str, Figure]:

@@ -15,7 +15,8 @@ from mergeflow.search.candidates import score_all
 from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
-from tasks.studies.pieces import Row, grid
+from tasks.studies.pieces import grid
+from tasks.studies.rows import Row
 from tasks.studies.scales import best_scale, combined, task_vector
 
 GRID = grid(0.1, 2.0, 0.1)

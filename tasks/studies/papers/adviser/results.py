@@ -8,10 +8,9 @@ from typing import Any
 
 from tasks.studies.claims import paired
 from tasks.studies.papers.adviser.measuring import FIXED, GRID, TRIALS, WAYS
-from tasks.studies.pieces import Row
 from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import by_seed
+from tasks.studies.rows import Row, by_seed
 from tasks.studies.verdicts import within
 
 PREDICTIONS = {

@@ -10,7 +10,7 @@ from tasks.plotting.palette import INK
 from tasks.studies.papers.adviser.results import PREDICTIONS
 from tasks.studies.papers.adviser_suites.measuring import RANGES
 from tasks.studies.papers.adviser_suites.results import NAMES
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 _SHOWN = 1.6  # of the grid's λ
 

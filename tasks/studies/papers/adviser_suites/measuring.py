@@ -20,7 +20,8 @@ from mergeflow.modality import Examples
 from tasks.project.sections import Section
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adviser.measuring import WAYS, part_of, range_columns, tried_scales
-from tasks.studies.pieces import Row, grid
+from tasks.studies.pieces import grid
+from tasks.studies.rows import Row
 from tasks.studies.scales import best_scale, combined, task_vector
 
 GRID = [*grid(0.05, 0.5, 0.05), *grid(0.6, 1.5, 0.1)]

@@ -12,10 +12,9 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.papers.adviser.measuring import FIXED, TRIALS, WAYS
 from tasks.studies.papers.adviser.results import FEWER, HITS, LOSS, PREDICTIONS
 from tasks.studies.papers.adviser_suites.measuring import GRID, RANGES
-from tasks.studies.pieces import Row
 from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import by_seed
+from tasks.studies.rows import Row, by_seed
 
 NAMES = {"theory": "the theory's range", "lengths": "the range by lengths"}
 

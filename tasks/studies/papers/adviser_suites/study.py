@@ -33,9 +33,9 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adviser_suites.figures import figures
 from tasks.studies.papers.adviser_suites.measuring import Options, open_suite, suite_rows
 from tasks.studies.papers.adviser_suites.results import findings, tables
-from tasks.studies.pieces import Row, kept_by_run
+from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
 STUDY = "adviser_suites"
 DECLARED = Declaration(Options, lambda options: options.runs, splits=("validation", "test"), systems=("P10",))

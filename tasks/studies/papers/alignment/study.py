@@ -32,9 +32,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs, TrainingRun
 from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure
-from tasks.studies.pieces import Row, kept_by_run
+from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import of
+from tasks.studies.rows import Row, of
 from tasks.studies.scales import task_vector
 
 STUDY = "alignment"

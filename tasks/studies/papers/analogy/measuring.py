@@ -8,7 +8,8 @@ from torch import Tensor
 from mergeflow.modalities.classification import Classification
 from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, accuracy
 from tasks.studies.digit_tasks import Look, shown
-from tasks.studies.pieces import Row, grid
+from tasks.studies.pieces import grid
+from tasks.studies.rows import Row
 from tasks.studies.scales import best_scale, combined, task_vector
 from tasks.studies.tuning import trained
 

@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.studies.claims import judge, paired
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
-from tasks.studies.rows import by_seed
+from tasks.studies.rows import Row, by_seed
 
 ANALOGY, SUM, TRAINED, NEAREST = "A + B − C", "A + B", "trained on it", "nearest expert"
 SINGLE = ("A", "B", "C")

@@ -28,9 +28,9 @@ from tasks.studies.coloured import ColouredWorld, Digits, open_digits
 from tasks.studies.digit_tasks import ten_digits
 from tasks.studies.papers.analogy.measuring import ATTRIBUTES, world_rows
 from tasks.studies.papers.analogy.results import figures, findings, tables, with_nearest
-from tasks.studies.pieces import Row, kept_by_seed
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
 STUDY = "analogy"
 

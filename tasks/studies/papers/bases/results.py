@@ -11,9 +11,8 @@ from tasks.plotting.intervals import curve
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.bases.ranks import mean_rank
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import accuracy_rows
+from tasks.studies.rows import Row, accuracy_rows
 
 NAMES = {
     "zero_shot": "zero-shot",

@@ -47,7 +47,8 @@ from tasks.studies.papers.bases.arms import Arm, make_base
 from tasks.studies.papers.bases.ranks import ranks_of
 from tasks.studies.papers.bases.results import result
 from tasks.studies.papers.bases.tuned import Bench, State, experts, merged_in_rounds
-from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.studies.pieces import choose_scale, grid, kept
+from tasks.studies.rows import Row
 
 STUDY = "bases"
 SCALES = {

@@ -11,8 +11,8 @@ from mergeflow.evaluation.averages import mean
 from tasks.studies.claims import judge
 from tasks.studies.papers.cart_landscape.figures import Trace, basin_figure, curve_figure, path_figure, task_figure
 from tasks.studies.papers.cart_landscape.seed import LABELS, SHOWN, Rows, Seed, each, seeds, total
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 LOWER = 0.1  # nat, of Σ L_t: what counts as lower

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tasks.studies.pieces import Row
 from tasks.studies.results import with_interval
+from tasks.studies.rows import Row
 
 Rows = Sequence[Row]
 SHOWN = 0.08  # CART's rank ratio that is marked, as in the paper's figures

@@ -42,8 +42,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables, tidy_rows
 from tasks.studies.papers.cart_landscape.seed import SHOWN
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "cart_landscape"
 

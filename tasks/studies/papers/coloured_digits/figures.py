@@ -12,8 +12,7 @@ from tasks.plotting.heat import OUTLINED, colour_bar, heat_map, numbered, over
 from tasks.plotting.palette import INK
 from tasks.studies.papers.coloured_digits.measuring import CASES, SCALES
 from tasks.studies.papers.coloured_digits.results import picked
-
-Row = dict[str, Any]
+from tasks.studies.rows import Row
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

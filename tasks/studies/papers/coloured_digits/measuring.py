@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,9 +15,9 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.subset import Subset
 from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
 from tasks.studies.pieces import grid
+from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
 
-Row = dict[str, Any]
 FIRST, TARGET = 0.95, 0.9
 CASES = {"irrelevant": 0.5, "aligned": 0.9, "contradictory": 0.05}
 ONTO = (0.85, 0.05)

@@ -8,9 +8,8 @@ from typing import Any
 from tasks.studies.claims import paired
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, MARGINS, name_of
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import all_hold, within
-
-Row = dict[str, Any]
 
 LEARNT = 93.0  # %, the plan's; the paper's experts have 94 to 96
 

@@ -9,8 +9,8 @@ from mergeflow.merging.matrices import is_matrix, rank_of
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.compression.figures import storage_figure
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import all_hold, within
 
 Sizes = Mapping[str, Sequence[int]]

@@ -38,7 +38,8 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.compression.results import figures, result
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
+from tasks.studies.rows import Row
 
 STUDY = "compression"
 RUN = "experts"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from tasks.studies.inputs import StudyInputs, mean_accuracy
-from tasks.studies.pieces import Row
 from tasks.studies.results import Table, with_interval
+from tasks.studies.rows import Row
 
 
 def try_rates(inputs: StudyInputs, names: Sequence[str]) -> list[Row]:

@@ -36,9 +36,9 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure
 from tasks.studies.papers.cost.rates import best_rate, rate_note, rate_table, try_rates
-from tasks.studies.pieces import Row, choose_scale, grid, kept, kept_by_run
+from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
-from tasks.studies.rows import accuracy_rows, of
+from tasks.studies.rows import Row, accuracy_rows, of
 
 STUDY = "cost"
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, plain, series_style
 from tasks.plotting.palette import MUTED
+from tasks.studies.rows import Row
 
-Row = Mapping[str, Any]
 _LEFT = {
     "gap": "gap ‖θ_TA − θ_MT‖",
     "after_derived": "less the derived −αη²C′",

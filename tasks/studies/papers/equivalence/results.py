@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.studies.results import Cell, Finding, StudyResult, Table
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
-Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Tables = Mapping[str, Rows]
 EXACT = 1e-12

@@ -29,7 +29,6 @@ derived are derived in `mergeflow/analysis/equivalence/second_order.py` and `bou
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from matplotlib.figure import Figure
 from pydantic import Field
@@ -55,8 +54,8 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.equivalence.figures import bounds_figure, coefficient_figure, gap_figure
 from tasks.studies.papers.equivalence.results import first_seed, study_result
 from tasks.studies.pieces import kept
+from tasks.studies.rows import Row
 
-Row = dict[str, Any]
 Tables = dict[str, list[Row]]
 Work = Callable[[], Tables]
 STUDY = "equivalence"

@@ -11,8 +11,8 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.glue.figures import heads_figure
 from tasks.studies.papers.many_tasks.results import NAMES
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 Labels = Mapping[str, str]
 

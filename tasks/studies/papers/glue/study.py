@@ -42,9 +42,9 @@ from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.glue.heads import left_heads, probed_heads, trained_jointly
 from tasks.studies.papers.glue.results import figures, findings, notes, tables
 from tasks.studies.papers.many_tasks.study import ADAPTED, Sweep
-from tasks.studies.pieces import Row, grid, kept
+from tasks.studies.pieces import grid, kept
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import accuracy_rows
+from tasks.studies.rows import Row, accuracy_rows
 
 STUDY = "glue"
 EXPERTS = "experts"

@@ -38,8 +38,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients.figures import gradient_figure
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 
 STUDY = "gradients"
 BATCHES, IMAGES, STEP, GD = "batches", "all images", "step", "GD"

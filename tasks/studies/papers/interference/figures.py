@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,8 +9,8 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK, MUTED, SERIES
 from tasks.studies.papers.rank_curve.figures import ratio_axis
+from tasks.studies.rows import Row
 
-Row = Mapping[str, Any]
 ORIGINS = ("centred", "original")
 _LAYERS = {
     "whole": "I(k), a pair of tasks",

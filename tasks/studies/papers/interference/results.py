@@ -6,8 +6,8 @@ from statistics import fmean, median
 from typing import Any
 
 from tasks.studies.claims import judge, paired
-from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 Case = tuple[str, int]

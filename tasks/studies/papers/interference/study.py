@@ -52,8 +52,9 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.interference.figures import bound_figure, kinds_figure, layers_figure
 from tasks.studies.papers.interference.results import findings, notes, tables, tidy_rows
 from tasks.studies.papers.interference.theorem import theorem_findings, theorem_note, theorem_rows, theorem_tables
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "interference"
 ORIGINS = {"centred": True, "original": False}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mergeflow.analysis.interference_bound import Setting, bounds, draw_tasks, measured_interference
-from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table
+from tasks.studies.rows import Row
 
 KINDS = {"printed": "printed, k₃ = c r s_max⁴/α²", "derived": "derived, k₃ = c r s_max³/α", "pairwise": "pairwise"}
 OVERLAPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

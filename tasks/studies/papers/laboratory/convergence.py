@@ -9,7 +9,8 @@ from torch import Tensor
 from mergeflow.analysis.provable.data import PatternTask, related_patterns
 from mergeflow.analysis.provable.structure import large_rows
 from mergeflow.analysis.provable.transformer import Training, Weights, fine_tune, initial, judge
-from tasks.studies.papers.laboratory.options import Options, Row, start, task_of, test_set
+from tasks.studies.papers.laboratory.options import Options, start, task_of, test_set
+from tasks.studies.rows import Row
 
 
 def convergence_rows(options: Options, seed: int) -> Iterator[Row]:

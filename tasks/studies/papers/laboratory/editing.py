@@ -6,18 +6,9 @@ from statistics import fmean
 import numpy as np
 
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import (
-    CASE_C,
-    Row,
-    Rows,
-    critical,
-    part,
-    per_seed,
-    retained_until,
-    slope,
-    whole,
-)
+from tasks.studies.papers.laboratory.rows import CASE_C, Rows, critical, part, per_seed, retained_until, slope, whole
 from tasks.studies.results import Finding, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import all_hold, within
 
 BETA = 0.1  # the theorems' |λ|β, as an allowance of 0.1 hinge loss per unit of λ

@@ -14,7 +14,8 @@ from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, pane
 from tasks.plotting.heat import colour_bar, heat_map, over
 from tasks.plotting.palette import INK
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import CASE_C, Row, critical, part, per_seed, whole
+from tasks.studies.papers.laboratory.rows import CASE_C, critical, part, per_seed, whole
+from tasks.studies.rows import Row
 
 _SHOWN = (-3.0, 3.0)
 

@@ -6,8 +6,9 @@ from statistics import fmean
 import numpy as np
 
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import Row, Rows, part, per_seed, slope, whole
+from tasks.studies.papers.laboratory.rows import Rows, part, per_seed, slope, whole
 from tasks.studies.results import Finding, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 

@@ -1,7 +1,6 @@
 """The choices of the study `laboratory`, and the parts that all its experiments share."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -11,8 +10,6 @@ from mergeflow.analysis.provable.data import PatternTask
 from mergeflow.analysis.provable.transformer import Training, Weights, fine_tune, initial
 from tasks.project.sections import Section
 from tasks.studies.pieces import grid
-
-Row = dict[str, Any]
 
 
 class Options(Section):

@@ -16,7 +16,8 @@ from mergeflow.analysis.provable.structure import (
     truncated,
 )
 from mergeflow.analysis.provable.transformer import Weights, combined, judge
-from tasks.studies.papers.laboratory.options import Options, Row, column, start, task_of, test_set, trained
+from tasks.studies.papers.laboratory.options import Options, column, start, task_of, test_set, trained
+from tasks.studies.rows import Row
 
 
 def phase_rows(options: Options, seed: int) -> Iterator[Row]:

@@ -1,12 +1,13 @@
 """What the results of the study `laboratory` are read from: tidy rows, chosen, grouped by seed and fitted."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-Row = Mapping[str, Any]
+from tasks.studies.rows import Row
+
 Rows = Sequence[Row]
 
 CASE_C = 0.9  # Theorem 2 (C) asks for α < 1 − c; c = 0.9 (1 − α) is taken

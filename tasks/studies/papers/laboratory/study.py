@@ -28,11 +28,12 @@ from tasks.project.declaration import Declaration
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.papers.laboratory.convergence import convergence_rows, row_norm_rows
 from tasks.studies.papers.laboratory.figures import figures
-from tasks.studies.papers.laboratory.options import Options, Row
+from tasks.studies.papers.laboratory.options import Options
 from tasks.studies.papers.laboratory.phases import phase_rows
 from tasks.studies.papers.laboratory.results import study_result
 from tasks.studies.papers.laboratory.targets import target_rows
 from tasks.studies.pieces import kept
+from tasks.studies.rows import Row
 
 STUDY = "laboratory"
 PARTS = {"phases": phase_rows, "convergence": convergence_rows, "row_norms": row_norm_rows, "targets": target_rows}

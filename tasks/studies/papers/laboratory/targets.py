@@ -8,7 +8,8 @@ import torch
 from mergeflow.analysis.provable.conditions import closed_form, out_of_domain
 from mergeflow.analysis.provable.transformer import combined, judge
 from mergeflow.errors import MergeflowError
-from tasks.studies.papers.laboratory.options import Options, Row, column, start, task_of, test_set, trained
+from tasks.studies.papers.laboratory.options import Options, column, start, task_of, test_set, trained
+from tasks.studies.rows import Row
 
 
 def target_rows(options: Options, seed: int) -> Iterator[Row]:

@@ -1,7 +1,6 @@
 """Figures of error landscapes: contours of each task's error on a plane of the weights, one row per N."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,8 +10,8 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
 from tasks.plotting.labels import place_labels
 from tasks.plotting.palette import INK, MUTED, SURFACE
+from tasks.studies.rows import Row
 
-Row = Mapping[str, Any]
 LEVELS = (0, 5, 10, 20, 30, 40, 50, 60, 80, 100)  # error in %
 _COLOURS = LinearSegmentedColormap.from_list("error", ["#3f97cc", "#b9d9ec", SURFACE])
 _LABELS = {"base": "θ0", "mean": "mean"}

@@ -34,8 +34,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape.figures import landscape_figure
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 
 STUDY = "landscape"
 

@@ -10,7 +10,7 @@ from mergeflow.evaluation.averages import mean_interval
 from tasks.plotting.drawing import FULL_WIDTH, dress, new_figure, plain, series_style
 from tasks.studies.papers.analogy.results import draw_targets
 from tasks.studies.papers.language_arithmetic.results import BEST, TREATING, analogies, domains, means
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

@@ -28,7 +28,7 @@ from mergeflow.search.grid import grid
 from tasks.studies.papers.analogy.results import ANALOGY, SUM, TRAINED
 from tasks.studies.papers.language_arithmetic.options import Options
 from tasks.studies.papers.language_arithmetic.world import Task, World, written
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 from tasks.studies.scales import best_scale, combined, task_vector
 from tasks.studies.tuning import drawn_weights, trained
 

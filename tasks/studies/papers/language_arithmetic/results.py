@@ -10,9 +10,8 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SUM, TRAINED, WAYS, scores, with_nearest
 from tasks.studies.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
 from tasks.studies.papers.language_arithmetic.options import PLAIN
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import by_seed, tidy
+from tasks.studies.rows import Row, by_seed, tidy
 
 NEARER, ABOVE_BASE, BEHIND = 0.05, 0.1, 0.1  # nats a token, of analogies
 GAIN, SHARE, TREATED = 0.2, 50.0, 0.02  # nats, % and nats, of three domains

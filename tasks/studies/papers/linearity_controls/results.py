@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from tasks.studies.linear_rows import Row, by_seed, mean_over
+from tasks.studies.linear_rows import by_seed, mean_over
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import all_hold, within
 
 ORDER = ("normal", "common start", "weight matching", "activation matching", "none")

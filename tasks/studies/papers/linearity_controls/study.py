@@ -42,11 +42,12 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, one_thread, read_samples, rows_of, samples_file, write_samples
+from tasks.studies.linear_rows import one_thread, read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import NetTask, Tasks, Tuning, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_controls.results import ORDER, findings, tables
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
 
 STUDY = "linearity_controls"

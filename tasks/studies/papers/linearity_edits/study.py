@@ -36,7 +36,6 @@ from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.linear_rows import (
     DIRECTION_RULE,
     LENGTH_RULE,
-    Row,
     by_seed,
     direction,
     length,
@@ -51,6 +50,7 @@ from tasks.studies.linear_rows import (
 from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 STUDY = "linearity_edits"

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from tasks.studies.linear_rows import (
     DIRECTION_RULE,
     LENGTH_RULE,
-    Row,
     by_seed,
     direction,
     length,
@@ -16,6 +15,7 @@ from tasks.studies.linear_rows import (
 from tasks.studies.papers.linearity_edits import study as edits
 from tasks.studies.papers.linearity_stitches import study as stitches
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 FLAT = 0.1  # nats of LMC

@@ -37,7 +37,6 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.linear_rows import (
-    Row,
     TunedModels,
     one_thread,
     path_rows,
@@ -51,7 +50,7 @@ from tasks.studies.papers.linearity_experts.results import findings, tables
 from tasks.studies.papers.linearity_stitches.study import stitch_figure, stitch_rows
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
 STUDY = "linearity_experts"
 ALPHAS = (0.25, 0.5, 0.75)

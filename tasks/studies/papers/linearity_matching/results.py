@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.studies.claims import judge, paired
-from tasks.studies.linear_rows import Row, mean_over
+from tasks.studies.linear_rows import mean_over
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 PAYS, NEEDLESS, BEHIND, NEAR = 10.0, 0.5, 1.0, 5.0  # points of accuracy
 STARTS, KINDS = ("pre-trained", "common start", "different starts"), ("one task", "two tasks")

@@ -36,11 +36,12 @@ from mergeflow.modality import Model, State
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, one_thread
+from tasks.studies.linear_rows import one_thread
 from tasks.studies.nets import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_matching.results import figure, findings, tables
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
 
 STUDY = "linearity_matching"

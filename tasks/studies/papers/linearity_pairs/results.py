@@ -6,7 +6,6 @@ from mergeflow.linearity.verdict import DIRECTION
 from tasks.studies.linear_rows import (
     DIRECTION_RULE,
     LENGTH_RULE,
-    Row,
     by_seed,
     direction,
     length,
@@ -15,6 +14,7 @@ from tasks.studies.linear_rows import (
     worst_share,
 )
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 FLAT, SLACK, SHARE = 0.1, 0.02, 0.9  # nats of LMC, nats above the chord, share of Lemma 1

@@ -38,19 +38,12 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import (
-    Row,
-    one_thread,
-    path_rows,
-    read_samples,
-    rows_of,
-    samples_file,
-    write_samples,
-)
+from tasks.studies.linear_rows import one_thread, path_rows, read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
 from tasks.studies.papers.linearity_pairs.results import findings, notes, tables
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "linearity_pairs"
 ALPHAS = (0.25, 0.5, 0.75)

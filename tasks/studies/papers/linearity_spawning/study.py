@@ -29,10 +29,11 @@ from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, mean_over, one_thread, rows_of
+from tasks.studies.linear_rows import mean_over, one_thread, rows_of
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world, with_statistics
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import within
 

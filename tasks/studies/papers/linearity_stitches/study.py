@@ -35,10 +35,11 @@ from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, by_seed, one_thread
+from tasks.studies.linear_rows import by_seed, one_thread
 from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 STUDY = "linearity_stitches"

@@ -12,7 +12,8 @@ from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.linearity.layers import find_layers
 from mergeflow.merging.files.vectors import extract
 from mergeflow.merging.streaming import merge
-from tasks.studies.linear_rows import Row, TunedModels, read_samples, rows_of
+from tasks.studies.linear_rows import TunedModels, read_samples, rows_of
+from tasks.studies.rows import Row
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TEXTS = 32  # whose features are computed in several ways

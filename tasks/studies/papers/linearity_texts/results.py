@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from tasks.studies.claims import judge
-from tasks.studies.linear_rows import Row, by_seed, mean_over
+from tasks.studies.linear_rows import by_seed, mean_over
 from tasks.studies.papers.linearity_edits import study as edits
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 PLACES, FEATURES, KEPT = 1.0, 1e-5, 1e-6  # units of the last place; shares of a length; shares of a number
 Rows = Mapping[str, list[Row]]

@@ -31,7 +31,7 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import Row, TunedModels, one_thread, read_samples, samples_file, write_samples
+from tasks.studies.linear_rows import TunedModels, one_thread, read_samples, samples_file, write_samples
 from tasks.studies.papers.linearity_edits.study import examples_of, measure_edits
 from tasks.studies.papers.linearity_texts.checkpoints import Checkpoints, open_checkpoints
 from tasks.studies.papers.linearity_texts.identities import feature_rows, sample_rows, vector_rows
@@ -39,7 +39,7 @@ from tasks.studies.papers.linearity_texts.results import findings, tables
 from tasks.studies.papers.linearity_texts.world import TextWorld, train_texts
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
 STUDY = "linearity_texts"
 

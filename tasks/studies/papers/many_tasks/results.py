@@ -11,8 +11,8 @@ from tasks.studies.adapting import NOT_WORSE
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.many_tasks.figures import loss_figure, radar_figure
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 NAMES = {
     "zero_shot": "zero-shot",

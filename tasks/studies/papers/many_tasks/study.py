@@ -33,9 +33,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.many_tasks.results import figures, findings, notes, tables
-from tasks.studies.pieces import ChosenScale, Row, choose_scale, grid, kept
+from tasks.studies.pieces import ChosenScale, choose_scale, grid, kept
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import accuracy_rows
+from tasks.studies.rows import Row, accuracy_rows
 
 STUDY = "many_tasks"
 ADAPTED = {"task_vectors": "adamerging_ta", "cart": "adamerging_cart"}

@@ -31,9 +31,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, paired, steps_between
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.merge_frequency.figures import frequency_figure
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import accuracy_rows, of
+from tasks.studies.rows import Row, accuracy_rows, of
 
 STUDY = "merge_frequency"
 SCHEDULES = {"whole": "one schedule", "per_round": "a schedule per round"}

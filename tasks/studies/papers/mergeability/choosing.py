@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from tasks.studies.papers.mergeability.results import BETTER, PREDICTIONS, within_runs
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 OF_WEIGHTS = ("cosine of task vectors", "distance", "sign conflict")
 

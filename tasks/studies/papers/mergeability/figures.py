@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, HALF_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.intervals import curve, round_axis
 from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, errors_over_rounds
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 SHOWN = (LAST, "cosine of task vectors", "distance", "sign conflict")
 

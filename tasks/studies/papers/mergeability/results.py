@@ -5,9 +5,9 @@ from functools import partial
 from statistics import fmean
 
 from tasks.studies.claims import judge, paired, steps_between
-from tasks.studies.pieces import Row
 from tasks.studies.ranks import rank_correlation
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 RANKS, BETTER, ACROSS = 0.5, 0.05, 0.7  # rank correlations, and by how much one is better than another
 LAST = "CTL error, last block"

@@ -40,8 +40,9 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.linear_rows import one_thread
 from tasks.studies.papers.mergeability.figures import figures
 from tasks.studies.papers.mergeability.results import findings, tables
-from tasks.studies.pieces import Row, kept_by_run
+from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
 
 STUDY = "mergeability"

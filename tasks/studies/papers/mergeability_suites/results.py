@@ -6,8 +6,8 @@ from statistics import fmean
 from tasks.studies.claims import paired
 from tasks.studies.linear_rows import mean_over
 from tasks.studies.papers.mergeability.results import BETTER, LAST, PREDICTIONS, RANKS, judge_ranks, within_runs
-from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 Suites = Mapping[int, Sequence[str]]
 

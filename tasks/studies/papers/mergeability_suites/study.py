@@ -26,8 +26,9 @@ from tasks.studies.papers.mergeability.figures import predictions_figure
 from tasks.studies.papers.mergeability.study import Options as Asked
 from tasks.studies.papers.mergeability.study import measure
 from tasks.studies.papers.mergeability_suites.results import findings, tables
-from tasks.studies.pieces import Row, kept_by_run
+from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "mergeability_suites"
 

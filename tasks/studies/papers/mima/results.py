@@ -8,9 +8,8 @@ from mergeflow.evaluation.averages import normalised
 from tasks.studies.claims import judge, paired, steps_between
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.mima.figures import accuracy_figure, gap_figure, task_figure
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
-from tasks.studies.rows import of
+from tasks.studies.rows import Row, of
 
 TUNED = ("average", "task_arithmetic", "ties")
 FIXED = {"task_arithmetic": "task_arithmetic λ=0.4", "ties": "ties λ=1"}

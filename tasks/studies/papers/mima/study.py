@@ -41,9 +41,9 @@ from tasks.studies.papers.mima.results import (
     notes,
     tables,
 )
-from tasks.studies.pieces import Row, choose_scale, grid, kept, kept_by_run
+from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import accuracy_rows
+from tasks.studies.rows import Row, accuracy_rows
 
 STUDY = "mima"
 

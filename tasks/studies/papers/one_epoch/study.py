@@ -29,9 +29,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.one_epoch.figures import curve_figure, task_figure
-from tasks.studies.pieces import Row, choose_scale, grid, kept
+from tasks.studies.pieces import choose_scale, grid, kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import accuracy_rows, of
+from tasks.studies.rows import Row, accuracy_rows, of
 from tasks.studies.scales import task_vector
 from tasks.studies.verdicts import all_hold, within
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from mergeflow.analysis.projection import cosines_from, distances, principal_coordinates
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
-from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 PAIR = ("ties", "breadcrumbs")
 OTHERS = ("task_arithmetic", "ties", "breadcrumbs", "dare")  # whose merges the paper compares

@@ -36,8 +36,9 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.projection.results import figures, findings, notes, tables, tidy_rows
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "projection"
 AGAINST = "task_arithmetic"  # what DARE is, but for its mask

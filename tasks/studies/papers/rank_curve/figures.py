@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from mergeflow.evaluation.averages import mean, mean_interval
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain, series_style
 from tasks.plotting.palette import MUTED
+from tasks.studies.rows import Row
 
-Row = Mapping[str, Any]
 Samples = Mapping[float, Sequence[float]]
 _RULES = {"once": "λ chosen once", "per rank": "λ chosen per rank"}
 _TICKS = (0, 0.04, 0.08, 0.16, 0.32, 0.64, 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 from mergeflow.evaluation.averages import mean
 from tasks.studies.claims import judge, paired
-from tasks.studies.pieces import Row
 from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.rows import Row
 
 KINDS = ("centred", "original", "matrices alone")
 RULES = ("once", "per rank")

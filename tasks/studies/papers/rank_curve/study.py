@@ -35,8 +35,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.rank_curve.figures import mean_figure, task_figure
 from tasks.studies.papers.rank_curve.results import findings, notes, tables, tidy_rows
-from tasks.studies.pieces import Row, choose_scale, kept
+from tasks.studies.pieces import choose_scale, kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "rank_curve"
 METHODS = {"centred": "cart", "original": "low_rank", "matrices alone": "low_rank"}

@@ -28,7 +28,7 @@ from tasks.studies.papers.sentence_arithmetic.measuring import (
 )
 from tasks.studies.papers.sentence_arithmetic.results import values
 from tasks.studies.papers.sentence_arithmetic.texts import TARGET
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

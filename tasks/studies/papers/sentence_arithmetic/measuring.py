@@ -21,7 +21,7 @@ from tasks.studies.papers.sentence_arithmetic.texts import (
     TASKS,
     Name,
 )
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 from tasks.studies.scales import best_scale, combined, task_vector
 
 ADDITION, NEGATION, ANALOGIES = "addition", "negation", "analogy"  # parts of the study

@@ -25,9 +25,8 @@ from tasks.studies.papers.sentence_arithmetic.measuring import (
     told,
 )
 from tasks.studies.papers.sentence_arithmetic.texts import TARGET
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import by_seed, tidy
+from tasks.studies.rows import Row, by_seed, tidy
 
 BELOW, AHEAD, ABOVE_AVERAGE, AS_GOOD = 5.0, 5.0, 1.0, 2.0  # points, of two tasks by one encoder
 LOST, STAYS = 10.0, 2.0  # points, of a task taken away

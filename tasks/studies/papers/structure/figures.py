@@ -9,8 +9,8 @@ from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED
 from tasks.studies.papers.structure.results import SCORES, Scores
-from tasks.studies.pieces import Row
 from tasks.studies.reductions import FULL, LORA, PRUNED, SVD
+from tasks.studies.rows import Row
 
 _BESIDE = 1.06  # from one kind's marks to the next one's, on a logarithmic axis
 

@@ -23,8 +23,9 @@ from tasks.studies.coloured import (
     small_transformer,
 )
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, ONTO, TARGET
-from tasks.studies.pieces import Row, grid
+from tasks.studies.pieces import grid
 from tasks.studies.reductions import FULL, LORA, Variant, variants
+from tasks.studies.rows import Row
 from tasks.studies.scales import combined, task_vector
 from tasks.studies.tuning import trained
 

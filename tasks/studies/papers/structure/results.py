@@ -5,10 +5,9 @@ from statistics import fmean
 from typing import Any
 
 from tasks.studies.claims import judge, paired
-from tasks.studies.pieces import Row
 from tasks.studies.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import by_seed
+from tasks.studies.rows import Row, by_seed
 
 LOST, VITAL = 1.0, 5.0
 HALF = 0.5

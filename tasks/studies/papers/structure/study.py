@@ -38,9 +38,9 @@ from tasks.studies.coloured import ColouredWorld, Digits, open_digits, pretraine
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.measuring import COLOURS, Bench, lora_vectors, measured_rows, memory_rows
 from tasks.studies.papers.structure.results import HALF, findings, tables
-from tasks.studies.pieces import Row, kept_by_seed
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 from tasks.studies.scales import task_vector
 
 STUDY = "structure"

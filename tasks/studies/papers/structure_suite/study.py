@@ -32,10 +32,10 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.results import HALF, findings, tables
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.reductions import LORA, Variant, variants
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 from tasks.studies.scales import best_scale, combined, task_vector
 
 STUDY = "structure_suite"

@@ -8,7 +8,7 @@ import numpy as np
 from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.evaluation.subsets import popoviciu_bound, subset_interval
 from tasks.studies.inputs import Accuracy
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 
 WIDER = ", wider λ"
 OURS = "cart"

@@ -49,8 +49,9 @@ from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.subset_scaling.findings import findings
 from tasks.studies.papers.subset_scaling.results import figures, notes, tables, tidy_rows
 from tasks.studies.papers.subset_scaling.samples import WIDER
-from tasks.studies.pieces import Row, kept
+from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row
 
 STUDY = "subset_scaling"
 

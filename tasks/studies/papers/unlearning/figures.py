@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from mergeflow.evaluation.averages import mean_interval
 from mergeflow.suites.books.suite import GENERAL
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
-from tasks.studies.papers.unlearning.options import BOOKS, Options, Row
+from tasks.studies.papers.unlearning.options import BOOKS, Options
 from tasks.studies.papers.unlearning.results import WAYS, values
+from tasks.studies.rows import Row
 
 
 def figures(rows: Sequence[Row], options: Options) -> dict[str, Figure]:

@@ -15,8 +15,9 @@ from mergeflow.modalities.causal.recall import recited
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from mergeflow.suites.books.suite import GENERAL
 from tasks.studies.papers.unlearning.corpus import Corpus
-from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options, Row
+from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options
 from tasks.studies.papers.unlearning.training import State, Workshop
+from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
 
 _BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂

@@ -1,12 +1,11 @@
 """The choices of the study `unlearning`."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from tasks.project.sections import Section
 
-Row = dict[str, Any]
 FORGOTTEN, ALIGNED, LESS_ALIGNED = "harbour", "lighthouse", "orchard"
 BOOKS = (FORGOTTEN, ALIGNED, LESS_ALIGNED)
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from mergeflow.suites.books.suite import GENERAL
 from tasks.studies.claims import judge, paired
-from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, LESS_ALIGNED, Options, Row
+from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, LESS_ALIGNED, Options
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
 RISE = 0.5  # nat of log-perplexity
 WORSE, BETTER = -5.0, 5.0  # points of the drop in Rouge-L

@@ -36,9 +36,10 @@ from tasks.project.declaration import Declaration
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.papers.unlearning.figures import figures
 from tasks.studies.papers.unlearning.measuring import seed_rows
-from tasks.studies.papers.unlearning.options import Options, Row
+from tasks.studies.papers.unlearning.options import Options
 from tasks.studies.papers.unlearning.results import study_result
 from tasks.studies.pieces import kept_by_seed
+from tasks.studies.rows import Row
 
 STUDY = "unlearning"
 DECLARED = Declaration(Options, systems=("P18", "P19", "P20", "P21"))

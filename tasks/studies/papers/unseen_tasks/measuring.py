@@ -13,7 +13,7 @@ from mergeflow.modality import Model, State
 from tasks.studies.coloured import Adapting, ColouredWorld, Digits, Pretrained, accuracy, coloured, pretrained
 from tasks.studies.digit_tasks import Look, shown, ten_digits
 from tasks.studies.papers.unseen_tasks.combining import Answered, by_ridge, by_search, by_theory
-from tasks.studies.pieces import Row
+from tasks.studies.rows import Row
 from tasks.studies.scales import combined, task_vector
 from tasks.studies.tuning import trained
 

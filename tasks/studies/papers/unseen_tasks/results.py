@@ -9,9 +9,8 @@ from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, pane
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED
 from tasks.studies.claims import judge, paired
-from tasks.studies.pieces import Row
 from tasks.studies.results import Cell, Finding, Table, with_interval
-from tasks.studies.rows import by_seed
+from tasks.studies.rows import Row, by_seed
 
 NEAREST, THEORY, RIDGE, SEARCH, TUNED = "nearest expert", "theory", "ridge", "search", "tuned on the samples"
 FEW = (NEAREST, THEORY, RIDGE, SEARCH, TUNED)

@@ -36,9 +36,9 @@ from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.coloured import ColouredWorld, Digits, open_digits
 from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, group_rows, open_group
 from tasks.studies.papers.unseen_tasks.results import figures, findings, tables
-from tasks.studies.pieces import Row, kept_by_seed
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import tidy
+from tasks.studies.rows import Row, tidy
 
 STUDY = "unseen_tasks"
 
