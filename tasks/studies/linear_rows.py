@@ -16,7 +16,7 @@ from mergeflow.linearity.verdict import DIRECTION, LENGTH, TRIVIAL
 from mergeflow.modality import Examples, Model, State
 from tasks.project.stage import StageIO
 from tasks.studies.results import with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 from tasks.studies.verdicts import Verdict, within
 
 DIRECTION_RULE = f"worst 1 − cos ≤ {DIRECTION} of the baseline, where that is above {TRIVIAL}"
@@ -84,9 +84,8 @@ def worst_length(rows: Sequence[Row]) -> float:
 def by_seed(rows: Sequence[Row], **wanted: Any) -> dict[int, list[Row]]:
     """Return the rows with these values, by seed."""
     found: dict[int, list[Row]] = {}
-    for row in rows:
-        if all(row[key] == value for key, value in wanted.items()):
-            found.setdefault(row["seed"], []).append(row)
+    for row in picked(rows, **wanted):
+        found.setdefault(row["seed"], []).append(row)
     return found
 
 

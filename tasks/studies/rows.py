@@ -1,10 +1,11 @@
 """Tidy rows: one for each seed, setting, model and task, which every interval can be recomputed from."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 Row = dict[str, Any]
 Piece = Mapping[str, Any]
+AnyRow = TypeVar("AnyRow", bound=Piece)
 
 
 def accuracy_rows(
@@ -43,10 +44,23 @@ def tidy(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in columns} for row in known]
 
 
-def of(pieces: Iterable[Piece], **wanted: Any) -> list[Any]:
+def picked(rows: Iterable[AnyRow], **wanted: Any) -> list[AnyRow]:
+    """Return the rows with these values.
+
+    Args:
+        rows: of any columns.
+        wanted: column → value; a row without the column has None.
+
+    Example:
+        >>> picked([{"seed": 0, "N": 4}, {"seed": 1, "N": 4}, {"seed": 0}], seed=0, N=4)
+        [{'seed': 0, 'N': 4}]
+    """
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+def of(pieces: Iterable[AnyRow], **wanted: Any) -> list[AnyRow]:
     """Return the pieces with these values, in order of their seed."""
-    found = [piece for piece in pieces if all(piece[name] == value for name, value in wanted.items())]
-    return sorted(found, key=lambda piece: int(piece["seed"]))
+    return sorted(picked(pieces, **wanted), key=lambda piece: int(piece["seed"]))
 
 
 def by_seed(rows: Sequence[Row], value: Callable[[list[Row]], float]) -> list[float]:
@@ -56,4 +70,4 @@ def by_seed(rows: Sequence[Row], value: Callable[[list[Row]], float]) -> list[fl
         rows: with `seed`.
         value: of the rows of one seed.
     """
-    return [value([row for row in rows if row["seed"] == seed]) for seed in sorted({row["seed"] for row in rows})]
+    return [value(picked(rows, seed=seed)) for seed in sorted({row["seed"] for row in rows})]

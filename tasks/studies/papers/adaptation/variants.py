@@ -7,7 +7,7 @@ from typing import Self, get_args
 
 from tasks.studies.adapting import Direction, Granularity, Split
 from tasks.studies.inputs import mean_accuracy
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 
 NAMES = {"task_vectors": "task arithmetic", "cart": "CART"}
 
@@ -32,7 +32,7 @@ class Variant:
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
         """Return its rows, one per seed."""
-        return [row for row in rows if all(row[name] == value for name, value in vars(self).items())]
+        return picked(rows, **vars(self))
 
 
 def values(rows: Sequence[Row], variant: Variant) -> list[float]:

@@ -11,8 +11,7 @@ from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_sty
 from tasks.plotting.heat import OUTLINED, colour_bar, heat_map, numbered, over
 from tasks.plotting.palette import INK
 from tasks.studies.papers.coloured_digits.measuring import CASES, SCALES
-from tasks.studies.papers.coloured_digits.results import picked
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

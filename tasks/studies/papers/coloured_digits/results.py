@@ -8,20 +8,10 @@ from typing import Any
 from tasks.studies.claims import paired
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, MARGINS, name_of
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, by_seed, picked
 from tasks.studies.verdicts import all_hold, within
 
 LEARNT = 93.0  # %, the plan's; the paper's experts have 94 to 96
-
-
-def picked(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """Return the rows with these values.
-
-    Args:
-        rows: of any part.
-        wanted: column → value.
-    """
-    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
 def column(rows: Sequence[Row], key: str | Callable[[Row], float], **wanted: Any) -> list[float]:
@@ -32,9 +22,8 @@ def column(rows: Sequence[Row], key: str | Callable[[Row], float], **wanted: Any
         key: the column, or a function of a row.
         wanted: column → value.
     """
-    own = picked(rows, **wanted)
     value = key if callable(key) else lambda row: float(row[key])
-    return [fmean(value(row) for row in own if row["seed"] == seed) for seed in sorted({row["seed"] for row in own})]
+    return by_seed(picked(rows, **wanted), lambda own: fmean(value(row) for row in own))
 
 
 def overlap(rows: Sequence[Row], margin: float) -> tuple[list[float], list[float]]:

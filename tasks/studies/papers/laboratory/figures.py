@@ -14,8 +14,8 @@ from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, pane
 from tasks.plotting.heat import colour_bar, heat_map, over
 from tasks.plotting.palette import INK
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import CASE_C, critical, part, per_seed, whole
-from tasks.studies.rows import Row
+from tasks.studies.papers.laboratory.rows import CASE_C, critical, whole
+from tasks.studies.rows import Row, by_seed, picked
 
 _SHOWN = (-3.0, 3.0)
 
@@ -69,8 +69,8 @@ def _boundaries(panel: Axes, alphas: Sequence[float]) -> None:
 
 
 def _smallest(rows: Sequence[Row], alpha: float, solved: float) -> float:
-    own = part(rows, alpha=alpha)
-    return fmean(per_seed(own, lambda found: critical(sorted(found, key=lambda row: row["scale"]), solved)))
+    own = picked(rows, alpha=alpha)
+    return fmean(by_seed(own, lambda found: critical(sorted(found, key=lambda row: row["scale"]), solved)))
 
 
 def curve_figure(rows: Sequence[Row]) -> Figure:
@@ -79,7 +79,7 @@ def curve_figure(rows: Sequence[Row]) -> Figure:
     chosen = [min(alphas, key=lambda alpha, near=near: abs(alpha - near)) for near in (-0.5, 0.0, 0.5)]  # type: ignore[misc]
     figure, axes = panels(3, 3, 3.4, sharey=True)
     for panel, alpha in zip(axes, chosen, strict=True):
-        own = part(whole(rows), alpha=alpha)
+        own = picked(whole(rows), alpha=alpha)
         scales = sorted({row["scale"] for row in own if row["scale"] >= -8})
         dress(panel, f"α = {alpha:g}", "λ", "mean y f" if panel is axes[0] else "", grid="both")
         told = [predicted_outputs(alpha, scale) for scale in scales]
@@ -102,7 +102,7 @@ def convergence_figure(rows: Sequence[Row]) -> Figure:
     figure, axes = panels(len(named), 4, 3.0)
     slopes = {"step": -1, "relevant": -2, "bits": 2}
     for panel, (varied, label) in zip(axes, named.items(), strict=True):
-        own = part(rows, part="convergence", varied=varied)
+        own = picked(rows, part="convergence", varied=varied)
         at = sorted({row["at"] for row in own})
         means = [_mean(own, "steps", at=one) for one in at]
         told = f"{label}, slope {slopes[varied]}" if varied in slopes else label
@@ -134,7 +134,7 @@ def target_figure(rows: Sequence[Row], c: float, solved: float) -> Figure:
     """
     figure, (panel,) = panels(1, 1, 4.6)
     dress(panel, "Tasks that nobody trained", "Σ λγ", "Σ λγ²", grid="both")
-    own = part(rows, part="target", kind="drawn")
+    own = picked(rows, part="target", kind="drawn")
     for number, (label, wanted) in enumerate((("solved", True), ("not solved", False))):
         points = [(row["first_sum"], row["second_sum"]) for row in own if (row["hinge_1"] <= solved) is wanted]
         style = {**series_style(number), "linestyle": "", "markersize": 3, "alpha": 0.6}
@@ -153,7 +153,7 @@ def pruning_figure(rows: Sequence[Row]) -> Figure:
     """Draw the loss of task 1 in the sum of two irrelevant tasks over the share of rows of ΔV that are kept."""
     figure, (panel,) = panels(1, 1, 3.6)
     dress(panel, "Rows of ΔV kept", "share of rows", "hinge loss on task 1", grid="both")
-    own: list[Any] = part(rows, part="phase", alpha=0.0, scale=1.0)
+    own: list[Any] = picked(rows, part="phase", alpha=0.0, scale=1.0)
     for number, (word, label) in enumerate((("rows", "the largest"), ("smallest", "the smallest (control)"))):
         kept = sorted({float(row["kind"].split()[1]) for row in own if row["kind"].startswith(word)})
         losses = [_mean(own, "hinge_1", kind=f"{word} {keep:g}") for keep in kept]
@@ -163,4 +163,4 @@ def pruning_figure(rows: Sequence[Row]) -> Figure:
 
 
 def _mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
-    return fmean(row[key] for row in part(rows, **wanted))
+    return fmean(row[key] for row in picked(rows, **wanted))

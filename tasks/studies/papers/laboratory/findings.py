@@ -6,16 +6,16 @@ from statistics import fmean
 import numpy as np
 
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import Rows, part, per_seed, slope, whole
+from tasks.studies.papers.laboratory.rows import Rows, slope, whole
 from tasks.studies.results import Finding, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, by_seed, picked
 from tasks.studies.verdicts import within
 
 
 def training_findings(rows: Rows, options: Options) -> Iterator[Finding]:
     """Judge whether and how fast training solves a task (P11, P12, P23)."""
-    alone = part(whole(rows), alpha=0.0, scale=0.0)
-    loss = per_seed(alone, lambda own: own[0]["hinge_1"])
+    alone = picked(whole(rows), alpha=0.0, scale=0.0)
+    loss = by_seed(alone, lambda own: own[0]["hinge_1"])
     yield Finding(
         "P11",
         "Fine-tuning brings the generalisation error to order ε.",
@@ -27,12 +27,12 @@ def training_findings(rows: Rows, options: Options) -> Iterator[Finding]:
         ("step", "The steps needed grow as 1/η.", -1.2, -0.8),
         ("relevant", "The steps needed grow as δ_*^−2.", -2.6, -1.4),
     ):
-        own = part(rows, part="convergence", varied=varied)
-        slopes = per_seed(own, lambda one: slope((np.log(row["at"]), np.log(row["steps"])) for row in one))
+        own = picked(rows, part="convergence", varied=varied)
+        slopes = by_seed(own, lambda one: slope((np.log(row["at"]), np.log(row["steps"])) for row in one))
         rule = f"log–log slope in {low} … {high}"
         yield Finding("P12", claim, f"slope {with_interval(slopes, 2)}", within(slopes, low, high), rule)
-    own = part(rows, part="convergence", varied="batch")
-    gains = per_seed(own, lambda one: one[0]["hinge"] - one[-1]["hinge"])
+    own = picked(rows, part="convergence", varied="batch")
+    gains = by_seed(own, lambda one: one[0]["hinge"] - one[-1]["hinge"])
     ends = f"{own[0]['at']:g} and {own[-1]['at']:g}"
     yield Finding(
         "P12",
@@ -41,8 +41,8 @@ def training_findings(rows: Rows, options: Options) -> Iterator[Finding]:
         within(gains, low=0.001),
         "difference ≥ 0.001",
     )
-    own = part(rows, part="convergence", varied="bits")
-    slopes = per_seed(own, lambda one: slope((np.log(row["at"]), np.log(row["steps"])) for row in one))
+    own = picked(rows, part="convergence", varied="bits")
+    slopes = by_seed(own, lambda one: slope((np.log(row["at"]), np.log(row["steps"])) for row in one))
     yield Finding(
         "P23",
         "With c labels the steps needed grow as c².",
@@ -54,8 +54,8 @@ def training_findings(rows: Rows, options: Options) -> Iterator[Finding]:
 
 def structure_findings(rows: Rows) -> Iterator[Finding]:
     """Judge what task vectors look like (P14)."""
-    own = part(rows, part="structure")
-    squares = per_seed(own, lambda one: slope((row["alpha"] ** 2, row["attention_ratio"]) for row in one))
+    own = picked(rows, part="structure")
+    squares = by_seed(own, lambda one: slope((row["alpha"] ** 2, row["attention_ratio"]) for row in one))
     yield Finding(
         "P14",
         "μ′ᵀΔWμ′ = α² μᵀΔWμ (Equation 21).",
@@ -67,9 +67,9 @@ def structure_findings(rows: Rows) -> Iterator[Finding]:
         ("value_cosine", "Rows of ΔV point along ±μ (Lemma 4): its leading direction is μ.", 0.95),
         ("attention_cosine", "ΔW grows along μμᵀ (Lemma 3): its leading direction is μ.", 0.95),
     ):
-        values = per_seed(own, lambda one, key=key: fmean(row[key] for row in one))  # type: ignore[misc]
+        values = by_seed(own, lambda one, key=key: fmean(row[key] for row in one))  # type: ignore[misc]
         yield Finding("P14", claim, f"cosine {with_interval(values, 4)}", within(values, low=low), f"cosine ≥ {low:g}")
-    energy = per_seed(own, lambda one: fmean(row["irrelevant_energy"] for row in one))
+    energy = by_seed(own, lambda one: fmean(row["irrelevant_energy"] for row in one))
     yield Finding(
         "P14",
         "Rows hold at most a share of order 1/M of their energy on irrelevant patterns (Equation 30).",
@@ -77,7 +77,7 @@ def structure_findings(rows: Rows) -> Iterator[Finding]:
         within(energy, high=2.0),
         "M · energy ≤ 2",
     )
-    mass = per_seed(own, lambda one: fmean(row["attention_mass"] for row in one))
+    mass = by_seed(own, lambda one: fmean(row["attention_mass"] for row in one))
     yield Finding(
         "P14",
         "Attention between label-relevant tokens goes to 1 (Lemma 1).",
@@ -89,17 +89,17 @@ def structure_findings(rows: Rows) -> Iterator[Finding]:
 
 def target_findings(rows: Rows, options: Options) -> Iterator[Finding]:
     """Judge which λ solve tasks that nobody trained (P9, P15)."""
-    own = part(rows, part="target")
+    own = picked(rows, part="target")
     promised = [row for row in own if row["promised"] and row["kind"] == "drawn"]
     if promised:
-        precise = per_seed(promised, lambda one: fmean(row["hinge_1"] <= options.solved for row in one))
+        precise = by_seed(promised, lambda one: fmean(row["hinge_1"] <= options.solved for row in one))
         share = f"{100 * fmean(precise):.1f} % of {len(promised)} drawn λ that meet it succeed"
         verdict = within(precise, low=0.95)
     else:
         share, verdict = "no drawn λ meets it", None
     succeeded = [row for row in own if row["kind"] == "drawn" and row["hinge_1"] <= options.solved]
     recall = fmean(row["promised"] for row in succeeded)
-    betas = per_seed(own, lambda one: one[0]["beta"])
+    betas = by_seed(own, lambda one: one[0]["beta"])
     yield Finding(
         "P15",
         "Every λ that meets Equation 7 solves the task that nobody trained (Theorem 3).",
@@ -107,8 +107,8 @@ def target_findings(rows: Rows, options: Options) -> Iterator[Finding]:
         verdict,
         f"≥ 95 % of them leave a hinge ≤ {options.solved:g}, with margin 1 and c = {options.c:g}",
     )
-    drawn = part(own, kind="drawn")
-    agree = per_seed(
+    drawn = picked(own, kind="drawn")
+    agree = by_seed(
         drawn, lambda one: fmean((row["first_sum"] >= 1) == (row["hinge_1"] <= options.solved) for row in one)
     )
     yield Finding(
@@ -121,7 +121,7 @@ def target_findings(rows: Rows, options: Options) -> Iterator[Finding]:
     )
     none = [row for row in own if not float(row["first_sum"]) and not float(row["second_sum"])]
     if none:
-        least = per_seed(none, lambda one: min(row["hinge_1"] for row in one))
+        least = by_seed(none, lambda one: min(row["hinge_1"] for row in one))
         yield Finding(
             "P15",
             "A task that is irrelevant to all experts is reached by no λ (Theorem 3, A).",
@@ -130,9 +130,9 @@ def target_findings(rows: Rows, options: Options) -> Iterator[Finding]:
             f"hinge ≥ {options.forgotten:g}",
         )
     for kind, ours in (("printed", False), ("derived", True)):
-        closed = part(own, kind=kind)
-        least = per_seed(closed, lambda one: min(min(row["first_sum"], row["second_sum"]) for row in one))
-        worst = per_seed(closed, lambda one: max(row["hinge_1"] for row in one))
+        closed = picked(own, kind=kind)
+        least = by_seed(closed, lambda one: min(min(row["first_sum"], row["second_sum"]) for row in one))
+        worst = by_seed(closed, lambda one: max(row["hinge_1"] for row in one))
         yield Finding(
             "P9",
             f"The closed form of λ, as {kind}, meets both sums of Equation 7 (Equations 75 and 76).",
@@ -146,8 +146,8 @@ def target_findings(rows: Rows, options: Options) -> Iterator[Finding]:
 def reduced_findings(rows: Rows, options: Options) -> Iterator[Finding]:
     """Judge what can be left out of task vectors (P16, P17)."""
     for rank in (1, 2):
-        changed = per_seed(part(rows, part="phase"), lambda own, rank=rank: _changed(own, f"rank {rank}", options))  # type: ignore[misc]
-        left = part(rows, part="structure")
+        changed = by_seed(picked(rows, part="phase"), lambda own, rank=rank: _changed(own, f"rank {rank}", options))  # type: ignore[misc]
+        left = picked(rows, part="structure")
         yield Finding(
             "P16",
             f"Task vectors of rank {rank} give the same outcomes (Corollary 1).",
@@ -157,8 +157,8 @@ def reduced_findings(rows: Rows, options: Options) -> Iterator[Finding]:
             "at most 2 % of the outcomes solved / not and forgotten / not differ",
             ours=rank == 2,
         )
-    norms = [row for row in part(rows, part="convergence") if row.get("large_rows") is not None]
-    shares = per_seed(norms, lambda own: max(row["large_rows"] for row in own))
+    norms = [row for row in picked(rows, part="convergence") if row.get("large_rows") is not None]
+    shares = by_seed(norms, lambda own: max(row["large_rows"] for row in own))
     yield Finding(
         "P17",
         "A constant share of the rows of ΔV is large and the rest is small (Corollary 2).",
@@ -168,11 +168,11 @@ def reduced_findings(rows: Rows, options: Options) -> Iterator[Finding]:
     )
     half = [
         row
-        for row in part(rows, part="phase", alpha=0.0, scale=1.0)
+        for row in picked(rows, part="phase", alpha=0.0, scale=1.0)
         if row["kind"] in ("rows 0.5", "smallest 0.5", "whole")
     ]
-    lost = per_seed(half, lambda own: _lost(own, "rows 0.5"))
-    control = per_seed(half, lambda own: _lost(own, "smallest 0.5") - _lost(own, "rows 0.5"))
+    lost = by_seed(half, lambda own: _lost(own, "rows 0.5"))
+    control = by_seed(half, lambda own: _lost(own, "smallest 0.5") - _lost(own, "rows 0.5"))
     yield Finding(
         "P17",
         "Leaving out the small rows of ΔV changes nothing (Corollary 2).",
@@ -191,8 +191,8 @@ def reduced_findings(rows: Rows, options: Options) -> Iterator[Finding]:
 
 
 def _changed(rows: Rows, kind: str, options: Options) -> float:
-    before = {(row["alpha"], row["scale"]): _outcome(row, options) for row in part(rows, kind="whole")}
-    after = {(row["alpha"], row["scale"]): _outcome(row, options) for row in part(rows, kind=kind)}
+    before = {(row["alpha"], row["scale"]): _outcome(row, options) for row in picked(rows, kind="whole")}
+    after = {(row["alpha"], row["scale"]): _outcome(row, options) for row in picked(rows, kind=kind)}
     return fmean(one != two for key in after for one, two in zip(before[key], after[key], strict=True))
 
 
@@ -203,4 +203,4 @@ def _outcome(row: Row, options: Options) -> tuple[bool, bool, bool]:
 
 
 def _lost(rows: Rows, kind: str) -> float:
-    return float(part(rows, kind=kind)[0]["hinge_1"] - part(rows, kind="whole")[0]["hinge_1"])
+    return float(picked(rows, kind=kind)[0]["hinge_1"] - picked(rows, kind="whole")[0]["hinge_1"])

@@ -11,9 +11,9 @@ from tasks.studies.papers.laboratory.findings import (
     training_findings,
 )
 from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.rows import Rows, part, whole
+from tasks.studies.papers.laboratory.rows import Rows, whole
 from tasks.studies.results import Cell, StudyResult, Table, with_interval
-from tasks.studies.rows import tidy
+from tasks.studies.rows import picked, tidy
 
 NOTES = [
     "*Far below 0.* Theorem 2 lets λ go to −∞ for α = 0 and to −Θ(1/α²) for α < 0; Remark 1 says that no λ solves two "
@@ -59,7 +59,7 @@ def _phase_tables(rows: Rows) -> Iterator[Table]:
         for alpha in sorted({row["alpha"] for row in whole(rows)}):
             line: dict[str, Cell] = {"α": f"{alpha:g}"}
             for scale in shown:
-                cells = part(whole(rows), alpha=alpha, scale=scale)
+                cells = picked(whole(rows), alpha=alpha, scale=scale)
                 if cells:
                     hinge = fmean(row[f"hinge_{number}"] for row in cells)
                     line[f"λ = {scale:g}"] = (
@@ -72,9 +72,9 @@ def _phase_tables(rows: Rows) -> Iterator[Table]:
 def _convergence_table(rows: Rows) -> Table:
     names = {"step": "η", "relevant": "δ_*", "batch": "B", "bits": "labels c", "width": "m", "spread": "ξ√m"}
     lines: list[dict[str, Cell]] = []
-    own = part(rows, part="convergence")
+    own = picked(rows, part="convergence")
     for varied, at in dict.fromkeys((row["varied"], row["at"]) for row in own):
-        cells = part(own, varied=varied, at=at)
+        cells = picked(own, varied=varied, at=at)
         line: dict[str, Cell] = {"varied": f"{names[varied]} = {at:g}"}
         for key, digits in (("steps", 0), ("hinge", 4), ("large_rows", 3)):
             values = [row[key] for row in cells if row.get(key) is not None]
@@ -84,11 +84,11 @@ def _convergence_table(rows: Rows) -> Table:
 
 
 def _structure_table(rows: Rows) -> Table:
-    own = part(rows, part="structure")
+    own = picked(rows, part="structure")
     keys = ["attention_ratio", "value_ratio", "attention_mass", "value_cosine", "value_left_1", "value_left_2"]
     lines: list[dict[str, Cell]] = []
     for alpha in sorted({row["alpha"] for row in own}):
-        cells = part(own, alpha=alpha)
+        cells = picked(own, alpha=alpha)
         line: dict[str, Cell] = {"α": f"{alpha:g}", "α²": f"{alpha**2:.3f}"}
         line |= {key.replace("_", " "): f"{fmean(row[key] for row in cells):.3f}" for key in keys}
         lines.append(line)
@@ -96,11 +96,11 @@ def _structure_table(rows: Rows) -> Table:
 
 
 def _target_table(rows: Rows, options: Options) -> Table:
-    own = part(rows, part="target")
+    own = picked(rows, part="target")
     lines: list[dict[str, Cell]] = []
     for gammas in dict.fromkeys(row["gammas"] for row in own):
-        cells = part(own, gammas=gammas)
-        drawn = part(cells, kind="drawn")
+        cells = picked(own, gammas=gammas)
+        drawn = picked(cells, kind="drawn")
         line: dict[str, Cell] = {
             "γ": gammas,
             "λ that meet Eq. 7": sum(row["promised"] for row in drawn),
@@ -108,7 +108,7 @@ def _target_table(rows: Rows, options: Options) -> Table:
             "solved of all": f"{sum(row['hinge_1'] <= options.solved for row in drawn)} of {len(drawn)}",
         }
         for kind in ("printed", "derived"):
-            closed = part(cells, kind=kind)
+            closed = picked(cells, kind=kind)
             line[f"hinge, {kind} λ"] = with_interval([row["hinge_1"] for row in closed], 3) if closed else None
         lines.append(line)
     return Table("P9, P15: tasks that nobody trained", lines)

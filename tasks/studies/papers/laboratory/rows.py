@@ -1,32 +1,20 @@
-"""What the results of the study `laboratory` are read from: tidy rows, chosen, grouped by seed and fitted."""
+"""What the results of the study `laboratory` are read from: tidy rows, chosen and fitted."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 
 Rows = Sequence[Row]
 
 CASE_C = 0.9  # Theorem 2 (C) asks for α < 1 − c; c = 0.9 (1 − α) is taken
 
 
-def part(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """Return the rows with these values."""
-    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-
-
-def per_seed(rows: Rows, measure: Callable[[Rows], float]) -> list[float]:
-    """Return `measure` of each seed's rows, by seed."""
-    seeds = sorted({row["seed"] for row in rows})
-    return [measure([row for row in rows if row["seed"] == seed]) for seed in seeds]
-
-
 def whole(rows: Rows) -> list[Row]:
     """Return the phase diagram's rows with whole task vectors."""
-    return part(rows, part="phase", kind="whole")
+    return picked(rows, part="phase", kind="whole")
 
 
 def critical(rows: Rows, solved: float) -> float:

@@ -26,7 +26,7 @@ from tasks.studies.papers.sentence_arithmetic.measuring import (
 )
 from tasks.studies.papers.sentence_arithmetic.texts import TARGET
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row, by_seed, tidy
+from tasks.studies.rows import Row, by_seed, picked, tidy
 
 BELOW, AHEAD, ABOVE_AVERAGE, AS_GOOD = 5.0, 5.0, 1.0, 2.0  # points, of two tasks by one encoder
 LOST, STAYS = 10.0, 2.0  # points, of a task taken away
@@ -44,10 +44,8 @@ def values(rows: Sequence[Row], task: str | None = None, **wanted: Any) -> list[
         task: this one alone.
         wanted: what else the rows have.
     """
-    own = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-    return by_seed(
-        [row for row in own if task in (None, row["task"])], lambda found: fmean(row["test"] for row in found)
-    )
+    own = picked(rows, **wanted) if task is None else picked(rows, task=task, **wanted)
+    return by_seed(own, lambda found: fmean(row["test"] for row in found))
 
 
 def with_experts(rows: Sequence[Row]) -> list[Row]:
@@ -204,7 +202,7 @@ def _addition_table(rows: Sequence[Row]) -> Table:
 def _negation_table(rows: Sequence[Row]) -> Table:
     lines: list[dict[str, Cell]] = []
     for start, way, heads in dict.fromkeys(
-        (row["start"], row["way"], row["heads"]) for row in rows if row["part"] == NEGATION
+        (row["start"], row["way"], row["heads"]) for row in picked(rows, part=NEGATION)
     ):
         cells = _cells(rows, _TASKS, part=NEGATION, start=start, way=way, heads=heads)
         lines.append({"encoder": f"{start}, {way}", "heads": heads, **cells})
@@ -212,7 +210,7 @@ def _negation_table(rows: Sequence[Row]) -> Table:
 
 
 def _analogy_table(rows: Sequence[Row]) -> Table:
-    own = [row for row in rows if row["part"] == ANALOGIES]
+    own = picked(rows, part=ANALOGIES)
     lines: list[dict[str, Cell]] = [
         {"encoder": way, **_cells(own, [told(TARGET)], way=way)} for way in dict.fromkeys(row["way"] for row in own)
     ]
@@ -221,11 +219,7 @@ def _analogy_table(rows: Sequence[Row]) -> Table:
 
 def _cells(rows: Sequence[Row], tasks: Sequence[str], **wanted: Any) -> dict[str, Cell]:
     """Return the cells of a line: the mean λ, each task's figure, and the mean over several."""
-    scales = [
-        row["scale"]
-        for row in rows
-        if row.get("scale") is not None and all(row.get(name) == value for name, value in wanted.items())
-    ]
+    scales = [row["scale"] for row in picked(rows, **wanted) if row.get("scale") is not None]
     return {
         "mean λ": f"{fmean(scales):.2f}" if scales else "",
         **{task: with_interval(values(rows, task, **wanted)) for task in tasks},

@@ -6,7 +6,7 @@ from mergeflow.suites.books.suite import GENERAL
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, LESS_ALIGNED, Options
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row, tidy
+from tasks.studies.rows import Row, of, tidy
 
 RISE = 0.5  # nat of log-perplexity
 WORSE, BETTER = -5.0, 5.0  # points of the drop in Rouge-L
@@ -24,8 +24,7 @@ def values(rows: Sequence[Row], measure: str, **wanted: object) -> list[float]:
         measure: a column.
         wanted: column to value.
     """
-    found = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-    return [float(row[measure]) for row in sorted(found, key=lambda row: int(row["seed"]))]
+    return [float(row[measure]) for row in of(rows, **wanted)]
 
 
 def drops(rows: Sequence[Row], way: str, book: str, scale: float, measure: str = "recall") -> list[float]:
