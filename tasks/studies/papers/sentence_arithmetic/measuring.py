@@ -89,12 +89,13 @@ def _addition_rows(
         return fmean(bench.figure(state, heads[task], task, "validation") for task in PAIR)
 
     best = best_scale(bench.options.scales, score)
+    both = added(1.0, best)
     models: dict[tuple[str, str], tuple[State, Heads]] = {
         (BASE, FITTED): (bench.start, bench.warm),
         **{(ALONE[task], TRAINED_HEADS): (experts[task].state, heads) for task in PAIR},
         (AVERAGE, TRAINED_HEADS): (added(0.5, 0.5), heads),
-        (ADDED, TRAINED_HEADS): (added(1.0, best), heads),
-        (ADDED, FITTED): (added(1.0, best), bench.fitted(added(1.0, best), PAIR)),
+        (ADDED, TRAINED_HEADS): (both, heads),
+        (ADDED, FITTED): (both, bench.fitted(both, PAIR)),
         (JOINT, TRAINED_HEADS): (joint.state, joint.heads),
     }
     for (way, read_by), (state, own) in models.items():

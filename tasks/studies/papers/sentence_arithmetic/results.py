@@ -76,6 +76,11 @@ def _of_addition(rows: Sequence[Row]) -> list[Finding]:
     added = partial(read, way=ADDED, heads=TRAINED_HEADS)
     told_of = partial(judge, _SYSTEM, ours=True)
     mean = "mean over both tasks; λ by validation"
+    claims = (
+        ("is better than the base with heads fitted to it", BASE, f"by ≥ {AHEAD:g} points", AHEAD),
+        ("is better than the average of the experts", AVERAGE, f"by ≥ {ABOVE_AVERAGE:g} point", ABOVE_AVERAGE),
+        ("is as good as training on both tasks together", JOINT, f"at most {AS_GOOD:g} points behind", -AS_GOOD),
+    )
     return [
         told_of(
             "One encoder, θ_0 + Δ_sentiment + λ Δ_acceptability, does both tasks with their experts' heads.",
@@ -89,23 +94,9 @@ def _of_addition(rows: Sequence[Row]) -> list[Finding]:
             f"by ≥ {AHEAD:g} points, {mean}",
             low=AHEAD,
         ),
-        told_of(
-            "It is better than the base with heads fitted to it.",
-            {"less base": paired(added(), read(way=BASE))},
-            f"by ≥ {AHEAD:g} points, {mean}",
-            low=AHEAD,
-        ),
-        told_of(
-            "It is better than the average of the experts.",
-            {"less average": paired(added(), read(way=AVERAGE))},
-            f"by ≥ {ABOVE_AVERAGE:g} point, {mean}",
-            low=ABOVE_AVERAGE,
-        ),
-        told_of(
-            "It is as good as training on both tasks together.",
-            {"less joint training": paired(added(), read(way=JOINT))},
-            f"at most {AS_GOOD:g} points behind, {mean}",
-            low=-AS_GOOD,
+        *(
+            told_of(f"It {claim}.", {f"less {way}": paired(added(), read(way=way))}, f"{rule}, {mean}", low=low)
+            for claim, way, rule, low in claims
         ),
         told_of(
             "The experts' heads read it as well as heads that are fitted to it.",
