@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.linearity.affine import Linearity, combine
@@ -194,8 +193,3 @@ def read_samples(path: Path) -> dict[str, dict[str, Linearity]]:
 
 
 _VALUES = ("distance", "coef", "error", "base")
-
-
-def one_thread() -> None:
-    """Let no result depend on how many studies run at once."""
-    torch.set_num_threads(1)

@@ -15,6 +15,7 @@ from mergeflow.data import SPLITS, load_split
 from mergeflow.modalities.heads import save_head
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
+from tasks.project.bits import compute_on_one_thread
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO
@@ -87,6 +88,8 @@ def train_run(root: Path, item: str) -> None:
 
 
 def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
+    """Return what a stage gets in a laboratory; from here on this process computes on one thread, as stages do."""
+    compute_on_one_thread()
     params = load_params(root / "params.yaml")
     studies = load_study_params(root / "studies/params.yaml", params)
     for name, changes in options.items():

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from tasks.studies.linear_rows import loss_gap, read_samples, rows_of, worst_length, worst_share
 from tasks.studies.papers.linearity_matching.results import findings as matching_findings
@@ -65,7 +64,6 @@ Run = Callable[[str], StudyResult]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    torch.set_num_threads(1)
     scratch, made = tmp_path_factory.mktemp("linearity"), dict[str, Path]()
 
     def find(study: str) -> Path:

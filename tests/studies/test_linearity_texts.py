@@ -37,7 +37,6 @@ SMALL: dict[str, Any] = {"seeds": [0], "world": WORLD, "texts": 32, "scale": 0.4
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    torch.set_num_threads(1)
     folder = run_study(ROOT, "linearity_texts", tmp_path_factory.mktemp("texts"), **SMALL)
     assert {path.name for path in folder.glob("*.*")} >= {"edits.svg", "samples.parquet"}
     return StudyResult.read(folder)

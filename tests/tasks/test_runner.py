@@ -200,3 +200,26 @@ def test_killed_at_any_moment_it_resumes(project: Path, run, delay: float) -> No
     starts = [int(line) for line in (project / "starts.txt").read_text().split()]
     assert starts == sorted(starts)
     assert run() is False
+
+
+THREADS = """
+import torch
+def run(io):
+    io.out("made/one.txt").write_text(str(torch.get_num_threads()))
+    io.out("made/two").mkdir()
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import torch\n"], ids=["torch comes with the stage", "torch is there before"])
+def test_a_stage_computes_on_one_thread_wherever_a_runner_places_it(project: Path, before: str) -> None:
+    (project / "stage_work.py").write_text(THREADS)
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = ['.', sys.argv[1]]\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from tasks.project.graph import load_graph; from tasks.project.runner import run_stage\n"
+        "with ThreadPoolExecutor() as pool:\n"
+        "    pool.submit(run_stage, Path('.'), load_graph(Path('.'))['work']).result()"
+    )
+    many = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", before + code, str(ROOT)], cwd=project, env=many, check=True)
+    assert (project / "made/one.txt").read_text() == "1"

@@ -37,7 +37,6 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.coloured import ColouredWorld, Digits, open_digits, pretrained, tuned
-from tasks.studies.linear_rows import one_thread
 from tasks.studies.papers.adviser.figures import figures
 from tasks.studies.papers.adviser.measuring import measured_rows
 from tasks.studies.papers.adviser.results import findings, tables
@@ -68,7 +67,6 @@ DECLARED = Declaration(Options, systems=("P10",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/adviser`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))

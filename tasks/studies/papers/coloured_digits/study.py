@@ -27,7 +27,6 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
 from tasks.studies.coloured import ColouredWorld, open_digits, pretrained, tuned
-from tasks.studies.linear_rows import one_thread
 from tasks.studies.papers.coloured_digits.figures import figures
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, ONTO, TARGET, Setting, measured_rows
 from tasks.studies.papers.coloured_digits.results import findings, tables
@@ -68,7 +67,6 @@ def run_named(io: StageIO, study: str) -> None:
         io: the stage's files.
         study: its name.
     """
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{study}"))
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))

@@ -21,8 +21,6 @@ them. The rules beside the findings were written before the run, after a look at
 from functools import partial
 from typing import Any
 
-import torch
-
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import CHOICES, StageIO
@@ -42,7 +40,6 @@ DECLARED = Declaration(Options, systems=("P9", "P11", "P12", "P13", "P14", "P15"
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/laboratory`."""
-    torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     rows: list[Row] = []
     pieces = [(name, seed) for seed in options.seeds for name in PARTS]

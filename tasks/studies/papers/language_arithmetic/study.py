@@ -29,8 +29,6 @@ any run at this size; the seeds of the study are others, and no test text was re
 from functools import partial
 from typing import Any
 
-import torch
-
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import CHOICES, StageIO
@@ -47,7 +45,6 @@ DECLARED = Declaration(Options, systems=("P22", "B7"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/language_arithmetic`."""
-    torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     check_places(World.of(options.folders).tasks, io.root)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, options))

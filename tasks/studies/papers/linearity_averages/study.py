@@ -40,7 +40,6 @@ from tasks.studies.linear_rows import (
     direction,
     length,
     mean_over,
-    one_thread,
     read_samples,
     rows_of,
     samples_file,
@@ -75,7 +74,6 @@ DECLARED = Declaration(Options, systems=("L6", "L7"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_averages`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))

@@ -42,7 +42,7 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import one_thread, read_samples, rows_of, samples_file, write_samples
+from tasks.studies.linear_rows import read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import NetTask, Tasks, Tuning, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_controls.results import ORDER, findings, tables
 from tasks.studies.pieces import kept_by_seed
@@ -72,7 +72,6 @@ DECLARED = Declaration(Options, systems=("L17", "L18"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_controls`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     works = {"matching": matching, "labels": labels}
     turned = options.digits.model_copy(update={"angles": [0.0, *options.pair]})

@@ -40,7 +40,6 @@ from tasks.studies.linear_rows import (
     direction,
     length,
     mean_over,
-    one_thread,
     read_samples,
     rows_of,
     samples_file,
@@ -73,7 +72,6 @@ DECLARED = Declaration(Options, systems=("L11", "L12", "L13"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_edits`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))

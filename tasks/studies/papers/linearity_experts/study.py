@@ -38,7 +38,6 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.linear_rows import (
     TunedModels,
-    one_thread,
     path_rows,
     read_samples,
     rows_of,
@@ -83,7 +82,6 @@ DECLARED = Declaration(
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_experts`."""
-    one_thread()
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
     seeds = inputs.run(options.run).seeds

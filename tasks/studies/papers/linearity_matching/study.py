@@ -36,7 +36,6 @@ from mergeflow.modality import Model, State
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import one_thread
 from tasks.studies.nets import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_matching.results import figure, findings, tables
 from tasks.studies.pieces import kept_by_seed
@@ -60,7 +59,6 @@ DECLARED = Declaration(Options, systems=("L17",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_matching`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     rows: list[Row] = []
     for name, world in options.worlds.items():

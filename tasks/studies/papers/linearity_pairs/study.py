@@ -38,7 +38,7 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import one_thread, path_rows, read_samples, rows_of, samples_file, write_samples
+from tasks.studies.linear_rows import path_rows, read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
 from tasks.studies.papers.linearity_pairs.results import findings, notes, tables
 from tasks.studies.pieces import kept_by_seed
@@ -61,7 +61,6 @@ DECLARED = Declaration(Options, systems=("L1", "L2", "L3", "L4", "L8", "L9"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_pairs`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     pieces = []
     for name, world in options.worlds.items():

@@ -29,7 +29,7 @@ from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import mean_over, one_thread, rows_of
+from tasks.studies.linear_rows import mean_over, rows_of
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world, with_statistics
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
@@ -55,7 +55,6 @@ DECLARED = Declaration(Options, systems=("L5",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_spawning`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))

@@ -35,7 +35,7 @@ from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import by_seed, one_thread
+from tasks.studies.linear_rows import by_seed
 from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
@@ -61,7 +61,6 @@ DECLARED = Declaration(Options, systems=("L14", "L15"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_stitches`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))

@@ -31,7 +31,7 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import TunedModels, one_thread, read_samples, samples_file, write_samples
+from tasks.studies.linear_rows import TunedModels, read_samples, samples_file, write_samples
 from tasks.studies.papers.linearity_edits.study import examples_of, measure_edits
 from tasks.studies.papers.linearity_texts.checkpoints import Checkpoints, open_checkpoints
 from tasks.studies.papers.linearity_texts.identities import feature_rows, sample_rows, vector_rows
@@ -70,7 +70,6 @@ DECLARED = Declaration(Options, systems=("L10", "L11", "L12", "L13", "L16", "L20
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_texts`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options))
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}

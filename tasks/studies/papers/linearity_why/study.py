@@ -35,7 +35,7 @@ from tasks.plotting.drawing import dress, panels, series_style
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import CHOICES, StageIO
-from tasks.studies.linear_rows import by_seed, one_thread
+from tasks.studies.linear_rows import by_seed
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
@@ -76,7 +76,6 @@ DECLARED = Declaration(Options, systems=("L19",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_why`."""
-    one_thread()
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))

@@ -37,7 +37,6 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.linear_rows import one_thread
 from tasks.studies.papers.mergeability.figures import figures
 from tasks.studies.papers.mergeability.results import findings, tables
 from tasks.studies.pieces import kept_by_run
@@ -72,7 +71,6 @@ DECLARED = Declaration(
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/mergeability`."""
-    one_thread()
     inputs = StudyInputs(io)
     options = Options.model_validate(inputs.options(STUDY))
     names = list(dict.fromkeys([*options.runs, *options.iterative.values()]))

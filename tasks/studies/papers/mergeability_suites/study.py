@@ -21,7 +21,6 @@ from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.linear_rows import one_thread
 from tasks.studies.papers.mergeability.figures import predictions_figure
 from tasks.studies.papers.mergeability.study import Options as Asked
 from tasks.studies.papers.mergeability.study import measure
@@ -50,7 +49,6 @@ DECLARED = Declaration(
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/mergeability_suites`."""
-    one_thread()
     whole = StudyInputs(io)
     options = Options.model_validate(whole.options(STUDY))
     inputs = whole.first(max(options.counts))

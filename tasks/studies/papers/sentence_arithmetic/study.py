@@ -29,8 +29,6 @@ with two and more times the rate; more steps would cost five seeds too much time
 from functools import partial
 from typing import Any
 
-import torch
-
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import CHOICES, StageIO
@@ -46,7 +44,6 @@ DECLARED = Declaration(Options, systems=("P22",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/sentence_arithmetic`."""
-    torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     pieces = kept_by_seed(io, options.seeds, partial(_measured, options))
     rows = [row for piece in pieces for row in piece["rows"]]

@@ -47,7 +47,6 @@ DECLARED = Declaration(Options, systems=("P18", "P19", "P20", "P21"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/unlearning`."""
-    torch.set_num_threads(1)  # results must not depend on how many studies run at once
     options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
     pieces = kept_by_seed(io, options.seeds, partial(_measured, io, options, choose_device(io)))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
