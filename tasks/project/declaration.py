@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
+from tasks.project.stage import CHOICES, StageIO
+
 Choices = TypeVar("Choices", bound=BaseModel)
 
 
@@ -38,3 +40,11 @@ class Declaration(Generic[Choices]):
     runs: Callable[[Choices], Iterable[str]] = _none
     splits: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
+
+    def chosen(self, io: StageIO) -> Choices:
+        """Return the choices of the study that runs, from its section of studies/params.yaml.
+
+        Args:
+            io: the files of the study's stage.
+        """
+        return self.options.model_validate(io.section(f"{CHOICES}:studies.{io.stage.name}"))

@@ -198,11 +198,6 @@ class StudyInputs:
     def run(self, name: str) -> TrainingRun:
         return TrainingRun(self.io, name, self.tasks)
 
-    def options(self, study: str) -> dict[str, Any]:
-        """Return the study's section of studies/params.yaml."""
-        options: dict[str, Any] = self.io.section(f"{CHOICES}:studies.{study}")
-        return options
-
     def examples(self, split: str) -> dict[str, Examples]:
         """Return every task's examples of a split.
 

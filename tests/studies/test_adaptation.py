@@ -70,7 +70,7 @@ def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path
     here = tuple((name, str(folder / Path(path).name)) for name, path in paths)
     replayed = merge(recipe.model_copy(update={"data": (("coefficients", here),)}), out=tmp_path / "out.safetensors")
     io = study_io(many_lab, "adaptation", tmp_path / "scratch", **SMALL)
-    inputs, options = StudyInputs(io), adaptation.Options.model_validate(StudyInputs(io).options("adaptation"))
+    inputs, options = StudyInputs(io), adaptation.DECLARED.chosen(io)
     found = adaptation.start(inputs, options, 0)
     row = adaptation.measure(inputs, options, Variant("cart", "layer", "test"), found, 0.02)
     with open_checkpoint(replayed.path) as state:

@@ -35,7 +35,7 @@ def io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignor
 @pytest.fixture(scope="module")
 def site(io) -> Site:  # type: ignore[no-untyped-def]
     inputs = StudyInputs(io)
-    options = cart_landscape.Options.model_validate(inputs.options("cart_landscape"))
+    options = cart_landscape.DECLARED.chosen(io)
     return Site(inputs.first(3), options, 0)
 
 
@@ -136,7 +136,7 @@ def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path)
 
 def test_no_loss_on_the_paths_and_no_scale_depends_on_test(toy_experts: Path, tmp_path: Path) -> None:
     io = study_io(toy_experts, "cart_landscape", tmp_path, **NETS)
-    options = cart_landscape.Options.model_validate(StudyInputs(io).options("cart_landscape"))
+    options = cart_landscape.DECLARED.chosen(io)
     right, wrong = (cart_landscape.measure(inputs.first(3), options, 0) for inputs in (StudyInputs(io), WrongTest(io)))
     assert right["models"] == wrong["models"]
     assert right["addition"] == wrong["addition"]

@@ -67,7 +67,7 @@ def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path
 def test_the_threshold_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
     """With every test label wrong the same one is taken: of two the better one."""
     io = study_io(toy_experts, "compression", tmp_path, thresholds=[0.2, 1.0])
-    options = compression.Options.model_validate(StudyInputs(io).options("compression"))
+    options = compression.DECLARED.chosen(io)
     for inputs in (StudyInputs(io), WrongTest(io)):
         assert compression._threshold(inputs, inputs.run("experts").experts(0), options) == 1.0
 

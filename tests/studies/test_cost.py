@@ -66,7 +66,7 @@ def test_joint_training_takes_the_rate_that_is_best_on_validation(toy_lab: Path,
 
 def test_every_family_competes(toy_lab: Path, tmp_path: Path) -> None:
     io = study_io(toy_lab, "cost", tmp_path)
-    methods = [family.method for family in cost.families(cost.Options.model_validate(StudyInputs(io).options("cost")))]
+    methods = [family.method for family in cost.families(cost.DECLARED.chosen(io))]
     assert methods == ["average", "task_arithmetic", "ties", "cart", "tsv"]
 
 

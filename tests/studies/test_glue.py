@@ -15,7 +15,7 @@ from tasks.project.study_options import check_study_options
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.glue.heads import left_heads, probed_heads
 from tasks.studies.papers.glue.results import PRINTED, Results, findings, tables
-from tasks.studies.papers.glue.study import Bench, Options
+from tasks.studies.papers.glue.study import DECLARED, Bench
 from tasks.studies.papers.many_tasks.results import NAMES
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
@@ -88,8 +88,8 @@ def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def bench(lab: Path, tmp_path: Path) -> Bench:
-    inputs = StudyInputs(study_io(lab, "glue", tmp_path, **SMALL))
-    return Bench.open(inputs, Options.model_validate(inputs.options("glue")), 0)
+    io = study_io(lab, "glue", tmp_path, **SMALL)
+    return Bench.open(StudyInputs(io), DECLARED.chosen(io), 0)
 
 
 def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(bench: Bench, lab: Path) -> None:

@@ -43,7 +43,7 @@ def test_small_nets_show_what_the_paper_shows(io: StageIO) -> None:
 
 
 def test_a_plane_meets_its_models(io: StageIO) -> None:
-    options = landscape.Options.model_validate({**StudyInputs(io).options("landscape"), "margin": 0.0, "images": 1000})
+    options = landscape.DECLARED.chosen(io).model_copy(update={"margin": 0.0, "images": 1000})
     inputs = StudyInputs(io)
     row = landscape.measure(inputs, options, ("north", "east"), 1, 0)
     expert = inputs.run("mima_1").expert(0, "north")

@@ -62,7 +62,7 @@ def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: i
 
 def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ignore[no-untyped-def]
     inputs = StudyInputs(io)
-    options = subset_scaling.Options.model_validate(inputs.options("subset_scaling"))
+    options = subset_scaling.DECLARED.chosen(io)
     splits = [inputs.examples(split) for split in ("validation", "test")]
     experts = inputs.run("experts").experts(0)
     few = {task: experts[task] for task in ("red", "grey")}
@@ -82,7 +82,7 @@ def test_cart_of_two_tasks_is_the_average(io) -> None:  # type: ignore[no-untype
 
 
 def test_the_papers_rule_and_the_two_stages(io) -> None:  # type: ignore[no-untyped-def]
-    options = subset_scaling.Options.model_validate(StudyInputs(io).options("subset_scaling"))
+    options = subset_scaling.DECLARED.chosen(io)
     tasks = [str(number) for number in range(6)]
     known = {"zero_shot": dict.fromkeys(tasks, 0.5), "individual": dict.fromkeys(tasks, 0.9)}
     options = options.model_copy(update={"margin": 0.02, "pilot": 4, "most": 18})
@@ -151,7 +151,7 @@ def test_the_table_of_losses_has_the_slope() -> None:
 
 
 def test_bad_choices_are_told(io) -> None:  # type: ignore[no-untyped-def]
-    options = StudyInputs(io).options("subset_scaling")
+    options = subset_scaling.DECLARED.chosen(io).model_dump()
     with pytest.raises(ValueError, match="margin"):
         subset_scaling.Options.model_validate({**options, "margin": 0})
     assert replace(io).stage.systems == ("C7",)
@@ -193,7 +193,7 @@ def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path)
 def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
     """With every test label wrong the same candidates are taken, and their accuracy is the rest to 1."""
     io = study_io(toy_experts, "subset_scaling", tmp_path, **NETS)
-    options = subset_scaling.Options.model_validate(StudyInputs(io).options("subset_scaling"))
+    options = subset_scaling.DECLARED.chosen(io)
     found = []
     for inputs in (StudyInputs(io), WrongTest(io)):
         splits = [inputs.examples(split) for split in ("validation", "test")]

@@ -93,7 +93,7 @@ DECLARED = Declaration(Options, runs=lambda options: [RUN], splits=("validation"
 def run(io: StageIO) -> None:
     """Write `outputs/studies/adaptation`: the result, `coefficients.csv`, and a recipe for each variant."""
     everything = StudyInputs(io)
-    options = Options.model_validate(everything.options(STUDY))
+    options = DECLARED.chosen(io)
     inputs = everything.first(options.tasks)
     memory = []
     for done, (count, on) in enumerate(product(options.counts, get_args(Direction))):

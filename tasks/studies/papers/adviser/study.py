@@ -35,7 +35,7 @@ from pydantic import Field
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.coloured import ColouredWorld, Digits, open_digits, pretrained, tuned
 from tasks.studies.papers.adviser.figures import figures
 from tasks.studies.papers.adviser.measuring import measured_rows
@@ -67,7 +67,7 @@ DECLARED = Declaration(Options, systems=("P10",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/adviser`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     sets, edits = ([row for piece in pieces for row in piece[part]] for part in ("sets", "edits"))

@@ -54,7 +54,7 @@ def run_named(io: StageIO, study: str) -> None:
         study: its name.
     """
     whole = StudyInputs(io)
-    options = Options.model_validate(whole.options(study))
+    options = DECLARED.chosen(io)
     inputs = whole.first(max(options.counts))
     pieces = kept_by_run(inputs, options.runs, partial(_measured, inputs, options))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]

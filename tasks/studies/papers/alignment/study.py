@@ -57,7 +57,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/alignment`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     names = [f"mima_{number}" for number in options.rounds]
     rows = kept_by_run(inputs, [*names, *options.compared], partial(measure, inputs))
     own = [row for row in rows if row["run"] in names]

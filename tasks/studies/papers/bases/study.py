@@ -92,7 +92,7 @@ DECLARED = Declaration(Options, splits=("train", "validation", "test"), systems=
 def run(io: StageIO) -> None:
     """Write `outputs/studies/bases`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     rows = []
     for name, arm in options.arms.items():
         for seed in options.seeds:

@@ -140,7 +140,7 @@ DECLARED = Declaration(Options, runs=lambda options: [options.experts], splits=(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/cart_landscape`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     part = inputs.first(options.tasks)
     rows = []
     seeds = inputs.run(options.experts).seeds

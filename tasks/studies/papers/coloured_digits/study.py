@@ -25,7 +25,7 @@ from pydantic import Field
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.coloured import ColouredWorld, open_digits, pretrained, tuned
 from tasks.studies.papers.coloured_digits.figures import figures
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, ONTO, TARGET, Setting, measured_rows
@@ -67,7 +67,7 @@ def run_named(io: StageIO, study: str) -> None:
         io: the stage's files.
         study: its name.
     """
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{study}"))
+    options = DECLARED.chosen(io)
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [row for piece in pieces for row in piece["rows"]]

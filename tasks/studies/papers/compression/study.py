@@ -67,7 +67,7 @@ DECLARED = Declaration(Options, runs=lambda options: [RUN], splits=("validation"
 def run(io: StageIO) -> None:
     """Write `outputs/studies/compression`."""
     everything = StudyInputs(io)
-    options = Options.model_validate(everything.options(STUDY))
+    options = DECLARED.chosen(io)
     pieces = [(count, seed) for count in options.counts for seed in everything.run(RUN).seeds]
     rows: list[Row] = []
     for done, (count, seed) in enumerate(pieces):

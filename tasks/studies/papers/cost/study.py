@@ -81,7 +81,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/cost`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     rates = kept(io, "rates", lambda: {"tried": try_rates(inputs, [options.joint[0], *options.rates])})["tried"]
     best = best_rate(rates)["run"]
     options = options.model_copy(update={"joint": [best, *options.joint[1:]]})

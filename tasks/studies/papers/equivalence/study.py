@@ -49,7 +49,7 @@ from mergeflow.modalities.classification import Classification
 from tasks.models import load_base_head, load_examples
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.equivalence.figures import bounds_figure, coefficient_figure, gap_figure
 from tasks.studies.papers.equivalence.results import first_seed, study_result
@@ -113,7 +113,7 @@ DECLARED = Declaration(Options, splits=("train",), systems=("G1", "G2", "G3", "G
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/equivalence`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
 
     def measured(name: str, done: int, total: int, work: Work) -> Tables:
         io.report("models", done, total)

@@ -84,7 +84,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/glue`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     seeds = inputs.run(EXPERTS).seeds
     rows: list[Row] = []
     for done, seed in enumerate(seeds):

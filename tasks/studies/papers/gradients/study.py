@@ -73,7 +73,7 @@ DECLARED = Declaration(Options, runs=lambda options: options.runs.values(), spli
 def run(io: StageIO) -> None:
     """Write `outputs/studies/gradients`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     pieces = [
         (label, task, seed)
         for label, name in options.runs.items()

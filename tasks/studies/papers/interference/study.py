@@ -86,7 +86,7 @@ DECLARED = Declaration(Options, runs=lambda options: [options.run, *options.comp
 def run(io: StageIO) -> None:
     """Write `outputs/studies/interference`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     cases = [(options.run, count) for count in options.counts] + list(options.compared.items())
     pieces = [(name, count, seed) for name, count in cases for seed in inputs.run(name).seeds]
     rows = []

@@ -23,7 +23,7 @@ from typing import Any
 
 from mergeflow import layout
 from tasks.project.declaration import Declaration
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.papers.laboratory.convergence import convergence_rows, row_norm_rows
 from tasks.studies.papers.laboratory.figures import figures
 from tasks.studies.papers.laboratory.options import Options
@@ -40,7 +40,7 @@ DECLARED = Declaration(Options, systems=("P9", "P11", "P12", "P13", "P14", "P15"
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/laboratory`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     rows: list[Row] = []
     pieces = [(name, seed) for seed in options.seeds for name in PARTS]
     for done, (name, seed) in enumerate(pieces):

@@ -65,7 +65,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/landscape`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     pieces = [(pair, n, seed) for pair in options.pairs for n in options.rounds for seed in _seeds(inputs, n)]
     rows = []
     for done, (pair, n, seed) in enumerate(pieces):

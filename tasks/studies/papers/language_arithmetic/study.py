@@ -31,7 +31,7 @@ from typing import Any
 
 from mergeflow import layout
 from tasks.project.declaration import Declaration
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.papers.language_arithmetic.figures import figures
 from tasks.studies.papers.language_arithmetic.measuring import seed_rows
 from tasks.studies.papers.language_arithmetic.options import Options
@@ -45,7 +45,7 @@ DECLARED = Declaration(Options, systems=("P22", "B7"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/language_arithmetic`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     check_places(World.of(options.folders).tasks, io.root)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, options))
     rows = [row for piece in pieces for row in piece["rows"]]

@@ -32,7 +32,7 @@ from tasks.plotting.linearity import linearity_figure
 from tasks.plotting.palette import INK
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import (
     DIRECTION_RULE,
     LENGTH_RULE,
@@ -74,7 +74,7 @@ DECLARED = Declaration(Options, systems=("L6", "L7"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_averages`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows, triples = ([row for piece in pieces for row in piece[key]] for key in ("features", "triples"))

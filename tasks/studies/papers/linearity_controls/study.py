@@ -41,7 +41,7 @@ from mergeflow.modality import Model, State
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import NetTask, Tasks, Tuning, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_controls.results import ORDER, findings, tables
@@ -72,7 +72,7 @@ DECLARED = Declaration(Options, systems=("L17", "L18"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_controls`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     works = {"matching": matching, "labels": labels}
     turned = options.digits.model_copy(update={"angles": [0.0, *options.pair]})
     worlds = {"matching": turned, "labels": options.splits}

@@ -32,7 +32,7 @@ from mergeflow.modality import State
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import (
     DIRECTION_RULE,
     LENGTH_RULE,
@@ -72,7 +72,7 @@ DECLARED = Declaration(Options, systems=("L11", "L12", "L13"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_edits`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]

@@ -83,7 +83,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_experts`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     seeds = inputs.run(options.run).seeds
     pieces = kept_by_seed(io, seeds, partial(measure, inputs, options))
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}

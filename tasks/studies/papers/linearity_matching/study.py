@@ -35,7 +35,7 @@ from mergeflow.merging.alignment.weight_matching import weight_matching
 from mergeflow.modality import Model, State
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.nets import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_matching.results import figure, findings, tables
 from tasks.studies.pieces import kept_by_seed
@@ -59,7 +59,7 @@ DECLARED = Declaration(Options, systems=("L17",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_matching`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     rows: list[Row] = []
     for name, world in options.worlds.items():
         opened = cache(partial(open_world, world, io.root))

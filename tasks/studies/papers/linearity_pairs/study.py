@@ -37,7 +37,7 @@ from mergeflow.linearity.layers import find_layers
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import path_rows, read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
 from tasks.studies.papers.linearity_pairs.results import findings, notes, tables
@@ -61,7 +61,7 @@ DECLARED = Declaration(Options, systems=("L1", "L2", "L3", "L4", "L8", "L9"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_pairs`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     pieces = []
     for name, world in options.worlds.items():
         tasks = cache(partial(open_world, world, io.root))

@@ -28,7 +28,7 @@ from tasks.plotting.drawing import dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import mean_over, rows_of
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world, with_statistics
 from tasks.studies.pieces import kept_by_seed
@@ -55,7 +55,7 @@ DECLARED = Declaration(Options, systems=("L5",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_spawning`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows, barriers = ([row for piece in pieces for row in piece[key]] for key in ("features", "barriers"))

@@ -34,7 +34,7 @@ from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_sty
 from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import by_seed
 from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
 from tasks.studies.pieces import kept_by_seed
@@ -61,7 +61,7 @@ DECLARED = Declaration(Options, systems=("L14", "L15"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_stitches`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]

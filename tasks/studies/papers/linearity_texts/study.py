@@ -30,7 +30,7 @@ from mergeflow.evaluation.averages import mean
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import TunedModels, read_samples, samples_file, write_samples
 from tasks.studies.papers.linearity_edits.study import examples_of, measure_edits
 from tasks.studies.papers.linearity_texts.checkpoints import Checkpoints, open_checkpoints
@@ -70,7 +70,7 @@ DECLARED = Declaration(Options, systems=("L10", "L11", "L12", "L13", "L16", "L20
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_texts`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options))
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}
     kept = read_samples(samples_file(io, options.seeds[0]))

@@ -34,7 +34,7 @@ from mergeflow.modality import Model, State
 from tasks.plotting.drawing import dress, panels, series_style
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import by_seed
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
 from tasks.studies.pieces import kept_by_seed
@@ -76,7 +76,7 @@ DECLARED = Declaration(Options, systems=("L19",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_why`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     tasks = cache(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]

@@ -96,7 +96,7 @@ DECLARED = Declaration(Options, runs=_runs, splits=("validation", "test"), syste
 def run(io: StageIO) -> None:
     """Write `outputs/studies/many_tasks`."""
     whole = StudyInputs(io)
-    options = Options.model_validate(whole.options(STUDY))
+    options = DECLARED.chosen(io)
     pieces = [(count, seed) for count in options.counts for seed in whole.run("experts").seeds]
     rows: list[Row] = []
     for done, (count, seed) in enumerate(pieces):

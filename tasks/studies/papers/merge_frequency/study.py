@@ -88,7 +88,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/merge_frequency`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     pieces = [(cell, seed) for cell in _cells(options) for seed in inputs.run(name_of(*cell)).seeds]
     rows = []
     for done, (cell, seed) in enumerate(pieces):

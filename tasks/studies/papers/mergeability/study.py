@@ -72,7 +72,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/mergeability`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     names = list(dict.fromkeys([*options.runs, *options.iterative.values()]))
     pieces = kept_by_run(inputs, names, partial(measure, inputs, options))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]

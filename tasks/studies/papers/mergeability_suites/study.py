@@ -50,7 +50,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/mergeability_suites`."""
     whole = StudyInputs(io)
-    options = Options.model_validate(whole.options(STUDY))
+    options = DECLARED.chosen(io)
     inputs = whole.first(max(options.counts))
     pieces = kept_by_run(inputs, options.runs, partial(measure, inputs, options))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]

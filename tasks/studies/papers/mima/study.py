@@ -80,7 +80,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/mima`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     base = kept(io, "base", lambda: inputs.accuracy(inputs.base, "test"))
     runs = {rounds: inputs.run(f"mima_{rounds}") for rounds in options.rounds}
     pieces = [(rounds, seed) for rounds, run in runs.items() for seed in run.seeds]

@@ -62,7 +62,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/one_epoch`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     base = kept(io, "base", lambda: inputs.accuracy(inputs.base, "test"))
     asked = [(RUNS[SHORT], None), *((RUNS[LONG], epoch) for epoch in options.epochs)]
     asked += [(name, None) for pair in options.further.items() for name in pair]

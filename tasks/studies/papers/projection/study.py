@@ -71,7 +71,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/projection`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     scales = kept(io, "scales", lambda: choose_scales(inputs, options))
     rows = []
     for done, seed in enumerate(inputs.seeds):

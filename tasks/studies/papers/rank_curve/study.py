@@ -78,7 +78,7 @@ DECLARED = Declaration(Options, runs=lambda options: [options.run], splits=("val
 def run(io: StageIO) -> None:
     """Write `outputs/studies/rank_curve`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     pieces = [(suite, seed) for suite in options.suites for seed in inputs.run(options.run).seeds]
     rows = []
     for done, (suite, seed) in enumerate(pieces):

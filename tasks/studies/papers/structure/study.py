@@ -33,7 +33,7 @@ from pydantic import Field, field_validator
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.coloured import ColouredWorld, Digits, open_digits, pretrained, tuned
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.measuring import COLOURS, Bench, lora_vectors, measured_rows, memory_rows
@@ -75,7 +75,7 @@ DECLARED = Declaration(Options, systems=("P16", "P17"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/structure`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]

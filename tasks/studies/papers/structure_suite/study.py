@@ -70,7 +70,7 @@ DECLARED = Declaration(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/structure_suite`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     seeds = [seed for seed in inputs.run(options.whole).seeds if seed in inputs.run(options.lora).seeds]
     rows: list[Row] = []
     for done, seed in enumerate(seeds):

@@ -87,7 +87,7 @@ DECLARED = Declaration(Options, runs=lambda options: [options.experts], splits=(
 def run(io: StageIO) -> None:
     """Write `outputs/studies/subset_scaling`."""
     inputs = StudyInputs(io)
-    options = Options.model_validate(inputs.options(STUDY))
+    options = DECLARED.chosen(io)
     seeds = inputs.run(options.experts).seeds
     splits = [
         {task: Subset.first(data, count) for task, data in inputs.examples(split).items()}

@@ -33,7 +33,7 @@ import torch
 from mergeflow import layout
 from tasks.models import choose_device
 from tasks.project.declaration import Declaration
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.papers.unlearning.figures import figures
 from tasks.studies.papers.unlearning.measuring import seed_rows
 from tasks.studies.papers.unlearning.options import Options
@@ -47,7 +47,7 @@ DECLARED = Declaration(Options, systems=("P18", "P19", "P20", "P21"))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/unlearning`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, io, options, choose_device(io)))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
     study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows, options))

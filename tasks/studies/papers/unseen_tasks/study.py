@@ -32,7 +32,7 @@ from pydantic import Field
 from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
-from tasks.project.stage import CHOICES, StageIO
+from tasks.project.stage import StageIO
 from tasks.studies.coloured import ColouredWorld, Digits, open_digits
 from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, group_rows, open_group
 from tasks.studies.papers.unseen_tasks.results import figures, findings, tables
@@ -62,7 +62,7 @@ DECLARED = Declaration(Options, systems=("P9",))
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/unseen_tasks`."""
-    options = Options.model_validate(io.section(f"{CHOICES}:studies.{STUDY}"))
+    options = DECLARED.chosen(io)
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
