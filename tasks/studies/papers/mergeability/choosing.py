@@ -2,6 +2,8 @@
 
 The prediction with the highest mean rank correlation over seeds is taken, within ways of training. Where one that needs
 the weights alone is at most 0.05 behind, the margin of the study, that one is taken: it needs no samples.
+
+The command does not call this: what it chose stands in `answer.ANSWER`, and the tests choose again from the record.
 """
 
 from collections.abc import Mapping, Sequence
