@@ -9,7 +9,6 @@ does not count: its versions are recorded with the results.
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from tasks.project import syntax
 from tasks.project.files import read_yaml
 from tasks.project.stage import STATE
 from tasks.project.syntax import Source, read_source
+from tasks.project.writing import write_atomically
 
 ALWAYS = "tasks.project.bits"  # decides the bits of every stage, although no stage imports it
 RULES = "1"  # which rules made a digest; part of each
@@ -239,10 +239,7 @@ class _Memory:
         if self._is_new and self._known is not None:
             self._is_new = False
             kept = self._known if len(self._known) < MOST else self._used
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps({key: asdict(source) for key, source in kept.items()}))
-            temporary.replace(self._path)
+            write_atomically(self._path, json.dumps({key: asdict(source) for key, source in kept.items()}))
 
 
 def _read_memory(path: Path) -> dict[str, Source]:

@@ -1,6 +1,5 @@
 """The stage `code`: one digest of code for each stage, in a file that dvc.yaml names as a source of parameters."""
 
-import os
 from pathlib import Path
 
 import yaml
@@ -10,6 +9,7 @@ from mergeflow.layout import CODE
 from tasks.project.code import code_of
 from tasks.project.graph import load_graph
 from tasks.project.stage import Stage
+from tasks.project.writing import write_atomically
 
 CODE_STAGE = "code"
 _ROUNDS = ("tasks.rounds", "tasks.studies.rounds")  # imported by the regime `iterative` alone, where it begins
@@ -53,7 +53,4 @@ def write_digests(root: Path) -> None:
     text = _HEAD + yaml.safe_dump(stage_digests(root))
     path = root / CODE
     if not path.exists() or path.read_text("utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
+        write_atomically(path, text)

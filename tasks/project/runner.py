@@ -29,6 +29,7 @@ from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO
 from tasks.project.studies import load_module
 from tasks.project.study_graph import check_study_graph
+from tasks.project.writing import write_atomically
 
 PROGRESS_SECONDS = 0.2
 
@@ -47,7 +48,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
     """
     state = root / STATE
     with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
-        manifest = _ready(_manifest(root, stage))
+        manifest = _manifest(root, stage)
         io, fingerprint = open_stage(root, stage)
         if not force and is_up_to_date(root, stage, fingerprint):
             manifest.touch()  # so that whoever shows the progress counts it
@@ -61,7 +62,8 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
             with progress_file(state, stage.folder_name) as report, io.holds:
                 _build(replace(io, report=report), done)
         _publish(io)
-        _write_json(manifest, {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}})
+        made = {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}}
+        write_atomically(manifest, json.dumps(made, indent=1))
         shutil.rmtree(scratch.parent)
     return True
 
@@ -190,7 +192,7 @@ def _build(io: StageIO, done: Path) -> None:
             assert built.exists(), f"stage {io.stage.address} did not make {out}"
             _sync(built)
         _write_record(io, started)
-        _write_json(done, {})
+        write_atomically(done, "{}")
     except OSError as error:
         if error.errno == errno.ENOSPC:
             free = shutil.disk_usage(io.root).free / 2**20
@@ -225,7 +227,7 @@ def _write_record(io: StageIO, started: float) -> None:
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **io.costs,
     }
-    _write_json(_ready(io.root / STATE / "records" / f"{io.stage.folder_name}.json"), record)
+    write_atomically(io.root / STATE / "records" / f"{io.stage.folder_name}.json", json.dumps(record, indent=1))
 
 
 def _forget_other_runs(scratch: Path) -> None:
@@ -238,15 +240,6 @@ def _forget_other_runs(scratch: Path) -> None:
 def _ready(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
 
 
 def _sync(path: Path) -> None:

@@ -1,7 +1,6 @@
 """The report's page: results are put into words, words into the template, and the page appears whole on disk."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from markupsafe import Markup
 
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, experts_behind_base, model_name
+from tasks.project.writing import write_atomically
 from tasks.report.advice import advice_section
 from tasks.report.decision import decision_picture
 from tasks.report.drawings import drawings
@@ -60,16 +60,7 @@ def write_report(root: Path, target: Path) -> Path:
     """
     run = read_run(root)
     page = render(run, texts_table(root, run), unlearned_table(root, run))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(target, page)
     return target
 
 

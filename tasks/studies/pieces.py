@@ -11,6 +11,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.stage import StageIO
+from tasks.project.writing import write_atomically
 from tasks.studies.inputs import Accuracy, StudyInputs
 from tasks.studies.rows import Row
 
@@ -25,10 +26,7 @@ def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
     """
     path = io.scratch / "pieces" / f"{name}.json"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(measure()))
-        part.rename(path)
+        write_atomically(path, json.dumps(measure()))
     row: Row = json.loads(path.read_text())
     return row
 
