@@ -78,9 +78,10 @@ def _run_flow(
 ) -> None:
     from flows.embedded import embedded_server
     from flows.pipeline import pipeline
+    from flows.stopping import stoppable
 
     try:
-        with embedded_server(root / STATE / "prefect"), progress_bars(root, todo, console):
+        with stoppable(), embedded_server(root / STATE / "prefect"), progress_bars(root, todo, console):
             pipeline(str(root), force_register=force_register, push=push, targets=targets)
     except MergeflowError:
         raise

@@ -21,6 +21,7 @@ from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
 from flows.slots import gpu_slot
 from flows.staleness import push_outputs, record_outputs
+from flows.stopping import started
 from flows.turns import presence
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
@@ -125,7 +126,7 @@ def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str]
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
     todo = stages_to_run(root, stages, targets, always)
-    with task_runner(run.runner, run.workers) as runner:
+    with started(task_runner(run.runner, run.workers)) as runner:
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
         for group in ([a for a in todo if a != REGISTER], [a for a in todo if a == REGISTER]):
             _run_group(root, runner, group, stages, always)

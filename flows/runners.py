@@ -4,6 +4,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from typing import Any
 
@@ -44,7 +45,11 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
 
 
 def end_with_driver() -> None:
-    """Let this worker process end as soon as the driver has; a killed one would leave its workers waiting for ever."""
+    """Let this worker process end as soon as the driver has; a killed one would leave its workers waiting for ever.
+
+    Ctrl-C in a terminal reaches every process; the driver alone acts on it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     driver = multiprocessing.parent_process()
     assert driver is not None, "a worker of a pool has a parent"
 

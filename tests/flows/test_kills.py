@@ -1,10 +1,12 @@
-"""kill -9 of a run, by either driver: nothing of it lives on, and the next run ends with the undisturbed bits.
+"""kill -9 of a run, by either driver: nothing of it lives on, and the next run ends with the undisturbed bits; Ctrl-C.
 
 The night's part, 60 kills in half an hour on a busy machine: `pytest -s -n 0 tests/flows/test_kills.py -m nightly`.
 """
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import time
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.flows.kill_driver import (
     PROJECTS,
@@ -91,6 +94,34 @@ def continued(folder: Path) -> None:
     assert "Traceback" not in last.stderr
     registered = json.loads((folder / "outputs/registration.json").read_text())
     assert (registered["version"], registered["aliases"]) == ("1", ["champion"])
+
+
+@pytest.mark.parametrize(
+    ("number", "runner"),
+    [
+        (signal.SIGINT, "processes"),
+        *(pytest.param(signal.SIGINT, runner, marks=pytest.mark.nightly) for runner in ("threads", "dask", "ray")),
+        pytest.param(signal.SIGTERM, "threads", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, "processes", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_run_told_to_stop_does_not_wait_for_its_stages(number: int, runner: str, tmp_path: Path) -> None:
+    folder = make_toy_repository(tmp_path / "project", runner, steps=200_000)  # it does not end by itself
+    process = start(folder, "flow")
+    try:
+        assert wait_for(lambda: [*(folder / ".mergeflow/progress").glob("finetune*")] or process.poll(), 200)
+        # As a terminal does, to all processes; as a supervisor does, to the driver.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        assert process.wait(100) == 128 + number
+        assert wait_for_end(process.pid), session(process.pid)
+    finally:
+        strike(process, alone=False)
+    told = (tmp_path / "project.log").read_text()
+    assert "✓ base" in told
+    assert "Stopped: what has finished is recorded" in told
+    assert runner in ("dask", "ray") or "Traceback" not in told  # their own workers print theirs
+    assert "base" in yaml.safe_load((folder / "dvc.lock").read_text())["stages"]
+    assert ask(folder, "SELECT state_type FROM flow_run") == {("CRASHED",)}
 
 
 @pytest.mark.nightly

@@ -1,0 +1,60 @@
+"""Ctrl-C or SIGTERM during a run: it ends at once and cleanly, and the same command goes on with the rest."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from prefect.exceptions import TerminationSignal
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM was received."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """End the process when Ctrl-C or SIGTERM stops the run in the block, although threads of it are still at work.
+
+    The exit status is 130 or 143, as shells have it. What is cleaned up on the way, the terminal and Prefect's state of
+    the run, is clean then. Prefect catches SIGTERM itself while a flow runs and hands it on to the handler set here.
+    """
+
+    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as told:
+        typer.echo("Stopped: what has finished is recorded; the same command goes on with the rest.", err=True)
+        status = 128 + (signal.SIGTERM if isinstance(told, Terminated) else signal.SIGINT)
+        if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            os._exit(status)  # Python would wait for the stages
+        raise typer.Exit(status) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def started(runner: TaskRunner[Any]) -> Iterator[TaskRunner[Any]]:
+    """Start a task runner and stop it at the end, but do not wait for its stages when the run is told to stop.
+
+    A stage may take hours. It goes on from its last checkpoint in the next run, as after kill -9.
+    """
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(runner)
+        except (KeyboardInterrupt, TerminationSignal):
+            if isinstance(runner, ProcessPoolTaskRunner):
+                for process in multiprocessing.active_children():
+                    process.kill()
+            else:
+                stack.pop_all()
+            raise
