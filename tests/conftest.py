@@ -1,8 +1,13 @@
-"""The order of the tests."""
+"""The order of the tests, and the processor threads of each of their processes."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before anything imports torch. Several processes run tests side by side: threads of one that wait for a processor that
+# another one holds would spin, and the same tests take several times the processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
