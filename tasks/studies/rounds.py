@@ -14,6 +14,7 @@ from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import read_state
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
 from tasks.project.stage import StageIO
+from tasks.project.writing import write_atomically
 from tasks.rounds import tune_round, write_last_round
 from tasks.training import Workbench
 
@@ -43,8 +44,7 @@ def train_in_rounds(
             tune_round(bench, rounds, number, task, partial(io.report, f"seed {seed}, round {number}, {task}"))
         row = kept / "rounds" / f"row_{number:03}.json"
         if not row.exists():
-            measures = _measure(rounds, number)
-            row.write_text(json.dumps(measures))
+            write_atomically(row, json.dumps(_measure(rounds, number)))
         rounds.merge(number)
         rows.append(json.loads(row.read_text()))
     result = kept / "result"
