@@ -181,6 +181,7 @@ def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path
     assert made(folder) == before
 
 
+@pytest.mark.nightly
 def test_a_new_task_and_the_gate_by_deployment(server: Server, story: Story) -> None:
     given = ("--param", "source=toy:clouds,classes=2", "--param", "name=third")
     server.run("prefect", "deployment", "run", "add-task/mergeflow-add-task", *given)

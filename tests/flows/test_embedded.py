@@ -50,8 +50,9 @@ def script(folder: Path, code: str, **variables: str) -> subprocess.CompletedPro
     return run_in(folder, sys.executable, "-c", code, **plain | variables)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_run_leaves_its_states_and_its_log_and_no_server(tmp_path: Path) -> None:
+    """By day tests/flows/test_kills.py reads what two runs of a project have left."""
     done = script(tmp_path, TWICE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with sqlite3.connect(f"file:{tmp_path}/home/prefect.db?mode=ro", uri=True) as database:

@@ -99,10 +99,9 @@ def continued(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "runner"),
     [
-        (signal.SIGINT, "processes"),
-        *(pytest.param(signal.SIGINT, runner, marks=pytest.mark.nightly) for runner in ("threads", "dask", "ray")),
-        pytest.param(signal.SIGTERM, "threads", marks=pytest.mark.nightly),
-        pytest.param(signal.SIGTERM, "processes", marks=pytest.mark.nightly),
+        (signal.SIGINT, "threads"),
+        *(pytest.param(signal.SIGINT, runner, marks=pytest.mark.nightly) for runner in ("processes", "dask", "ray")),
+        *(pytest.param(signal.SIGTERM, runner, marks=pytest.mark.nightly) for runner in ("threads", "processes")),
     ],
 )
 def test_a_run_told_to_stop_does_not_wait_for_its_stages(number: int, runner: str, tmp_path: Path) -> None:
