@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.studies.coloured import ColouredWorld, Digits, open_digits
+from mergeflow.modalities.classification import Classification
+from mergeflow.modality import Network
+from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, open_digits
 from tasks.studies.digit_tasks import Look, shown
-from tasks.studies.papers.analogy.measuring import ATTRIBUTES, SCALES
+from tasks.studies.papers.analogy.measuring import ATTRIBUTES, SCALES, Experts, _target_rows
 from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, findings, with_nearest
 from tasks.studies.papers.unseen_tasks import results as unseen
 from tasks.studies.papers.unseen_tasks.combining import (
@@ -68,6 +70,21 @@ def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) 
     assert all(ways[way]["scale"] in SCALES for way in (*SINGLE, SUM, ANALOGY))
     assert ways[ANALOGY]["validation"] >= ways[f"{ANALOGY}, λ = 1"]["validation"]  # 1 is among the λ
     assert (len(found.tables), len(found.findings), found.figures) == (3, 9, ["targets"])
+
+
+def test_an_analogy_takes_the_third_vector_away() -> None:
+    """Each expert knows one direction of the inputs, and the target's labels are the sign of x_a + x_b − x_c."""
+    inputs = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    data = Classification("d", inputs, (inputs @ torch.tensor([1.0, 1.0, -1.0]) > 0).long())
+    base = Pretrained(Network(torch.nn.Linear(3, 2, bias=False)), {"weight": torch.zeros(2, 3)})
+    vectors = {
+        task: {"weight": torch.stack([torch.zeros(3), row])} for task, row in zip("abc", torch.eye(3), strict=True)
+    }
+    vectors["d"] = vectors["a"]
+    experts = Experts(base, vectors, {split: {"d": data} for split in ("validation", "test")})
+    test = {row["way"]: row["test"] for row in _target_rows(experts, "d", "a", "b", "c")}
+    assert test[f"{ANALOGY}, λ = 1"] == test[ANALOGY] == 100
+    assert test[SUM] < 90
 
 
 def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> None:

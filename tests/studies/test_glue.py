@@ -128,6 +128,11 @@ def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench)
     assert rows["average", "base"]["fixed"] == pytest.approx(found, abs=1e-5)
 
 
+def test_test_is_looked_at_with_the_chosen_candidate_alone(bench: Bench) -> None:
+    assert bench._merged("task_arithmetic", "")["tried"] == 2
+    assert len({digest for digest, split, _ in bench.inputs._judged if split == "test"}) == 1
+
+
 def made_up(**figures: float) -> list[Row]:
     return [
         {"seed": seed, "model": name, "embeddings": kind, "fixed": {"a": value}, "probed": {"a": value + 0.02}}

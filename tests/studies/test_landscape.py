@@ -13,7 +13,7 @@ from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
-from tests.studies.toy_lab import SEEDS
+from tests.studies.toy_lab import SEEDS, WrongTest
 
 SMALL: dict[str, Any] = {"rounds": [1, 4, 16], "pairs": [["north", "east"]], "size": 7, "images": 100, "height": 0.1}
 
@@ -52,6 +52,15 @@ def test_a_plane_meets_its_models(io: StageIO) -> None:
     assert (row["xs"][-1], row["ys"][0]) == pytest.approx((x, 0), abs=0.1 * x)  # nearly orthogonal: the box is τ's
     assert row["test"]["north"] == {t: 1 - a for t, a in inputs.accuracy(expert, "test", ["north", "east"]).items()}
     assert np.array(row["errors"]["east"]).shape == (7, 7)
+
+
+def test_the_grid_does_not_depend_on_test(io: StageIO) -> None:
+    options = landscape.DECLARED.chosen(io).model_copy(update={"size": 3})
+    right, wrong = (
+        landscape.measure(inputs, options, ("north", "east"), 1, 0) for inputs in (StudyInputs(io), WrongTest(io))
+    )
+    assert right["errors"] == wrong["errors"]
+    assert right["test"] != wrong["test"]
 
 
 def made_up(rounds: int, seed: int, apart: float, error: float) -> Row:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from mergeflow.linearity.affine import combine
 from tasks.studies.linear_rows import loss_gap, read_samples, rows_of, worst_length, worst_share
+from tasks.studies.papers.linearity_edits.study import edited, edits
 from tasks.studies.papers.linearity_matching.results import findings as matching_findings
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import ROOT, run_study
@@ -164,6 +167,19 @@ def test_edits_are_linear_and_a_zero_edit_is_exact(run: Run) -> None:
     two, one = ([row["error"] for row in rows if row["equation"] == f"Eq. 2, ends {ends}"] for ends in ("2λ", "λ"))
     assert max(one) < max(two), "longer edits are less linear"
     assert max(row["error"] for row in rows if row["equation"] == "Eq. 4") < 0.3
+
+
+def test_edits_add_up_to_the_weights_of_the_equations() -> None:
+    """Both are added (Eq. 2), the base comes back (Eq. 3), one is taken away (Eq. 4)."""
+    start = {"w": torch.tensor([5.0, 5.0])}
+    tuned = {"i": {"w": torch.tensor([6.0, 5.0])}, "j": {"w": torch.tensor([5.0, 6.0])}}
+    found = {}
+    for name, (one, _) in edits(tuned, 0.4, [0.3]).items():
+        ends = [edited(start, tuned, end) for end in one.weights]
+        found[name] = (combine(ends, list(one.weights.values()))["w"] - start["w"]).tolist()
+    expected = {"2λ i – j": [0.4, 0.4], "λ i – j": [0.2, 0.2], "3 i 0.3": [0, 0], "4 i 0.3": [-0.3, 0]}
+    expected |= {"3 j 0.3": [0, 0], "4 j 0.3": [0, -0.3]}
+    assert found == {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()}
 
 
 def test_negation_by_features_and_by_weights_agree(run: Run) -> None:

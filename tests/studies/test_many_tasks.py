@@ -61,6 +61,14 @@ def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> N
     assert rows["joint"]["test"].keys() == {"red", "blue"}
 
 
+def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(many_lab, "many_tasks", tmp_path, **SMALL))
+    scorer = inputs.blind().scorer(inputs.run("experts").experts(0))
+    row = many_tasks._merged(inputs, scorer, "cart", many_tasks.Sweep.model_validate(SMALL["methods"]["cart"]))
+    assert row["tried"] == 4
+    assert len({digest for digest, split, _ in inputs._judged if split == "test"}) == 1
+
+
 def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
     """C1, C6: CART leads the baselines on small nets, and the experts lead all merges."""
     scale = {"low": 0.2, "high": 2.0, "step": 0.2, "start": 1.0}

@@ -3,10 +3,14 @@
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
+from mergeflow.merging import configure
+from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.merge_frequency import study as merge_frequency
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-from tests.studies.small_lab import run_study
+from tests.studies.small_lab import run_study, study_io
 
 
 def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
@@ -24,6 +28,13 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
         own = [row for row in result.rows if row["schedule"] == schedule and row["model"] == "merged"]
         mean = {n: fmean(r["accuracy"] for r in own if (r["rounds"], r["multiple"]) == (n, 1)) for n in (1, 4)}
         assert mean[4] > mean[1] + 2, schedule
+
+
+def test_one_merge_with_one_over_t_is_the_average(toy_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(toy_lab, "merge_frequency", tmp_path))
+    average = inputs.scorer(inputs.run("mima_1").experts(0)).merge(configure("average"))
+    found = merge_frequency.measure(inputs, "whole", 1, 1, 0)
+    assert found["merged"] == pytest.approx(inputs.accuracy(average, "test"), abs=0.01)  # another order of the sum
 
 
 def made_up(schedule: str, multiple: int, rounds: int, validation: float, test: float) -> list[Row]:

@@ -55,12 +55,13 @@ def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:
     assert len(kept) == 2 * 3 * 2  # seeds, tasks, experts and average
 
 
-def test_the_average_of_the_last_round_is_the_run_s_own_merge(toy_lab: Path, tmp_path: Path) -> None:
+def test_experts_and_the_run_s_own_merge_are_judged_on_test(toy_lab: Path, tmp_path: Path) -> None:
     io = study_io(toy_lab, "mima", tmp_path)
     inputs = StudyInputs(io)
     row = measure(inputs, 4, 0, 0.2)
     assert row["average"] == inputs.accuracy(inputs.run("mima_4").merged(0, 4), "test")
-    assert row["experts"].keys() == set(NAMES)
+    experts = inputs.run("mima_4").experts(0)
+    assert row["experts"] == {task: inputs.accuracy(experts[task], "test")[task] for task in NAMES}
 
 
 def made_up(rounds: int, expert: float, merged: float, fixed: float) -> list[Row]:
