@@ -198,6 +198,8 @@ def test_the_second_order_term_predicts_near_pairs_and_the_bound_bounds_them(run
     assert all(row["second_order"] <= row["product"] * 1.01 for row in rows)
     assert sum(row["delta"] <= row["product"] for row in rows) >= 0.9 * len(rows)
     assert all(row["flatness"] > 0 for row in rows)
+    foretold = sum(abs(row["second_order"]) for row in rows) / sum(row["delta"] for row in rows)
+    assert 0.4 < foretold < 1.2  # 0.66 here; twice or half the factor leaves these limits
 
 
 def test_averaged_weights_are_as_good_as_averaged_logits(run: Run, folder: Callable[[str], Path]) -> None:
