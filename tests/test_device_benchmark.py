@@ -18,6 +18,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
 def test_a_rehearsal_fills_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = device.run(tmp_path, list(device.SECTIONS), float("inf"), rehearse=True)
