@@ -13,6 +13,8 @@ import typer
 from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
 
+GRACE = 60.0  # seconds for a clean end; a KeyboardInterrupt may get lost in code of others
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM was received."""
@@ -23,13 +25,17 @@ def stoppable() -> Iterator[None]:
     """End the process when Ctrl-C or SIGTERM stops the run in the block, although threads of it are still at work.
 
     The exit status is 130 or 143, as shells have it. What is cleaned up on the way, the terminal and Prefect's state of
-    the run, is clean then. Prefect catches SIGTERM itself while a flow runs and hands it on to the handler set here.
+    the run, is clean then; if that takes longer than a minute, the process ends all the same. Prefect catches SIGTERM
+    itself while a flow runs and hands it on to the handler set here.
     """
 
-    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        last = threading.Timer(GRACE, os._exit, [128 + number])
+        last.daemon = True
+        last.start()
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except KeyboardInterrupt as told:
@@ -39,7 +45,8 @@ def stoppable() -> Iterator[None]:
             os._exit(status)  # Python would wait for the stages
         raise typer.Exit(status) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -57,9 +57,7 @@ def ask(folder: Path, question: str) -> set[tuple[Any, ...]]:
 
 
 def test_killed_alone_nothing_lives_on_and_the_next_run_continues_and_records_both(tmp_path: Path) -> None:
-    folder = make_toy_repository(tmp_path / "project")
-    (folder / ".mergeflow/prefect").mkdir(parents=True)
-    shutil.copy(prefect_template(), folder / ".mergeflow/prefect")
+    folder = with_prefect(make_toy_repository(tmp_path / "project"))
     kill_in_training(folder)
     continued(folder)
     assert ask(folder, "SELECT state_type FROM flow_run") == {("CRASHED",), ("COMPLETED",)}
@@ -73,6 +71,13 @@ def test_killed_alone_nothing_lives_on_and_the_next_run_continues_and_records_bo
     plain = make_toy_project(tmp_path / "plain")
     run_pipeline(plain, (*PIPELINE, "figures"))
     assert hashes(plain) == {name: value for name, value in hashes(folder).items() if name not in RECORDS}
+
+
+def with_prefect(folder: Path) -> Path:
+    """Give a project Prefect's database, whose making takes a run seconds."""
+    (folder / ".mergeflow/prefect").mkdir(parents=True)
+    shutil.copy(prefect_template(), folder / ".mergeflow/prefect")
+    return folder
 
 
 def kill_in_training(folder: Path) -> None:
@@ -105,7 +110,7 @@ def continued(folder: Path) -> None:
     ],
 )
 def test_a_run_told_to_stop_does_not_wait_for_its_stages(number: int, runner: str, tmp_path: Path) -> None:
-    folder = make_toy_repository(tmp_path / "project", runner, steps=200_000)  # it does not end by itself
+    folder = with_prefect(make_toy_repository(tmp_path / "project", runner, steps=200_000))  # it does not end by itself
     process = start(folder, "flow")
     try:
         assert wait_for(lambda: [*(folder / ".mergeflow/progress").glob("finetune*")] or process.poll(), 200)
