@@ -27,10 +27,13 @@ def phase_rows(options: Options, seed: int) -> Iterator[Row]:
     share of its rows: the largest (`rows …`), or the smallest, as a control (`smallest …`).
     """
     begin, output = start(options, seed)
+    first, _, rest = related_patterns(0.0, options.dimensions)  # both are the same for every α
+    own = task_of(options, first, rest)
+    vector = trained(options, begin, output, own, 2 * seed)
     for alpha in options.alphas:
-        first, second, rest = related_patterns(alpha, options.dimensions)
-        tasks = [task_of(options, pattern, rest) for pattern in (first, second)]
-        vectors = [trained(options, begin, output, task, 2 * seed + number) for number, task in enumerate(tasks)]
+        second = related_patterns(alpha, options.dimensions)[1]
+        tasks = [own, task_of(options, second, rest)]
+        vectors = [vector, trained(options, begin, output, tasks[1], 2 * seed + 1)]
         yield from _structure(options, seed, alpha, begin, vectors, tasks)
         tests = [test_set(options, task, 2 * seed + number) for number, task in enumerate(tasks)]
         for kind, change in _kinds(options, alpha).items():
