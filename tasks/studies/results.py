@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
+from mergeflow import layout
 from mergeflow.evaluation.averages import mean_interval
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
@@ -74,8 +75,14 @@ class StudyResult:
     figures: list[str] = field(default_factory=list)
     earlier: bool = False
 
-    def write(self, folder: Path, figures: Mapping[str, Figure]) -> None:
-        """Write `result.json`, `rows.parquet` if there are rows, and one SVG per figure into a new folder."""
+    def write(self, io: StageIO, figures: Mapping[str, Figure]) -> Path:
+        """Write the folder of the study that runs, and return it: `result.json`, one SVG per figure, and its rows.
+
+        Args:
+            io: the files of the study's stage.
+            figures: name → figure.
+        """
+        folder = io.out(layout.study(io.stage.name))
         folder.mkdir(parents=True)
         for name, figure in figures.items():
             (folder / f"{name}.svg").write_bytes(to_svg(figure, name))
@@ -88,6 +95,7 @@ class StudyResult:
         (folder / "result.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         if self.rows:
             pq.write_table(pa.Table.from_pylist(self.rows), folder / ROWS)
+        return folder
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResult":

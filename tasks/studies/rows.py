@@ -51,11 +51,18 @@ def picked(rows: Iterable[AnyRow], **wanted: Any) -> list[AnyRow]:
         rows: of any columns.
         wanted: column → value; a row without the column has None.
 
+    Raises:
+        KeyError: there are rows, but none has one of the columns; a slip of the pen would pick no row.
+
     Example:
         >>> picked([{"seed": 0, "N": 4}, {"seed": 1, "N": 4}, {"seed": 0}], seed=0, N=4)
         [{'seed': 0, 'N': 4}]
     """
-    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+    given = list(rows)
+    for name in wanted:
+        if given and not any(name in row for row in given):
+            raise KeyError(name)
+    return [row for row in given if all(row.get(name) == value for name, value in wanted.items())]
 
 
 def of(pieces: Iterable[AnyRow], **wanted: Any) -> list[AnyRow]:

@@ -7,7 +7,7 @@ import pytest
 
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
-from tasks.project.stage import Stage
+from tasks.project.stage import Stage, StageIO
 from tasks.studies.page import Study, figure_file, index_text, page_text, read_times, systems_text
 from tasks.studies.results import Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
@@ -86,9 +86,9 @@ def made(folder: Path, rows: list[dict[str, object]]) -> Study:
         Finding("X1", "It falls.", "by 0.1 ± 1.0", None),
     ]
     result = StudyResult([Table("Rise", [{"seed": 0, "rise": 2.0}])], found, ["The size decides."], rows)
-    result.write(folder / "outputs/studies/made_up", {})
-    assert StudyResult.read(folder / "outputs/studies/made_up") == result
-    return Study(folder, Stage("made_up", None, "", (), (), ("outputs/studies/made_up",)))
+    io = StageIO(Stage("made_up", None, "", (), (), ("outputs/studies/made_up",)), folder, folder, params=None)  # type: ignore[arg-type]
+    assert StudyResult.read(result.write(io, {})) == result
+    return Study(io.building, io.stage)
 
 
 def test_rows_are_handed_over_as_they_were_measured(tmp_path: Path) -> None:

@@ -61,7 +61,6 @@ from tasks.studies.pieces import choose_scale, grid, kept
 from tasks.studies.results import keep_times
 from tasks.studies.rows import Row
 
-STUDY = "adaptation"
 RUN = "experts"
 SCALES = grid(0.05, 1.0, 0.05)  # of task arithmetic
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -109,9 +108,8 @@ def run(io: StageIO) -> None:
         rows.append(measure(inputs, options, variant, found, rates[variant.on, variant.granularity]))
     levels = kept(io, "levels", lambda: {"rows": compare_levels(inputs, options, starts[0])})["rows"]
     blind = kept(io, "labels", partial(permute_labels, inputs, options, starts[0]))
-    folder = io.out(layout.study(STUDY))
     keep_times(io, time_tables(rows, memory))
-    result(rows, starts, tried, memory, levels, blind).write(folder, figures(rows, starts, memory))
+    folder = result(rows, starts, tried, memory, levels, blind).write(io, figures(rows, starts, memory))
     write_csv(folder / "coefficients.csv", rows)
     write_recipes(inputs, options, folder, [row for row in rows if row["seed"] == inputs.seeds[0]])
 
@@ -311,7 +309,7 @@ def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequ
             }
         )
         place = f"recipes/{variant.folder}"
-        called = f"{layout.study(STUDY)}/{place}"
+        called = f"{layout.study(inputs.io.stage.name)}/{place}"
         write_learned(Learned(row["coefficients"]), recipe, folder / place, variant.images, called)
 
 

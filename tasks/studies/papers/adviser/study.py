@@ -32,7 +32,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
@@ -43,8 +42,6 @@ from tasks.studies.papers.adviser.results import findings, tables
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
-
-STUDY = "adviser"
 
 
 class Options(Section):
@@ -72,7 +69,7 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     sets, edits = ([row for piece in pieces for row in piece[part]] for part in ("sets", "edits"))
     result = StudyResult(tables(sets, edits), findings(sets, edits), [], tidy([*sets, *edits]))
-    result.write(io.out(layout.study(STUDY)), figures(sets, edits))
+    result.write(io, figures(sets, edits))
 
 
 def measure(options: Options, digits: Any, seed: int) -> dict[str, list[dict[str, Any]]]:

@@ -12,14 +12,9 @@ are near to each other, and the base is what that round began with.
 """
 
 from tasks.project.declaration import Declaration
-from tasks.project.stage import StageIO
 from tasks.studies.papers.adviser_suites.measuring import Options
-from tasks.studies.papers.adviser_suites.study import run_named
+from tasks.studies.papers.adviser_suites.study import run
 
-STUDY = "adviser_regimes"
+__all__ = ["DECLARED", "run"]
+
 DECLARED = Declaration(Options, lambda options: options.runs, splits=("validation", "test"), systems=("P10",))
-
-
-def run(io: StageIO) -> None:
-    """Write `outputs/studies/adviser_regimes`."""
-    run_named(io, STUDY)

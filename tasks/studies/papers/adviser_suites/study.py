@@ -26,7 +26,6 @@ before the first run; nothing was tried on these experts before.
 
 from functools import partial
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -37,28 +36,17 @@ from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 
-STUDY = "adviser_suites"
 DECLARED = Declaration(Options, lambda options: options.runs, splits=("validation", "test"), systems=("P10",))
 
 
 def run(io: StageIO) -> None:
-    """Write `outputs/studies/adviser_suites`."""
-    run_named(io, STUDY)
-
-
-def run_named(io: StageIO, study: str) -> None:
-    """Write the result of one of the studies of the adviser on suites.
-
-    Args:
-        io: the stage's files.
-        study: its name.
-    """
+    """Write the result of the study that runs: this one, or one that asks the same of other runs."""
     whole = StudyInputs(io)
     options = DECLARED.chosen(io)
     inputs = whole.first(max(options.counts))
     pieces = kept_by_run(inputs, options.runs, partial(_measured, inputs, options))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
-    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(study)), figures(rows))
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
 
 
 def _measured(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:

@@ -24,7 +24,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mergeflow import layout
 from mergeflow.analysis.geometry import dot, norm
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
@@ -37,7 +36,6 @@ from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row, of
 from tasks.studies.scales import task_vector
 
-STUDY = "alignment"
 Matrix = list[list[float]]
 
 
@@ -64,7 +62,7 @@ def run(io: StageIO) -> None:
     shown = [f"mima_{number}" for number in options.shown] + options.compared[-1:]
     tables = [lengths_table(rows), rounds_table(rows, shown)]
     result = StudyResult(tables, findings(own), notes(rows), cosine_rows(rows, inputs.tasks))
-    result.write(io.out(layout.study(STUDY)), figures(rows, names, shown, inputs.tasks))
+    result.write(io, figures(rows, names, shown, inputs.tasks))
 
 
 def measure(inputs: StudyInputs, name: str, seed: int) -> Row:

@@ -20,7 +20,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
@@ -31,8 +30,6 @@ from tasks.studies.papers.analogy.results import figures, findings, tables, with
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
-
-STUDY = "analogy"
 
 
 class Options(Section):
@@ -56,7 +53,7 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
     rows = with_nearest(rows)
-    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(STUDY)), figures(rows))
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
 
 
 def measure(options: Options, digits: Any, seed: int) -> Row:

@@ -29,7 +29,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
@@ -50,7 +49,6 @@ from tasks.studies.papers.bases.tuned import Bench, State, experts, merged_in_ro
 from tasks.studies.pieces import choose_scale, grid, kept
 from tasks.studies.rows import Row
 
-STUDY = "bases"
 SCALES = {
     "task_arithmetic": (grid(0.05, 1.0, 0.05), 0.3),
     "ties": (grid(0.2, 2.4, 0.2), 1.0),
@@ -99,7 +97,7 @@ def run(io: StageIO) -> None:
             rows.append(kept(io, f"{name}_{seed}", partial(measure, inputs, options, name, arm, seed)))
     labels = {name: arm.label for name, arm in options.arms.items()}
     written, figures = result(rows, labels, [name for name, arm in options.arms.items() if arm.style == "other"])
-    written.write(io.out(layout.study(STUDY)), figures)
+    written.write(io, figures)
 
 
 def measure(inputs: StudyInputs, options: Options, name: str, arm: Arm, seed: int) -> Row:

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.analysis.landscape import Grid, Plane, measure_grid
 from mergeflow.analysis.paths import principal_plane
 from mergeflow.analysis.projection import centred_gram, distances, principal_components, principal_coordinates
@@ -45,8 +44,6 @@ from tasks.studies.papers.cart_landscape.seed import SHOWN
 from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-
-STUDY = "cart_landscape"
 
 
 class Options(Section):
@@ -151,7 +148,7 @@ def run(io: StageIO) -> None:
     paths = kept(io, "paths", partial(draw_paths, part, options, rows[0]))
     basins = kept(io, "basins", partial(draw_basins, part, options, rows[0]))
     result = StudyResult(tables(rows), findings(rows), notes(rows, basins), tidy_rows(rows))
-    result.write(io.out(layout.study(STUDY)), figures(rows, paths, basins))
+    result.write(io, figures(rows, paths, basins))
 
 
 def measure(inputs: StudyInputs, options: Options, seed: int) -> Row:

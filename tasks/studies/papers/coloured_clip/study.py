@@ -12,13 +12,8 @@ even digits. All experts begin with the same weights, whatever the seed; seeds d
 """
 
 from tasks.project.declaration import Declaration
-from tasks.project.stage import StageIO
-from tasks.studies.papers.coloured_digits.study import SYSTEMS, Options, run_named
+from tasks.studies.papers.coloured_digits.study import SYSTEMS, Options, run
 
-STUDY = "coloured_clip"
+__all__ = ["DECLARED", "run"]
+
 DECLARED = Declaration(Options, systems=SYSTEMS)
-
-
-def run(io: StageIO) -> None:
-    """Write `outputs/studies/coloured_clip`."""
-    run_named(io, STUDY)

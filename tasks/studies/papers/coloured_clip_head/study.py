@@ -11,13 +11,8 @@ prompts these are.
 """
 
 from tasks.project.declaration import Declaration
-from tasks.project.stage import StageIO
-from tasks.studies.papers.coloured_digits.study import SYSTEMS, Options, run_named
+from tasks.studies.papers.coloured_digits.study import SYSTEMS, Options, run
 
-STUDY = "coloured_clip_head"
+__all__ = ["DECLARED", "run"]
+
 DECLARED = Declaration(Options, systems=SYSTEMS)
-
-
-def run(io: StageIO) -> None:
-    """Write `outputs/studies/coloured_clip_head`."""
-    run_named(io, STUDY)

@@ -22,7 +22,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
@@ -33,8 +32,6 @@ from tasks.studies.papers.coloured_digits.results import findings, tables
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
-
-STUDY = "coloured_digits"
 
 
 class Options(Section):
@@ -56,23 +53,13 @@ DECLARED = Declaration(Options, systems=SYSTEMS)
 
 
 def run(io: StageIO) -> None:
-    """Write `outputs/studies/coloured_digits`."""
-    run_named(io, STUDY)
-
-
-def run_named(io: StageIO, study: str) -> None:
-    """Write the result of one of the studies of coloured digits.
-
-    Args:
-        io: the stage's files.
-        study: its name.
-    """
+    """Write the result of the study that runs: this one, or one that asks the same of another model."""
     options = DECLARED.chosen(io)
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], tidy(rows))
-    result.write(io.out(layout.study(study)), figures(rows))
+    result.write(io, figures(rows))
 
 
 def measure(options: Options, digits: Any, seed: int) -> dict[str, list[dict[str, Any]]]:

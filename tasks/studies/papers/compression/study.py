@@ -41,7 +41,6 @@ from tasks.studies.papers.compression.results import figures, result
 from tasks.studies.pieces import kept
 from tasks.studies.rows import Row
 
-STUDY = "compression"
 RUN = "experts"
 
 
@@ -76,8 +75,7 @@ def run(io: StageIO) -> None:
         found = kept(io, f"{count}_{seed}", partial(suite, inputs, options, seed))
         rows += found["rows"]
     sizes = {name: list(tensor.shape) for name, tensor in everything.base.items()}
-    folder = io.out(layout.study(STUDY))
-    result(rows, sizes, options.rank_ratio, options.target).write(folder, figures(rows, options.rank_ratio))
+    folder = result(rows, sizes, options.rank_ratio, options.target).write(io, figures(rows, options.rank_ratio))
     (folder / "suites.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 

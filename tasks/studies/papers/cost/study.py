@@ -26,7 +26,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
@@ -39,8 +38,6 @@ from tasks.studies.papers.cost.rates import best_rate, rate_note, rate_table, tr
 from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
 from tasks.studies.rows import Row, accuracy_rows, of
-
-STUDY = "cost"
 
 
 class Options(Section):
@@ -100,7 +97,7 @@ def run(io: StageIO) -> None:
         label(name): (fmean(row["examples"] for row in of(rows, run=name)), _accuracies(rows, name)) for name in names
     }
     keep_times(io, time_tables(rows))
-    result.write(io.out(layout.study(STUDY)), {"accuracy": cost_figure(points)})
+    result.write(io, {"accuracy": cost_figure(points)})
 
 
 def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:

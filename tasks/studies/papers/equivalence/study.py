@@ -33,7 +33,6 @@ from functools import partial
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.analysis.equivalence.problems import Problem, feed_forward_problem, model_problem
 from mergeflow.analysis.equivalence.theorem_one import (
     coefficient_rows,
@@ -58,7 +57,6 @@ from tasks.studies.rows import Row
 
 Tables = dict[str, list[Row]]
 Work = Callable[[], Tables]
-STUDY = "equivalence"
 ACTIVATIONS = ("tanh", "relu")
 TABLES = ("one_epoch", "joint", "gap", "slopes", "coefficient", "growth", "task_factor", "network")
 
@@ -120,7 +118,7 @@ def run(io: StageIO) -> None:
         return kept(io, name, work)
 
     tables = measure(options, project_cases(io, options), measured)
-    study_result(tables).write(io.out(layout.study(STUDY)), figures(tables))
+    study_result(tables).write(io, figures(tables))
 
 
 def project_cases(io: StageIO, options: Options) -> list[Case]:

@@ -26,7 +26,6 @@ from functools import partial
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow import layout
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import MethodCall
@@ -46,7 +45,6 @@ from tasks.studies.pieces import grid, kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, accuracy_rows
 
-STUDY = "glue"
 EXPERTS = "experts"
 
 
@@ -96,7 +94,7 @@ def run(io: StageIO) -> None:
         notes(rows, options.together),
         accuracy_rows(rows, ("seed", "model", "embeddings"), ("fixed", "probed"), as_column="heads"),
     )
-    result.write(io.out(layout.study(STUDY)), figures(rows, options.together))
+    result.write(io, figures(rows, options.together))
 
 
 @dataclass(frozen=True)

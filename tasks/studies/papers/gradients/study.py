@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from pydantic import Field, field_validator
 
-from mergeflow import layout
 from mergeflow.analysis.geometry import norm
 from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
 from mergeflow.modalities.subset import Subset
@@ -42,7 +41,6 @@ from tasks.studies.pieces import kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 
-STUDY = "gradients"
 BATCHES, IMAGES, STEP, GD = "batches", "all images", "step", "GD"
 PAPER = "paper"
 EPOCHS, HIGH = 5, 0.8
@@ -95,7 +93,7 @@ def run(io: StageIO) -> None:
         notes(rows),
         tidy_rows(rows),
     )
-    result.write(io.out(layout.study(STUDY)), {"epochs": gradient_figure(rows)})
+    result.write(io, {"epochs": gradient_figure(rows)})
 
 
 def _measure(inputs: StudyInputs, name: str, task: str, seed: int, images: int) -> Row:

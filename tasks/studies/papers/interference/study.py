@@ -34,7 +34,6 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow import layout
 from mergeflow.analysis.interference import (
     TaskFactors,
     factor_tasks,
@@ -56,7 +55,6 @@ from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
-STUDY = "interference"
 ORIGINS = {"centred": True, "original": False}
 
 
@@ -102,7 +100,7 @@ def run(io: StageIO) -> None:
         [*notes(rows, shown), theorem_note(theorem)],
         tidy_rows(rows),
     )
-    result.write(io.out(layout.study(STUDY)), figures(rows, shown, theorem))
+    result.write(io, figures(rows, shown, theorem))
 
 
 def measure(inputs: StudyInputs, name: str, count: int, seed: int, ratios: Sequence[float]) -> Row:

@@ -21,7 +21,6 @@ them. The rules beside the findings were written before the run, after a look at
 from functools import partial
 from typing import Any
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
 from tasks.studies.papers.laboratory.convergence import convergence_rows, row_norm_rows
@@ -33,7 +32,6 @@ from tasks.studies.papers.laboratory.targets import target_rows
 from tasks.studies.pieces import kept
 from tasks.studies.rows import Row
 
-STUDY = "laboratory"
 PARTS = {"phases": phase_rows, "convergence": convergence_rows, "row_norms": row_norm_rows, "targets": target_rows}
 DECLARED = Declaration(Options, systems=("P9", "P11", "P12", "P13", "P14", "P15", "P16", "P17", "P23"))
 
@@ -46,7 +44,7 @@ def run(io: StageIO) -> None:
     for done, (name, seed) in enumerate(pieces):
         io.report("parts", done, len(pieces))
         rows += kept(io, f"{name}_{seed}", partial(_measured, name, options, seed))["rows"]
-    study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows, options))
+    study_result(rows, options).write(io, figures(rows, options))
 
 
 def _measured(name: str, options: Options, seed: int) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
@@ -37,8 +36,6 @@ from tasks.studies.papers.landscape.figures import landscape_figure
 from tasks.studies.pieces import kept
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
-
-STUDY = "landscape"
 
 
 class Options(Section):
@@ -74,7 +71,7 @@ def run(io: StageIO) -> None:
         rows.append(kept(io, name, partial(measure, inputs, options, pair, n, seed)))
     rows = [{**row, **geometry(row, options.height)} for row in rows]
     result = StudyResult(tables(rows), findings(rows), notes(rows), plane_rows(rows))
-    result.write(io.out(layout.study(STUDY)), figures(rows))
+    result.write(io, figures(rows))
 
 
 def measure(inputs: StudyInputs, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Row:

@@ -29,7 +29,6 @@ any run at this size; the seeds of the study are others, and no test text was re
 from functools import partial
 from typing import Any
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
 from tasks.studies.papers.language_arithmetic.figures import figures
@@ -39,7 +38,6 @@ from tasks.studies.papers.language_arithmetic.results import study_result
 from tasks.studies.papers.language_arithmetic.world import World, check_places
 from tasks.studies.pieces import kept_by_seed
 
-STUDY = "language_arithmetic"
 DECLARED = Declaration(Options, systems=("P22", "B7"))
 
 
@@ -49,7 +47,7 @@ def run(io: StageIO) -> None:
     check_places(World.of(options.folders).tasks, io.root)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, options))
     rows = [row for piece in pieces for row in piece["rows"]]
-    study_result(rows).write(io.out(layout.study(STUDY)), figures(rows))
+    study_result(rows).write(io, figures(rows))
 
 
 def _measured(options: Options, seed: int) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import torch
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.linearity.affine import Combination, affine, combine
 from mergeflow.linearity.layers import find_layers
@@ -52,7 +51,6 @@ from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import within
 
-STUDY = "linearity_averages"
 CORRELATION, GAP = 0.7, 1.0  # Pearson's r; points between weights and logits
 
 
@@ -79,9 +77,10 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows, triples = ([row for piece in pieces for row in piece[key]] for key in ("features", "triples"))
     found = read_samples(samples_file(io, options.seeds[0]))
-    folder = io.out(layout.study(STUDY))
     result = StudyResult(tables(rows, triples), findings(rows, triples), [], triples)
-    result.write(folder, {"averages": linearity_figure(found), "triples": triples_figure(triples, options.seeds[0])})
+    folder = result.write(
+        io, {"averages": linearity_figure(found), "triples": triples_figure(triples, options.seeds[0])}
+    )
     write_samples(found, folder / "samples.parquet")
 
 

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.linearity.activation_matching import activation_matching
 from mergeflow.linearity.affine import Combination, Linearity, affine, combine
@@ -49,8 +48,6 @@ from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
-
-STUDY = "linearity_controls"
 
 
 class Options(Section):
@@ -84,9 +81,8 @@ def run(io: StageIO) -> None:
     rows = {name: [row for piece in found for row in piece["rows"]] for name, found in pieces.items()}
     facts = [row for found in pieces.values() for piece in found for row in piece["facts"]]
     shown = {name: read_samples(samples_file(io, f"{name}_{options.seeds[0]}")) for name in works}
-    folder = io.out(layout.study(STUDY))
     result = StudyResult(tables(rows, facts), findings(rows), [], [*rows["matching"], *rows["labels"]])
-    result.write(folder, {name: linearity_figure(found) for name, found in shown.items()})
+    folder = result.write(io, {name: linearity_figure(found) for name, found in shown.items()})
     for name, found in shown.items():
         write_samples(found, folder / f"samples_{name}.parquet")
 

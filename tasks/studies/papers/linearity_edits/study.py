@@ -25,7 +25,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.linearity.affine import Combination, Linearity, affine, apart, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
@@ -52,7 +51,6 @@ from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
-STUDY = "linearity_edits"
 ERROR = 0.2  # of Eq. 4 at the smallest λ
 BASE = "base"
 
@@ -77,9 +75,8 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]
     found = read_samples(samples_file(io, options.seeds[0]))
-    folder = io.out(layout.study(STUDY))
     result = StudyResult(tables(rows), findings(rows, options.scale, options.scales), [], rows)
-    result.write(folder, {"edits": linearity_figure(found)})
+    folder = result.write(io, {"edits": linearity_figure(found)})
     write_samples(found, folder / "samples.parquet")
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
 from mergeflow.linearity.pairs import measure_pairs
@@ -51,7 +50,6 @@ from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 
-STUDY = "linearity_experts"
 ALPHAS = (0.25, 0.5, 0.75)
 
 
@@ -94,8 +92,7 @@ def run(io: StageIO) -> None:
         [],
         tidy({"part": part, **row} for part, own in rows.items() for row in own),
     )
-    folder = io.out(layout.study(STUDY))
-    result.write(folder, {"pairs": linearity_figure(found), "stitches": stitch_figure(rows["stitches"])})
+    folder = result.write(io, {"pairs": linearity_figure(found), "stitches": stitch_figure(rows["stitches"])})
     write_samples(found, folder / "samples.parquet")
 
 
@@ -115,8 +112,8 @@ def measure(inputs: StudyInputs, options: Options, seed: int) -> dict[str, list[
     layers = find_layers(done.model.module)
     if max(options.blocks) > len(layers) or min(options.blocks) < 1:
         raise MergeflowError(
-            f"studies.{STUDY}.blocks is {options.blocks}, but the model has {len(layers)} blocks: expected 1 to "
-            f"{len(layers)}."
+            f"studies.{inputs.io.stage.name}.blocks is {options.blocks}, but the model has {len(layers)} blocks: "
+            f"expected 1 to {len(layers)}."
         )
     _, edits, _ = measure_edits(done, options.scale, options.scales, seed=seed)
     blocks = [layers[one - 1] for one in options.blocks]

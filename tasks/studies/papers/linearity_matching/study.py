@@ -25,7 +25,6 @@ from functools import cache, partial
 import torch
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.averages import mean
 from mergeflow.linearity.affine import combine
@@ -42,8 +41,6 @@ from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
-
-STUDY = "linearity_matching"
 
 
 class Options(Section):
@@ -66,7 +63,7 @@ def run(io: StageIO) -> None:
         pieces = kept_by_seed(io, options.seeds, partial(measure, world, opened), name)
         rows += [{"world": name, **row} for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], rows)
-    result.write(io.out(layout.study(STUDY)), {"averages": figure(rows)})
+    result.write(io, {"averages": figure(rows)})
 
 
 def measure(world: World, opened: Tasks, seed: int) -> dict[str, list[Row]]:

@@ -30,7 +30,6 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
@@ -45,7 +44,6 @@ from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
-STUDY = "linearity_pairs"
 ALPHAS = (0.25, 0.5, 0.75)
 
 
@@ -69,8 +67,7 @@ def run(io: StageIO) -> None:
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}
     result = StudyResult(tables(rows), findings(rows), notes(rows), rows["features"])
     shown = {name: read_samples(samples_file(io, f"{name}_{options.seeds[0]}")) for name in options.worlds}
-    folder = io.out(layout.study(STUDY))
-    result.write(folder, {name: linearity_figure(_some(found)) for name, found in shown.items()})
+    folder = result.write(io, {name: linearity_figure(_some(found)) for name, found in shown.items()})
     for name, found in shown.items():
         write_samples(found, folder / f"samples_{name}.parquet")
 

@@ -19,7 +19,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.linearity.affine import Combination, affine, combine
 from mergeflow.linearity.layers import find_layers
@@ -37,7 +36,6 @@ from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import within
 
-STUDY = "linearity_spawning"
 HIGH, LOW = 10.0, 2.0  # points of the barrier at k = 0, and at the largest k
 
 
@@ -60,7 +58,7 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows, barriers = ([row for piece in pieces for row in piece[key]] for key in ("features", "barriers"))
     result = StudyResult(tables(rows, barriers), findings(rows, barriers, options), [], barriers)
-    result.write(io.out(layout.study(STUDY)), {"spawning": spawning_figure(rows, barriers)})
+    result.write(io, {"spawning": spawning_figure(rows, barriers)})
 
 
 def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:

@@ -26,7 +26,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.linearity.affine import combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.linearity.stitch import Terms, stitch
@@ -42,7 +41,6 @@ from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
-STUDY = "linearity_stitches"
 BETTER, FROM = 0.8, 0.3  # share of (pair, λ ≥ .3) in which the average has the better minimum
 DROP, GAP = 4.0, 5.0  # drop on D_i in drops on the control; points between the two kinds of negation for λ ≤ 1
 
@@ -66,7 +64,7 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], rows)
-    result.write(io.out(layout.study(STUDY)), {"stitches": stitch_figure(rows)})
+    result.write(io, {"stitches": stitch_figure(rows)})
 
 
 def measure(options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:

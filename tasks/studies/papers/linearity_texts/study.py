@@ -24,7 +24,6 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.evaluation.averages import mean
 from tasks.plotting.linearity import linearity_figure
@@ -40,8 +39,6 @@ from tasks.studies.papers.linearity_texts.world import TextWorld, train_texts
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
-
-STUDY = "linearity_texts"
 
 
 class Options(Section):
@@ -80,8 +77,7 @@ def run(io: StageIO) -> None:
         [],
         tidy({"part": part, **row} for part, own in rows.items() for row in own),
     )
-    folder = io.out(layout.study(STUDY))
-    result.write(folder, {"edits": linearity_figure(kept)})
+    folder = result.write(io, {"edits": linearity_figure(kept)})
     write_samples(kept, folder / "samples.parquet")
 
 

@@ -26,7 +26,6 @@ import torch
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.accuracy import losses
 from mergeflow.linearity.affine import combine
 from mergeflow.linearity.curvature import hessian_product, top_eigenvalue
@@ -43,7 +42,6 @@ from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import all_hold, within
 
-STUDY = "linearity_why"
 PREDICTORS = {
     "product": "⅛ λ_max ‖θ_i − θ_j‖²",
     "distance": "‖θ_i − θ_j‖²",
@@ -81,7 +79,7 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), notes(rows), rows)
-    result.write(io.out(layout.study(STUDY)), {"regressions": regression_figure(rows)})
+    result.write(io, {"regressions": regression_figure(rows)})
 
 
 def measure(options: Options, opened: Tasks, seed: int) -> dict[str, list[Row]]:

@@ -22,7 +22,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
@@ -37,7 +36,6 @@ from tasks.studies.pieces import ChosenScale, choose_scale, grid, kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, accuracy_rows
 
-STUDY = "many_tasks"
 ADAPTED = {"task_vectors": "adamerging_ta", "cart": "adamerging_cart"}
 
 
@@ -109,7 +107,7 @@ def run(io: StageIO) -> None:
         notes(rows, labels),
         accuracy_rows(rows, ("seed", "tasks", "model"), ("test",), as_column="split"),
     )
-    result.write(io.out(layout.study(STUDY)), figures(rows, labels))
+    result.write(io, figures(rows, labels))
 
 
 def measure(inputs: StudyInputs, options: Options, count: int, seed: int) -> list[Row]:

@@ -23,7 +23,6 @@ from statistics import fmean
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
@@ -35,7 +34,6 @@ from tasks.studies.pieces import kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row, accuracy_rows, of
 
-STUDY = "merge_frequency"
 SCHEDULES = {"whole": "one schedule", "per_round": "a schedule per round"}
 
 
@@ -108,7 +106,7 @@ def run(io: StageIO) -> None:
     )
     curves = {label: values(best, schedule) for schedule, label in SCHEDULES.items()}
     over = {name: dict(zip(c["steps"], c["accuracy"], strict=True)) for name, c in courses.items()}
-    result.write(io.out(layout.study(STUDY)), {"frequency": frequency_figure(curves, over)})
+    result.write(io, {"frequency": frequency_figure(curves, over)})
 
 
 def measure(inputs: StudyInputs, schedule: str, multiple: int, rounds: int, seed: int) -> Row:

@@ -27,7 +27,6 @@ from itertools import combinations
 import torch
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.analysis.geometry import dot, norm
 from mergeflow.linearity.affine import Combination, affine, combine
 from mergeflow.linearity.layers import find_layers
@@ -43,8 +42,6 @@ from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
-
-STUDY = "mergeability"
 
 
 class Options(Section):
@@ -79,7 +76,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(
         tables(rows, options.runs, options.iterative), findings(rows, options.runs, options.iterative), [], rows
     )
-    result.write(io.out(layout.study(STUDY)), figures(rows, options.runs, options.iterative))
+    result.write(io, figures(rows, options.runs, options.iterative))
 
 
 def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> dict[str, list[Row]]:

@@ -17,7 +17,6 @@ from functools import partial
 
 from pydantic import Field
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
@@ -28,8 +27,6 @@ from tasks.studies.papers.mergeability_suites.results import findings, tables
 from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-
-STUDY = "mergeability_suites"
 
 
 class Options(Asked):
@@ -56,4 +53,4 @@ def run(io: StageIO) -> None:
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
     suites = {count: inputs.tasks[:count] for count in sorted(options.counts)}
     result = StudyResult(tables(rows, suites, options.runs), findings(rows, suites, options.runs), [], rows)
-    result.write(io.out(layout.study(STUDY)), {"predictions": predictions_figure(rows, options.runs)})
+    result.write(io, {"predictions": predictions_figure(rows, options.runs)})

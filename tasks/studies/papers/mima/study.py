@@ -25,7 +25,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
@@ -44,8 +43,6 @@ from tasks.studies.papers.mima.results import (
 from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, accuracy_rows
-
-STUDY = "mima"
 
 
 class Options(Section):
@@ -96,7 +93,7 @@ def run(io: StageIO) -> None:
         notes(rows),
         accuracy_rows(compared, ("seed", "rounds", "steps", "optimiser"), MODELS),
     )
-    result.write(io.out(layout.study(STUDY)), figures(rows, base))
+    result.write(io, figures(rows, base))
 
 
 def measure_briefly(inputs: StudyInputs, name: str, seed: int) -> Row:

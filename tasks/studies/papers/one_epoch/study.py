@@ -21,7 +21,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.analysis.geometry import norm
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
@@ -35,7 +34,6 @@ from tasks.studies.rows import Row, accuracy_rows, of
 from tasks.studies.scales import task_vector
 from tasks.studies.verdicts import all_hold, within
 
-STUDY = "one_epoch"
 SHORT, LONG = "one epoch", "converged"
 RUNS = {SHORT: "one_epoch", LONG: "converged"}
 
@@ -79,7 +77,7 @@ def run(io: StageIO) -> None:
         notes(compared, curve),
         accuracy_rows(rows, ("seed", "run", "epoch", "steps", "scale"), ("experts", "merged")),
     )
-    result.write(io.out(layout.study(STUDY)), figures(compared, curve, base))
+    result.write(io, figures(compared, curve, base))
 
 
 def measure(inputs: StudyInputs, name: str, seed: int, epoch: int | None) -> Row:

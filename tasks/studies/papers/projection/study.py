@@ -21,7 +21,6 @@ from math import sqrt
 import numpy as np
 from pydantic import Field
 
-from mergeflow import layout
 from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation import losses
 from mergeflow.evaluation.averages import mean
@@ -40,7 +39,6 @@ from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
-STUDY = "projection"
 AGAINST = "task_arithmetic"  # what DARE is, but for its mask
 
 
@@ -79,7 +77,7 @@ def run(io: StageIO) -> None:
         rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
     across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
     result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across), tidy_rows(rows))
-    result.write(io.out(layout.study(STUDY)), figures(rows))
+    result.write(io, figures(rows))
 
 
 def mergeable(experts: int) -> list[str]:

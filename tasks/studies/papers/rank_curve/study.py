@@ -25,7 +25,6 @@ from functools import partial
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mergeflow import layout
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
 from mergeflow.merging.matrices import is_matrix
@@ -39,7 +38,6 @@ from tasks.studies.pieces import choose_scale, kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
-STUDY = "rank_curve"
 METHODS = {"centred": "cart", "original": "low_rank", "matrices alone": "low_rank"}
 ALONE = "matrices alone"
 USED_AT = {"centred": 0.08, "original": 1.0}
@@ -87,7 +85,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(tables(rows), findings(rows), notes(rows), tidy_rows(rows))
     drawn = {f"mean_{suite.tasks}": mean_figure(_of(rows, suite.tasks)) for suite in options.suites}
     drawn |= {f"tasks_{suite.tasks}": task_figure(_of(rows, suite.tasks)) for suite in options.suites}
-    result.write(io.out(layout.study(STUDY)), drawn)
+    result.write(io, drawn)
 
 
 def _of(rows: Sequence[Row], count: int) -> list[Row]:

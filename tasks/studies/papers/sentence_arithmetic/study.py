@@ -29,7 +29,6 @@ with two and more times the rate; more steps would cost five seeds too much time
 from functools import partial
 from typing import Any
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
 from tasks.studies.papers.sentence_arithmetic.figures import figures
@@ -38,7 +37,6 @@ from tasks.studies.papers.sentence_arithmetic.options import Options
 from tasks.studies.papers.sentence_arithmetic.results import study_result
 from tasks.studies.pieces import kept_by_seed
 
-STUDY = "sentence_arithmetic"
 DECLARED = Declaration(Options, systems=("P22",))
 
 
@@ -47,7 +45,7 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, options))
     rows = [row for piece in pieces for row in piece["rows"]]
-    study_result(rows).write(io.out(layout.study(STUDY)), figures(rows))
+    study_result(rows).write(io, figures(rows))
 
 
 def _measured(options: Options, seed: int) -> dict[str, Any]:

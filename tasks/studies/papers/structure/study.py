@@ -30,7 +30,6 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
@@ -42,8 +41,6 @@ from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 from tasks.studies.scales import task_vector
-
-STUDY = "structure"
 
 
 class Options(Section):
@@ -80,7 +77,7 @@ def run(io: StageIO) -> None:
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
     rows += memory_rows(options.world, options.lora)
-    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(STUDY)), figures(rows))
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
 
 
 def measure(options: Options, digits: Any, seed: int) -> Row:

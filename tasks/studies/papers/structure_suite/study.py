@@ -38,8 +38,6 @@ from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 from tasks.studies.scales import best_scale, combined, task_vector
 
-STUDY = "structure_suite"
-
 
 class Options(Section):
     """The study's choices.
@@ -77,7 +75,7 @@ def run(io: StageIO) -> None:
         io.report("seeds", done, len(seeds))
         piece = kept(io, f"{seed}", partial(_measured, inputs, options, seed))
         rows += [{"seed": seed, **row} for row in piece["rows"]]
-    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(STUDY)), figures(rows))
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
 
 
 def _measured(inputs: StudyInputs, options: Options, seed: int) -> Row:

@@ -34,7 +34,6 @@ from typing import Any
 from pydantic import Field
 from scipy import stats
 
-from mergeflow import layout
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
@@ -52,8 +51,6 @@ from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-
-STUDY = "subset_scaling"
 
 
 class Options(Section):
@@ -114,7 +111,7 @@ def run(io: StageIO) -> None:
     result = StudyResult(
         tables(*told, options.starts), findings(*told, options.starts), notes(*told), tidy_rows(rows, tests)
     )
-    result.write(io.out(layout.study(STUDY)), figures(*told))
+    result.write(io, figures(*told))
 
 
 def _one(

@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 
-from mergeflow import layout
 from tasks.models import choose_device
 from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
@@ -41,7 +40,6 @@ from tasks.studies.papers.unlearning.results import study_result
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.rows import Row
 
-STUDY = "unlearning"
 DECLARED = Declaration(Options, systems=("P18", "P19", "P20", "P21"))
 
 
@@ -50,7 +48,7 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     pieces = kept_by_seed(io, options.seeds, partial(_measured, io, options, choose_device(io)))
     rows: list[Row] = [row for piece in pieces for row in piece["rows"]]
-    study_result(rows, options).write(io.out(layout.study(STUDY)), figures(rows, options))
+    study_result(rows, options).write(io, figures(rows, options))
 
 
 def _measured(io: StageIO, options: Options, device: torch.device, seed: int) -> dict[str, Any]:

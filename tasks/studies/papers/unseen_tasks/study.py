@@ -29,7 +29,6 @@ from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
@@ -39,8 +38,6 @@ from tasks.studies.papers.unseen_tasks.results import figures, findings, tables
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
-
-STUDY = "unseen_tasks"
 
 
 class Options(Section):
@@ -66,7 +63,7 @@ def run(io: StageIO) -> None:
     digits = cache(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
-    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io.out(layout.study(STUDY)), figures(rows))
+    StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
 
 
 def measure(options: Options, digits: Any, seed: int) -> Row:
