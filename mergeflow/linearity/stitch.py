@@ -1,6 +1,6 @@
 """Models stitched without a layer to learn: the back half of one on a weighted sum of others' features."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from mergeflow.linearity.affine import apart, borrowed
 from mergeflow.linearity.layers import check_layers
 from mergeflow.modality import Examples, Model, State
-
-Terms = Sequence[tuple[float, State]]  # (c, front)
 
 
 @contextmanager
@@ -35,9 +33,38 @@ def replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
 
 
 @torch.no_grad()
+def front(model: Model, examples: Examples, state: State, layer: str, *, batch_size: int = 128) -> Tensor:
+    """Return f(θ), what a layer gives for every example: [n, …].
+
+    Args:
+        model: What the weights are loaded into; it has its own weights back at the end.
+        examples: A split of a task.
+        state: θ.
+        layer: Name of the submodule.
+        batch_size: Examples in memory at a time.
+
+    Raises:
+        MergeflowError: the module has no such layer.
+    """
+    check_layers(model.module, [layer])
+    state = apart(state, model)
+    with borrowed(model):
+        model.load(state)
+        parts = torch.arange(len(examples)).split(batch_size)
+        return torch.cat([examples.features(model, rows, [layer])[layer] for rows in parts])
+
+
+@torch.no_grad()
 def stitch(
-    model: Model, examples: Examples, back: State, layer: str, terms: Terms, *, batch_size: int = 128
-) -> tuple[Tensor, Tensor]:
+    model: Model,
+    examples: Examples,
+    back: State,
+    layer: str,
+    terms: Sequence[tuple[float, Tensor]],
+    read: Callable[[Model, Tensor], Tensor] | None = None,
+    *,
+    batch_size: int = 128,
+) -> Tensor:
     """Run the layers after `layer` of one model on h = Σ c f(θ_c) of others, with nothing learned between.
 
     Args:
@@ -45,11 +72,13 @@ def stitch(
         examples: A split of a task with its head.
         back: Weights of the back half.
         layer: Name of the submodule whose output h replaces.
-        terms: (c, θ_c); Σ c need not be 1.
+        terms: (c, f(θ_c)), the features as `front` gives them; Σ c need not be 1.
+        read: What is read of the model: a function of it and of some examples' numbers, int64 [b], such as
+            `examples.log_p`; `examples.scores` if none is given.
         batch_size: Examples in memory at a time.
 
     Returns:
-        The score of each example, [n], and the log-probabilities, [m, C].
+        What `read` gives for all examples, [n, …].
 
     Raises:
         MergeflowError: the module has no such layer.
@@ -57,19 +86,14 @@ def stitch(
     Source:
         Zhou et al. 2024, Cross-Task Linearity, Section 4.3, footnote 5.
     """
+    assert terms, "a stitch needs at least one term"
     check_layers(model.module, [layer])
-    back, terms = apart(back, model), [(factor, apart(front, model)) for factor, front in terms]
-    scores, log_p = [], []
+    read, back, found = read or examples.scores, apart(back, model), []
     with borrowed(model):
+        model.load(back)
         for rows in torch.arange(len(examples)).split(batch_size):
-            total: Tensor | None = None
-            for factor, front in terms:
-                model.load(front)
-                part = factor * examples.features(model, rows, [layer])[layer]
-                total = part if total is None else total + part
-            assert total is not None, "a stitch needs at least one term"
-            model.load(back)
+            total = sum(factor * features[rows] for factor, features in terms)
+            assert isinstance(total, Tensor)
             with replaced(model.module, layer, total):
-                scores.append(examples.scores(model, rows))
-                log_p.append(examples.log_p(model, rows))
-    return torch.cat(scores), torch.cat(log_p)
+                found.append(read(model, rows))
+    return torch.cat(found)

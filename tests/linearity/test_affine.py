@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import check_layers, find_layers
-from mergeflow.linearity.stitch import stitch
+from mergeflow.linearity.stitch import front, stitch
 from mergeflow.linearity.verdict import judge, overall
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
@@ -264,7 +264,9 @@ def test_a_stitch_of_a_model_on_itself_is_the_model(
     name, model, data, ends = family
     model.module.eval()
     for layer in (LAYERS[name][0], LAYERS[name][-1]):
-        scores, log_p = stitch(model, data, ends["i"], layer, [(1.0, ends["i"])], batch_size=16)
+        terms = [(1.0, front(model, data, ends["i"], layer, batch_size=16))]
+        scores = stitch(model, data, ends["i"], layer, terms, batch_size=16)
+        log_p = stitch(model, data, ends["i"], layer, terms, data.log_p, batch_size=16)
         kept = model.state()
         own = {key: value.clone() for key, value in kept.items()}
         model.load(ends["i"])
@@ -278,7 +280,8 @@ def test_a_stitch_of_a_model_on_itself_is_the_model(
 def test_a_stitch_after_the_last_block_mixes_what_the_head_sees() -> None:
     model, data = mlp()
     ends = {"i": moved(model, 1), "j": moved(model, 2)}
-    _, log_p = stitch(model, data, ends["i"], "3", [(2.0, ends["i"]), (-1.0, ends["j"])], batch_size=16)
+    terms = [(2.0, front(model, data, ends["i"], "3")), (-1.0, front(model, data, ends["j"], "3"))]
+    log_p = stitch(model, data, ends["i"], "3", terms, data.log_p, batch_size=16)
     hidden = {}
     for name, state in ends.items():
         model.load(state)

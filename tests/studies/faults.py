@@ -475,8 +475,8 @@ FAULTS = [
         "L14 L15",
         "a stitch sums features without their factors",
         "mergeflow/linearity/stitch.py",
-        "part = factor * examples.features(",
-        "part = examples.features(",
+        "sum(factor * features[rows] for",
+        "sum(features[rows] for",
         "tests/linearity/test_affine.py::test_a_stitch_after_the_last_block_mixes_what_the_head_sees",
     ),
     Broken(

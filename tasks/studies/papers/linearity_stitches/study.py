@@ -28,7 +28,8 @@ from pydantic import Field
 
 from mergeflow.linearity.affine import combine
 from mergeflow.linearity.layers import find_layers
-from mergeflow.linearity.stitch import Terms, stitch
+from mergeflow.linearity.stitch import front, stitch
+from mergeflow.modality import State
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.intervals import curve
 from tasks.project.declaration import Declaration
@@ -42,6 +43,7 @@ from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
 BETTER, FROM = 0.8, 0.3  # share of (pair, λ ≥ .3) in which the average has the better minimum
+BATCH = 1000
 DROP, GAP = 4.0, 5.0  # drop on D_i in drops on the control; points between the two kinds of negation for λ ≤ 1
 
 
@@ -79,6 +81,20 @@ def measure(options: Options, tasks: Tasks, seed: int) -> dict[str, list[Row]]:
     return {"rows": stitch_rows(done, find_layers(done.model.module), options.add, options.negate, seed=seed)}
 
 
+class Front:
+    """The front half of one of the models, whose features are computed once for each task.
+
+    Args:
+        done: models tuned from one start.
+        layer: where the front half ends.
+        state: θ.
+    """
+
+    def __init__(self, done: Tuned, layer: str, state: State) -> None:
+        self.done, self.layer = done, layer
+        self.features = cache(lambda task: front(done.model, done.tests[task], state, layer, batch_size=BATCH))
+
+
 def stitch_rows(
     done: Tuned, layers: Sequence[str], add: Sequence[float], negate: Sequence[float], **known: Any
 ) -> list[Row]:
@@ -93,11 +109,14 @@ def stitch_rows(
     """
     rows: list[Row] = []
     for number, layer in enumerate(find_layers(done.model.module), start=1):
+        if layer not in layers:
+            continue
         here = {**known, "layer": layer, "index": number}
-        for i, j in combinations(done.tuned, 2) if layer in layers else ():
+        for i, j in combinations(done.tuned, 2):
             rows += addition(done, layer, i, j, add, {**here, "what": "addition", "tasks": f"{i} – {j}"})
-        for task in done.tuned if layer in layers else ():
-            rows += negation(done, layer, task, negate, {**here, "what": "negation", "tasks": task})
+        start = Front(done, layer, done.start)
+        for task in done.tuned:
+            rows += negation(start, task, negate, {**here, "what": "negation", "tasks": task})
     return rows
 
 
@@ -114,48 +133,49 @@ def addition(done: Tuned, layer: str, i: str, j: str, scales: Sequence[float], k
     """
     rows = []
     for scale in scales:
-        first, second = (_edited(done, task, scale) for task in (i, j))
+        fronts = {task: Front(done, layer, _edited(done, task, scale)) for task in (i, j)}
         for kind, terms in (
-            ("average", [(0.5, first), (0.5, second)]),
-            ("only i", [(1.0, first)]),
-            ("only j", [(1.0, second)]),
+            ("average", [(0.5, fronts[i]), (0.5, fronts[j])]),
+            ("only i", [(1.0, fronts[i])]),
+            ("only j", [(1.0, fronts[j])]),
         ):
-            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, [i], [j])})
+            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(terms, [i], [j])})
     return rows
 
 
-def negation(done: Tuned, layer: str, task: str, scales: Sequence[float], known: Row) -> list[Row]:
+def negation(start: Front, task: str, scales: Sequence[float], known: Row) -> list[Row]:
     """Return accuracies of mirrored features and of the negated net's on D_i (`first`) and the control (`second`).
 
     Args:
-        done: the nets of one seed.
-        layer: the one whose features are mirrored.
+        start: the front half of θ0, at the layer whose features are mirrored.
         task: i, whose task vector is negated.
         scales: λ of the task vector.
         known: what else is in every row.
     """
-    rows = []
+    rows, done = [], start.done
     for scale in scales:
-        plus, minus = _edited(done, task, scale), _edited(done, task, -scale)
-        for kind, terms in (("mirrored", [(2.0, done.start), (-1.0, plus)]), ("negated", [(1.0, minus)])):
-            rows.append(
-                {**known, "scale": scale, "kind": kind, **_accuracies(done, layer, terms, [task], done.controls(task))}
-            )
+        plus, minus = (Front(done, start.layer, _edited(done, task, sign * scale)) for sign in (1, -1))
+        for kind, terms in (("mirrored", [(2.0, start), (-1.0, plus)]), ("negated", [(1.0, minus)])):
+            rows.append({**known, "scale": scale, "kind": kind, **_accuracies(terms, [task], done.controls(task))})
     return rows
 
 
-def _edited(done: Tuned, task: str, scale: float) -> dict[str, Any]:
+def _edited(done: Tuned, task: str, scale: float) -> State:
     return combine([done.start, done.tuned[task]], [1 - scale, scale])
 
 
-def _accuracies(done: Tuned, layer: str, terms: Terms, first: list[str], second: list[str]) -> Row:
-    """Return the mean accuracies on two groups of tasks, in %."""
+def _accuracies(terms: Sequence[tuple[float, Front]], first: list[str], second: list[str]) -> Row:
+    """Return the mean accuracies of the base's back half on two groups of tasks, in %."""
+    done, layer = terms[0][1].done, terms[0][1].layer
 
-    def mean(tasks: list[str]) -> float:
-        found = [stitch(done.model, done.tests[task], done.start, layer, terms, batch_size=1000)[0] for task in tasks]
-        return 100 * float(np.mean([float(scores.mean()) for scores in found]))
+    def accuracy(task: str) -> float:
+        features = [(factor, one.features(task)) for factor, one in terms]
+        return float(stitch(done.model, done.tests[task], done.start, layer, features, batch_size=BATCH).mean())
 
-    return {"first": mean(first), "second": mean(second)}
+    return {
+        group: 100 * float(np.mean([accuracy(task) for task in tasks]))
+        for group, tasks in (("first", first), ("second", second))
+    }
 
 
 def findings(rows: list[Row]) -> list[Finding]:
