@@ -65,6 +65,7 @@ class Asked:
         base_state = self.read(base)
         opened = self._network(base, base_state)
         states = {name: opened.weights(path, self.read(path)) for name, path in paths.items()}
+        opened.model.module.eval()
         return Ready(opened.model, opened.weights(base, base_state), states, self._sources(opened, paths, samples))
 
     @cached_property

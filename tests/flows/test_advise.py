@@ -11,11 +11,13 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchvision import models
 from typer.testing import CliRunner
 
 from flows import advise_command
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
+from mergeflow.modalities.nets import recompute_statistics
 from tests.linearity.checkpoints import noisy
 
 
@@ -196,3 +198,37 @@ def test_a_folder_of_pictures_needs_no_classes(folder: Path, tmp_path: Path, pla
     found = json.loads(done.output)
     assert found["remarks"] == []
     assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
+
+
+def torchvision_recipe(folder: Path, **change: Any) -> tuple[Path, list[str]]:
+    """Write a recipe over a torchvision classifier with BatchNorm and dropout, and eight pictures to ask it about."""
+    torch.manual_seed(0)
+    net = models.get_model("mobilenet_v3_small", weights=None, num_classes=5)
+    recompute_statistics(net, [torch.randn(8, 3, 64, 64)])  # else it answers all pictures alike
+    base = net.state_dict()
+    paths = {name: save(folder / f"{name}.safetensors", noisy(base, seed)) for name, seed in (("a", 1), ("b", 2))}
+    recipe = {"method": "task_arithmetic", "base": save(folder / "base.safetensors", base), "experts": paths | change}
+    (folder / "r.yaml").write_text(yaml.safe_dump(recipe | {"out": "merged.safetensors"}))
+    (folder / "pictures").mkdir()
+    for number in range(8):
+        pixels = torch.randint(0, 256, (32, 32, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(folder / f"pictures/{number}.png")
+    data = ["--architecture", "torchvision:mobilenet_v3_small", "--data", f"folder:{folder}/pictures"]
+    return folder / "r.yaml", data
+
+
+def test_models_are_asked_as_they_answer_in_use(tmp_path: Path) -> None:
+    """Without dropout, and with BatchNorm's own statistics."""
+    recipe, data = torchvision_recipe(tmp_path)
+    found = json.loads(run(str(recipe), *data, "--json").output)
+    states = {name: load_file(tmp_path / f"{name}.safetensors") for name in "ab"}
+    opened = open_network("torchvision:mobilenet_v3_small", states["a"])
+    source = opened.read(data[-1], 8)
+    answers = []
+    opened.model.module.eval()
+    for state in states.values():
+        opened.model.load(state)
+        with torch.inference_mode():
+            logits = source.features(opened.model, torch.arange(8), [""])[""].double()
+        answers.append(logits - logits.mean(0))
+    assert found["alphas"][0][1] == pytest.approx(float(torch.cosine_similarity(*answers).mean()), abs=1e-4)
