@@ -1,7 +1,6 @@
 """The advice of `mergeflow advise`: experts and samples opened, and what can be said of them."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,38 +30,34 @@ def make_advice(asked: Asked, samples: int, linearity: Path | None) -> "Advice":
 
     paths = asked.paths()
     if len(paths) < 2:
-        raise MergeflowError(f"{len(paths)} expert named; advice is on a merge of at least two.")
+        raise MergeflowError(
+            f"{'1 expert is' if paths else 'no expert is'} named; advice is on a merge of at least two."
+        )
     remarks: list[str] = []
+    base, experts = asked.states
     ready = or_remark(ANSWERED, lambda: asked.open(samples), remarks)
-    if ready is None:
-        advice = advise(*_states(asked, paths), remarks=remarks)
-    else:
-        opened = ready
-        advice = advise(opened.base, opened.experts, lambda: _answers(opened), remarks)
+    # The task vectors are whole ones: a module that is asked may lack heads, which a merge sums like the rest.
+    advice = advise(base, experts, None if ready is None else lambda: _answers(asked, ready), remarks)
     if linearity is None:
         return advice
     return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity), advice.remarks))
 
 
-def _states(asked: Asked, paths: Mapping[str, str]) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
-    return asked.read(asked.base_path()), {name: asked.read(path) for name, path in paths.items()}
-
-
-def _answers(ready: Ready) -> "Answers":
+def _answers(asked: Asked, ready: Ready) -> "Answers":
     from mergeflow.analysis.provable.questions import ask_all
 
-    return ask_all(ready.model, ready.base, ready.experts, _assigned(ready), _BATCH)
+    return ask_all(ready.model, ready.base, ready.experts, _assigned(asked, ready), _BATCH)
 
 
-def _assigned(ready: Ready) -> dict[str, Any]:
+def _assigned(asked: Asked, ready: Ready) -> dict[str, Any]:
     """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
     from mergeflow.analysis.provable.questions import one_each
     from mergeflow.modalities.subset import Subset
 
     sources, names = ready.sources, list(ready.experts)
-    if set(sources) == set(names):
+    if not asked.data:
         return {name: one_each(cast(Subset, sources[name])) for name in names}
-    given = [_Outputs(source) for source in sources.values()]
+    given = [_Outputs(sources[source]) for source in asked.data]
     if len(given) == 1:
         return dict.fromkeys(names, given[0])
     if len(given) != len(names):

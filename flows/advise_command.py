@@ -16,6 +16,7 @@ from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
     from mergeflow.analysis.provable.advising import Advice
+    from mergeflow.merging import Recipe
 
 LINEARITY = Path("outputs/linearity")
 _DEARER = 2  # tasks named of those that an unlearning costs most
@@ -54,10 +55,10 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         import torch
 
         torch.set_num_threads(1)
-        base, named = (None, None) if recipe is None else _read_recipe(recipe)
+        chosen = None if recipe is None else _read_recipe(recipe)
         if recipe is None and not project:
             raise MergeflowError("name a recipe with `base` and `experts`, or run the command in a project folder.")
-        asked = Asked(root if project else None, [], base, data or [], architecture, context.obj, named)
+        asked = Asked(root if project else None, [], None, data or [], architecture, context.obj, chosen)
         made = root / LINEARITY
         advice = make_advice(asked, samples, linearity or (made if project and made.is_dir() else None))
         if as_json:
@@ -66,14 +67,15 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             show(advice, "methods" if recipe is not None else "sweep", Console())
 
 
-def _read_recipe(path: Path) -> tuple[str | None, dict[str, str]]:
-    """Return a recipe's base and its experts by name."""
+def _read_recipe(path: Path) -> "Recipe":
     from mergeflow.merging import load_recipe
 
     recipe = load_recipe(path)
-    if recipe.steps or recipe.task_vectors or not recipe.experts:
-        raise MergeflowError(f"{path}: advice is on a recipe with `base` and `experts`, without steps or task vectors.")
-    return recipe.base, dict(recipe.experts)
+    if recipe.steps or recipe.task_vectors or recipe.align or not recipe.experts:
+        raise MergeflowError(
+            f"{path}: advice is on a recipe with `base` and `experts`, without `steps`, `task_vectors` or `align`."
+        )
+    return recipe
 
 
 def show(advice: "Advice", key: str, console: Console) -> None:

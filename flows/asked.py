@@ -1,6 +1,7 @@
 """The experts that a command line names, opened: base, a module for them, samples; or one clear message."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.late import torch
 
 if TYPE_CHECKING:
+    from mergeflow.checkpoints import LazyStateDict
     from mergeflow.linearity.affine import Featured
     from mergeflow.linearity.networks import Opened
+    from mergeflow.merging.files.recipe import Recipe
     from mergeflow.modalities.heads import Head
     from mergeflow.modality import Model
     from tasks.project.parameters import Params
@@ -41,7 +45,7 @@ class Asked:
         data: Addresses of samples.
         architecture: As `open_network` takes it; in a project its own where it is None.
         resolve: Follows references such as models:/name@alias; None outside of a project.
-        named: Expert → path, as a recipe has them, instead of `experts`.
+        recipe: What the experts are, and which of their tensors, instead of `experts`.
     """
 
     project: Path | None
@@ -50,7 +54,7 @@ class Asked:
     data: Sequence[str]
     architecture: str | None
     resolve: Any
-    named: Mapping[str, str] | None = None
+    recipe: "Recipe | None" = None
 
     def open(self, samples: int) -> Ready:
         """Open models and samples.
@@ -60,13 +64,39 @@ class Asked:
         """
         paths = self.paths()
         if len(paths) < 2:
-            raise MergeflowError(f"{len(paths)} expert named; features of at least two are compared.")
+            named = "1 expert is" if paths else "no expert is"
+            raise MergeflowError(f"{named} named; features of at least two are compared.")
         base = self.base_path()
-        base_state = self.read(base)
+        base_state, experts = self.states
         opened = self._network(base, base_state)
-        states = {name: opened.weights(path, self.read(path)) for name, path in paths.items()}
+        states = {name: opened.weights(path, experts[name]) for name, path in paths.items()}
         opened.model.module.eval()
         return Ready(opened.model, opened.weights(base, base_state), states, self._sources(opened, paths, samples))
+
+    @cached_property
+    def states(self) -> tuple[State, dict[str, State]]:
+        """Base and experts as a merge takes them: names are the base's, adapters and task vectors are added to it.
+
+        Tensors that the recipe leaves out are the base's.
+
+        Raises:
+            MergeflowError: one cannot be read.
+        """
+        from mergeflow.checkpoints.fitted import fit_inputs
+        from mergeflow.merging.files.opening import check_whole
+        from mergeflow.merging.files.references import local_path
+
+        recipe = self.recipe
+        chosen = (recipe.ignore or (), recipe.only or (), recipe.missing or "refuse") if recipe is not None else ()
+        with ExitStack() as files:
+            base, *experts = (
+                files.enter_context(open_checkpoint(local_path(path, self.resolve)))
+                for path in (self.base_path(), *self.paths().values())
+            )
+            check_whole(self.base_path(), base)
+            fit = fit_inputs(base, dict(zip(self.paths(), experts, strict=True)), *chosen)
+            start = {name: fit.base[name].clone() for name in fit.base}
+            return start, {name: _whole(start, state, fit.kept) for name, state in fit.experts.items()}
 
     @cached_property
     def params(self) -> "Params | None":
@@ -88,8 +118,8 @@ class Asked:
         Raises:
             MergeflowError: an expert that is not there, or is named twice.
         """
-        if self.named is not None:
-            return dict(self.named)
+        if self.recipe is not None:
+            return dict(self.recipe.experts)
         tasks = self.tasks
         found: dict[str, str] = {}
         for expert in self.experts or tasks:
@@ -121,25 +151,13 @@ class Asked:
         Raises:
             MergeflowError: there is none.
         """
-        if self.base is not None:
-            return self.base
+        base = self.base if self.recipe is None else self.recipe.base
+        if base is not None:
+            return base
         if self.project is None or not (self.project / layout.BASE_MODEL).exists():
-            raise MergeflowError("--base is missing: name the checkpoint that the experts were tuned from.")
+            missing = "--base is missing" if self.recipe is None else "`base` is missing in the recipe"
+            raise MergeflowError(f"{missing}: name the checkpoint that the experts were tuned from.")
         return str(self.project / layout.BASE_MODEL)
-
-    def read(self, path: str) -> dict[str, Any]:
-        """Return a checkpoint's tensors.
-
-        Args:
-            path: a file, a folder or a reference.
-
-        Raises:
-            MergeflowError: it cannot be read.
-        """
-        from mergeflow.merging.files.references import local_path
-
-        with open_checkpoint(local_path(path, self.resolve)) as state:
-            return {name: state[name].clone() for name in state}
 
     def _network(self, base: str, state: State) -> "Opened":
         from mergeflow.linearity.networks import Opened, open_network
@@ -168,8 +186,6 @@ class Asked:
         foreign = [name for name in paths if name not in self.tasks]
         if self.project is None or self.params is None or foreign:
             raise MergeflowError("--data is missing: name a source of samples; they need no labels.")
-        import torch
-
         from mergeflow.modalities.catalog import MODALITIES
         from mergeflow.modalities.subset import Subset
 
@@ -188,6 +204,20 @@ class Asked:
         assert self.project is not None
         paths = [self.project / one for one in (layout.expert_head(task), layout.head(task))]
         return next((read_head(path) for path in paths if path.exists()), None)
+
+
+def _whole(base: State, state: "LazyStateDict", kept: Collection[str]) -> State:
+    """Return an expert's tensors; what it does not hold itself, of an adapter or by the recipe, is the base's."""
+    found = {name: base[name] for name in base if name in kept or (state.is_task_vector and name not in state)}
+    for name in state:
+        own = state[name]
+        difference = state.is_task_vector and name not in state.absolute
+        if difference and name in base and own.shape == base[name].shape:
+            wide = torch.promote_types(torch.promote_types(own.dtype, base[name].dtype), torch.float32)
+            found[name] = base[name].to(wide) + own.to(wide)
+        else:
+            found[name] = own.clone()
+    return found
 
 
 def _only_prepared(source: str, count: int) -> "Featured":

@@ -18,7 +18,7 @@ from flows import advise_command
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
 from mergeflow.modalities.nets import recompute_statistics
-from tests.linearity.checkpoints import noisy
+from tests.linearity.checkpoints import noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:
@@ -120,7 +120,7 @@ def test_bad_input_is_one_message(folder: Path, tmp_path: Path) -> None:
     one = yaml.safe_load((folder / "ac.yaml").read_text())
     del one["experts"]["c"]
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
-    assert "1 expert named" in str(run(str(tmp_path / "one.yaml")).exception)
+    assert "1 expert is named" in str(run(str(tmp_path / "one.yaml")).exception)
     one["experts"]["c"] = str(tmp_path / "missing.safetensors")
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
     told = run(str(tmp_path / "one.yaml")).exception
@@ -232,3 +232,63 @@ def test_models_are_asked_as_they_answer_in_use(tmp_path: Path) -> None:
             logits = source.features(opened.model, torch.arange(8), [""])[""].double()
         answers.append(logits - logits.mean(0))
     assert found["alphas"][0][1] == pytest.approx(float(torch.cosine_similarity(*answers).mean()), abs=1e-4)
+
+
+def language_recipe(folder: Path, **more: Any) -> list[str]:
+    """Write a small Llama, an expert of it whose head has changed most, and a LoRA adapter."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: Any = {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
+    model.save_pretrained(folder / "base")
+    word_tokenizer().save_pretrained(folder / "base")
+    state = noisy(model.state_dict(), 1) | {"lm_head.weight": model.lm_head.weight.detach() + 1}
+    model.save_pretrained(folder / "tuned", state_dict=state)
+    tuned: Any = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    for name, value in tuned.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value)
+    tuned.save_pretrained(folder / "lora")
+    tuned.merge_and_unload().save_pretrained(folder / "merged")
+    for second in ("lora", "merged"):
+        paths = {"a": str(folder / "tuned"), "b": str(folder / second)}
+        recipe = {"method": "task_arithmetic", "base": str(folder / "base"), "experts": paths, "out": "merged"}
+        (folder / f"{second}.yaml").write_text(yaml.safe_dump(recipe | more))
+    return ["--data", f"text:{texts(folder)}", "--json"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers and PEFT
+def test_an_adapter_is_the_model_that_it_makes_of_the_base(tmp_path: Path) -> None:
+    data = language_recipe(tmp_path)
+    lora, merged = (json.loads(run(str(tmp_path / f"{one}.yaml"), *data).output) for one in ("lora", "merged"))
+    assert lora["remarks"] == []
+    for key in ("alphas", "changes", "cosines"):
+        assert lora[key][0] == pytest.approx(merged[key][0], abs=1e-4)
+    assert lora["scales"] == pytest.approx(merged["scales"], rel=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers and PEFT
+def test_task_vectors_are_whole_ones_whatever_part_of_a_model_is_asked(tmp_path: Path) -> None:
+    """Texts are given to the model below its head; a merge sums the heads too."""
+    data = language_recipe(tmp_path)
+    asked, weighed = (json.loads(run(str(tmp_path / "merged.yaml"), *options).output) for options in (data, ["--json"]))
+    assert len(asked["pairs"]) == 1
+    assert asked["cosines"] == weighed["cosines"]
+    assert asked["scales"] == weighed["scales"]
+
+
+def test_tensors_that_the_recipe_leaves_out_are_the_bases(folder: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((folder / "ac.yaml").read_text())
+    state = load_file(folder / "c.safetensors")
+    name = next(one for one, value in state.items() if value.ndim == 2)
+    recipe["experts"]["c"] = save(tmp_path / "c.safetensors", state | {name: torch.zeros(3, 3)})
+    for left_out in ({}, {"ignore": [name]}):
+        (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe | left_out))
+        found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
+        if not left_out:
+            assert "`ignore: [patterns]`" in found["remarks"][-1]
+    assert found["remarks"] == []
+    assert len(found["scales"]) == 4
+    assert len(found["pairs"]) == 1

@@ -81,7 +81,7 @@ def test_tables_files_and_verdicts(clip: dict[str, str], common: list[str], tmp_
 @pytest.mark.parametrize(
     ("experts", "changes", "message"),
     [
-        (["cats"], [], "1 expert named; features of at least two"),
+        (["cats"], [], "1 expert is named; features of at least two"),
         (["cats", "cats"], [], "is named twice"),
         (["cats", "foreign"], [], r"expert 'foreign' has a cosine of -?0\.0\d with the base"),
         (["cats", "narrow"], [], "does not fit the model"),

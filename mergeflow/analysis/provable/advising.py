@@ -170,10 +170,11 @@ def _vector(base: State, expert: State) -> State:
     wrong = [one for one in names if one not in expert or expert[one].shape != base[one].shape]
     if wrong:
         raise MergeflowError(
-            f"{len(wrong)} of the base's tensors are missing or of another shape, such as {wrong[0]}: base and expert "
-            "are not of one architecture. Name the base that it was tuned from."
+            f"{len(wrong)} of the base's tensors are missing or of another shape, such as {wrong[0]}. Name the base "
+            "that it was tuned from, or leave tensors out: in a recipe `ignore: [patterns]` takes them from the base, "
+            "and `missing: base` those that an expert lacks."
         )
-    found = {name: expert[name].float() - base[name].float() for name in names}
+    found = {name: (expert[name].double() - base[name].double()).float() for name in names}
     if broken := [name for name, value in found.items() if not value.isfinite().all()]:
         more = f" and {len(broken) - 1} more" if broken[1:] else ""
         raise MergeflowError(
