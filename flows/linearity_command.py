@@ -49,6 +49,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         """Compare features of averaged weights with averaged features, by layer: will these experts merge?"""
         import torch
 
+        from mergeflow.checkpoints import check_finite
         from mergeflow.linearity.layers import check_layers, find_layers
         from mergeflow.linearity.pairs import check_related, check_samples, measure_pairs
 
@@ -58,10 +59,14 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             raise MergeflowError(f"--alpha {wrong[0]:g} is not between 0 and 1.")
         asked = Asked(root if project else None, experts or [], base, data or [], architecture, context.obj)
         opened = asked.open(samples)
+        for name, state in {"base": opened.base, **opened.experts}.items():
+            check_finite(name, state)
         check_related(opened.base, opened.experts)
         check_samples(opened.sources)
         layers = layer or find_layers(opened.model.module)
         check_layers(opened.model.module, layers)
+        if out is not None:
+            _make_folder(out)
         own = set(opened.sources) == set(opened.experts)
         from mergeflow.commands.statistics import progress_bar
 
@@ -87,3 +92,10 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         if out is not None:
             write(pairs, conflicts, out)
             console.print(f"[bold]Outputs[/]   {out}", highlight=False)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MergeflowError(f"--out {out} is no folder and none can be made: {error.strerror}. Name another.") from None

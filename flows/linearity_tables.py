@@ -136,7 +136,7 @@ def write(pairs: Sequence["Pair"], conflicts: Mapping[str, float], out: Path) ->
     Args:
         pairs: what was measured.
         conflicts: pair → by which merging is predicted.
-        out: the folder.
+        out: the folder, which is there.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -146,7 +146,6 @@ def write(pairs: Sequence["Pair"], conflicts: Mapping[str, float], out: Path) ->
     from tasks.plotting.linearity import linearity_figure
     from tasks.studies.papers.mergeability.answer import ANSWER
 
-    out.mkdir(parents=True, exist_ok=True)
     margins = {"direction": verdict.DIRECTION, "trivial": verdict.TRIVIAL, "length": verdict.LENGTH}
     told = zip(pairs, conflicts.values(), strict=True)
     content = {"margins": margins, "pairs": [pair.as_json() | {ANSWER.prediction: value} for pair, value in told]}

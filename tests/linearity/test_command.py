@@ -106,6 +106,20 @@ def test_bad_input_is_one_message(
     assert re.search(message, str(done.exception)), done.exception
 
 
+def test_a_broken_expert_and_a_folder_that_cannot_be_are_told_before_anything_is_measured(
+    clip: dict[str, str], common: list[str], tmp_path: Path
+) -> None:
+    broken = load_file(clip["dogs"])
+    name = next(one for one, value in broken.items() if value.ndim > 1)
+    save_file(broken | {name: broken[name] * torch.nan}, tmp_path / "broken.safetensors")
+    done = run(clip["cats"], str(tmp_path / "broken.safetensors"), *common, "--samples", "32")
+    assert f"'broken' holds NaN or infinity in tensor '{name}'" in str(done.exception)
+    (tmp_path / "file").touch()
+    done = run(clip["cats"], clip["dogs"], *common, "--samples", "32", "--out", str(tmp_path / "file"))
+    assert isinstance(done.exception, MergeflowError)
+    assert f"--out {tmp_path / 'file'} is no folder" in str(done.exception)
+
+
 def test_what_is_missing_is_named(clip: dict[str, str]) -> None:
     pair = [clip["cats"], clip["dogs"]]
     assert "--base is missing" in str(run(*pair).exception)
