@@ -35,9 +35,11 @@ def make_advice(asked: Asked, samples: int, linearity: Path | None) -> "Advice":
         )
     remarks: list[str] = []
     base, experts = asked.states
-    ready = or_remark(ANSWERED, lambda: asked.open(samples), remarks)
+    ready = or_remark(ANSWERED, lambda: asked.open(samples, fitting=True), remarks)
     # The task vectors are whole ones: a module that is asked may lack heads, which a merge sums like the rest.
     advice = advise(base, experts, None if ready is None else lambda: _answers(asked, ready), remarks)
+    if asked.recipe is not None and asked.recipe.weights:
+        advice.remarks.append("`weights` of the recipe are left aside: λ is for the plain sum of the task vectors.")
     if linearity is None:
         return advice
     return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity), advice.remarks))
@@ -54,10 +56,11 @@ def _assigned(asked: Asked, ready: Ready) -> dict[str, Any]:
     from mergeflow.analysis.provable.questions import one_each
     from mergeflow.modalities.subset import Subset
 
-    sources, names = ready.sources, list(ready.experts)
+    sources, names = ready.sources, list(asked.paths())
     if not asked.data:
         return {name: one_each(cast(Subset, sources[name])) for name in names}
-    given = [_Outputs(sources[source]) for source in asked.data]
+    classes = (asked.architecture or "").startswith("torchvision:")
+    given = [(_Classes if classes else _Outputs)(sources[source]) for source in asked.data]
     if len(given) == 1:
         return dict.fromkeys(names, given[0])
     if len(given) != len(names):
@@ -84,6 +87,14 @@ class _Outputs:
 
         layer = "" if isinstance(self.source, Samples) else find_layers(model.module)[-1]
         return self.source.features(model, rows, [layer])[layer].flatten(1)
+
+
+class _Classes(_Outputs):
+    """Samples without labels for a classifier."""
+
+    def log_p(self, model: Any, rows: Any) -> Any:
+        """Return the module's log-probabilities [n, C]."""
+        return self.outputs(model, rows).log_softmax(1)
 
 
 def _linearity(folder: Path) -> dict[str, str]:

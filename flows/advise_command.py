@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from flows.advice import make_advice
@@ -116,4 +117,4 @@ def show(advice: "Advice", key: str, console: Console) -> None:
         block = f"{key}:\n  task_arithmetic:\n    scale: {json.dumps(list(advice.scales))}"
         console.print(block, highlight=False, markup=False)
     for remark in advice.remarks:
-        console.print(f"[yellow]![/] {remark}", highlight=False)
+        console.print(f"[yellow]![/] {escape(remark)}", highlight=False)

@@ -56,8 +56,12 @@ class Asked:
     resolve: Any
     recipe: "Recipe | None" = None
 
-    def open(self, samples: int) -> Ready:
+    def open(self, samples: int, fitting: bool = False) -> Ready:
         """Open models and samples.
+
+        Args:
+            samples: how many of each source.
+            fitting: leave out experts that do not fit the module, where two others do.
 
         Raises:
             MergeflowError: something is missing, or does not fit.
@@ -69,7 +73,14 @@ class Asked:
         base = self.base_path()
         base_state, experts = self.states
         opened = self._network(base, base_state)
-        states = {name: opened.weights(path, experts[name]) for name, path in paths.items()}
+        states, unfit = {}, []
+        for name, path in paths.items():
+            try:
+                states[name] = opened.weights(path, experts[name])
+            except MergeflowError as error:
+                unfit.append(error)
+        if unfit and not (fitting and len(states) > 1):
+            raise unfit[0]
         opened.model.module.eval()
         return Ready(opened.model, opened.weights(base, base_state), states, self._sources(opened, paths, samples))
 

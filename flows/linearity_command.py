@@ -98,4 +98,6 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MergeflowError(f"--out {out} is no folder and none can be made: {error.strerror}. Name another.") from None
+        raise MergeflowError(
+            f"--out {out} is no folder and none can be made: {error.strerror}. Name another."
+        ) from None

@@ -39,14 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("advise")
     base = open_network("pocket-clip", {}).model.state()
     first, other = ({n: v - base[n] for n, v in noisy(base, seed).items()} for seed in (1, 2))
-    moved = {"a": (1, 0), "b": (-1, 0), "c": (0, 1), "d": (2, 0)}
+    moved = {"a": (1, 0), "b": (-1, 0), "c": (0, 1), "d": (2, 0), "e": (-0.99, 0)}
     paths = {
         name: save(folder / f"{name}.safetensors", {n: v + p * first[n] + q * other[n] for n, v in base.items()})
         for name, (p, q) in moved.items()
     }
     save(folder / "base.safetensors", base)
     save(folder / "narrow.safetensors", {"x": torch.zeros(2)})
-    for names in ("ac", "ad", "ab", "acd"):
+    for names in ("ac", "ad", "ab", "ae", "acd"):
         recipe = {"method": "task_arithmetic", "base": str(folder / "base.safetensors"), "out": "merged.safetensors"}
         recipe["experts"] = {name: paths[name] for name in names}  # type: ignore[assignment]
         (folder / f"{names}.yaml").write_text(yaml.safe_dump(recipe))
@@ -91,8 +91,9 @@ def test_without_an_architecture_the_weights_alone_are_judged(folder: Path) -> N
     assert "! α̂, and with it the verdicts: not computed. --architecture is missing" in said
 
 
-def test_task_vectors_that_cancel_have_no_suggestion(folder: Path) -> None:
-    found = json.loads(run(str(folder / "ab.yaml"), "--json").output)
+@pytest.mark.parametrize("names", ["ab", "ae"])  # the second but for a hundredth: its λ would be 80 to 160
+def test_task_vectors_that_cancel_have_no_suggestion(folder: Path, names: str) -> None:
+    found = json.loads(run(str(folder / f"{names}.yaml"), "--json").output)
     assert found["scales"] is None
     assert "cancel each other" in found["remarks"][-1]
 
@@ -137,7 +138,7 @@ def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folde
     assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
     assert found["remarks"] == [
         "'d' has the base's weights: its task vector is zero.",
-        "α̂ of 'd': not computed. it answers all samples of 'd' as the base does.",
+        "α̂ of 'd': not computed. It answers all samples of 'd' as the base does.",
     ]
     assert found["theory"] is None  # of all of them it expects nothing
     broken = {name: value * torch.nan for name, value in load_file(folder / "c.safetensors").items()}
@@ -230,7 +231,8 @@ def test_models_are_asked_as_they_answer_in_use(tmp_path: Path) -> None:
         opened.model.load(state)
         with torch.inference_mode():
             logits = source.features(opened.model, torch.arange(8), [""])[""].double()
-        answers.append(logits - logits.mean(0))
+        centred = logits - logits.mean(1, keepdim=True)
+        answers.append(centred - centred.mean(0))
     assert found["alphas"][0][1] == pytest.approx(float(torch.cosine_similarity(*answers).mean()), abs=1e-4)
 
 
@@ -289,6 +291,41 @@ def test_tensors_that_the_recipe_leaves_out_are_the_bases(folder: Path, tmp_path
         found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
         if not left_out:
             assert "`ignore: [patterns]`" in found["remarks"][-1]
+            assert "`ignore: [patterns]`" in run(str(tmp_path / "r.yaml"), *ASKED, columns=1000).output
     assert found["remarks"] == []
     assert len(found["scales"]) == 4
     assert len(found["pairs"]) == 1
+
+
+def test_the_recipes_weights_are_said_to_be_left_aside(folder: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((folder / "ac.yaml").read_text()) | {"weights": {"a": 2.0, "c": 0.5}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    plain, weighted = (
+        json.loads(run(str(path), "--json").output) for path in (folder / "ac.yaml", tmp_path / "r.yaml")
+    )
+    assert weighted["scales"] == plain["scales"]
+    assert weighted["remarks"][-1].startswith("`weights` of the recipe are left aside")
+
+
+def test_one_source_may_be_named_for_several_experts(folder: Path) -> None:
+    data = [f"--data=suite:pocket8/{task}" for task in ("signs", "land", "signs")]
+    done = run(str(folder / "acd.yaml"), "--architecture", "pocket-clip", *data, "--samples", "8", "--json")
+    assert json.loads(done.output)["remarks"] == []
+
+
+def test_a_classifiers_logits_are_compared_without_what_all_classes_share(tmp_path: Path) -> None:
+    """Logits that are larger by one number for all classes are the same answer."""
+    recipe, data = torchvision_recipe(tmp_path, b=str(tmp_path / "b.safetensors"))
+    state = load_file(tmp_path / "a.safetensors")
+    save(tmp_path / "b.safetensors", state | {"classifier.3.weight": state["classifier.3.weight"] + 0.5})
+    found = json.loads(run(str(recipe), *data, "--json").output)
+    assert found["alphas"][0][1] == pytest.approx(1, abs=1e-4)
+
+
+def test_an_expert_with_another_head_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
+    recipe, data = torchvision_recipe(tmp_path, c=str(tmp_path / "c.safetensors"))
+    state = load_file(tmp_path / "a.safetensors")
+    save(tmp_path / "c.safetensors", state | {"classifier.3.bias": torch.zeros(9)})
+    found = json.loads(run(str(recipe), *data, *data[-2:], *data[-2:], "--json").output)
+    assert found["answered"] == ["a", "b"]
+    assert [remark.split(":")[0] for remark in found["remarks"]] == ["the task vector of 'c'", "λ was not suggested"]

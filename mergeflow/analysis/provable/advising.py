@@ -15,6 +15,7 @@ from mergeflow.modality import State
 
 Matrix = Sequence[Sequence[float]]
 ANSWERED = "α̂, and with it the verdicts"
+_LONGEST = 10.0  # no longer λ is suggested: task vectors that ask for one cancel each other, but for rounding
 _DIGITS = 6  # of a document: processors differ in the last bits, and nobody reads so far
 Part = TypeVar("Part")
 
@@ -117,7 +118,7 @@ def advise(
         lengths = scales_of_lengths([norm(one) for one in vectors.values()], found["cosines"])
         if len(vectors) < len(experts):
             told.append("λ was not suggested: it is for the sum of all task vectors.")
-        elif lengths.empty:
+        elif lengths.empty or lengths.high > _LONGEST:
             told.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
         else:
             found["scales"] = suggested(lengths)
@@ -178,7 +179,7 @@ def _vector(base: State, expert: State) -> State:
     if broken := [name for name, value in found.items() if not value.isfinite().all()]:
         more = f" and {len(broken) - 1} more" if broken[1:] else ""
         raise MergeflowError(
-            f"it has a NaN or an infinity in {broken[0]}{more}: train that expert again, or leave it out."
+            f"It has a NaN or an infinity in {broken[0]}{more}: train that expert again, or leave it out."
         )
     return found
 
@@ -196,7 +197,7 @@ def _answered(names: tuple[str, ...], answers: Answers, cosines: Matrix | None, 
     remarks += [f"α̂ of '{name}': not computed. {why}" for name, why in silent.items()]
     able = [name for name in names if name not in silent]
     if len(able) < 2:
-        raise MergeflowError(f"of {len(names)} experts {len(able)} can be compared by what they answer.")
+        raise MergeflowError(f"Of {len(names)} experts {len(able)} can be compared by what they answer.")
     part = [{task: {name: found[task][name] for name in able} for task in able} for found in (answers.experts, changes)]
     alphas, changed = (correlations(one) for one in part)
     if alphas.left_out or changed.left_out:
@@ -219,7 +220,7 @@ def _silent(name: str, answers: Mapping[str, Any], changes: Mapping[str, Any]) -
         if not found:
             return f"'{task}' has no samples."
         if not found[name].isfinite().all():
-            return f"it answers the samples of '{task}' with a NaN or an infinity."
+            return f"It answers the samples of '{task}' with a NaN or an infinity."
         for what, values in (
             ("all samples of '{}' alike", found),
             ("all samples of '{}' as the base does", changes[task]),
@@ -227,5 +228,5 @@ def _silent(name: str, answers: Mapping[str, Any], changes: Mapping[str, Any]) -
             try:
                 output_correlation(values[name], values[name])
             except MergeflowError:
-                return f"it answers {what.format(task)}."
+                return f"It answers {what.format(task)}."
     return ""
