@@ -1,7 +1,9 @@
 """The advice of `mergeflow advise`: experts and samples opened, and what can be said of them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,7 +44,8 @@ def make_advice(asked: Asked, samples: int, linearity: Path | None) -> "Advice":
         advice.remarks.append("`weights` of the recipe are left aside: λ is for the plain sum of the task vectors.")
     if linearity is None:
         return advice
-    return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity), advice.remarks))
+    pairs = list(combinations(paths, 2))
+    return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity, pairs), advice.remarks))
 
 
 def _answers(asked: Asked, ready: Ready) -> "Answers":
@@ -97,12 +100,18 @@ class _Classes(_Outputs):
         return self.outputs(model, rows).log_softmax(1)
 
 
-def _linearity(folder: Path) -> dict[str, str]:
+def _linearity(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     from mergeflow.linearity.verdict import word
 
     path = folder / "result.json"
     try:
-        pairs = json.loads(path.read_text())["pairs"]
-        return {" – ".join(pair["pair"]): word(pair["verdict"]["CTL"]) for pair in pairs}
+        measured = {
+            frozenset(pair["pair"]): word(pair["verdict"]["CTL"]) for pair in json.loads(path.read_text())["pairs"]
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MergeflowError(f"{path} is not what `mergeflow linearity --out` writes: {error}") from error
+    found = {" – ".join(pair): measured[frozenset(pair)] for pair in pairs if frozenset(pair) in measured}
+    if not found:
+        there = ", ".join(f"'{name}'" for name in sorted(set().union(*measured)))
+        raise MergeflowError(f"{path} is of {there}, and of no pair of these experts: name them alike.")
+    return found

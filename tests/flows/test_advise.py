@@ -18,7 +18,7 @@ from flows import advise_command
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
 from mergeflow.modalities.nets import recompute_statistics
-from tests.linearity.checkpoints import noisy, texts, word_tokenizer
+from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:
@@ -329,3 +329,33 @@ def test_an_expert_with_another_head_is_named_and_the_others_are_compared(tmp_pa
     found = json.loads(run(str(recipe), *data, *data[-2:], *data[-2:], "--json").output)
     assert found["answered"] == ["a", "b"]
     assert [remark.split(":")[0] for remark in found["remarks"]] == ["the task vector of 'c'", "λ was not suggested"]
+
+
+def test_verdicts_of_linearity_are_found_in_either_order_or_said_to_be_of_others(folder: Path, tmp_path: Path) -> None:
+    for pair in (["c", "a"], ["cats", "dogs"]):
+        measured = {"pairs": [{"pair": pair, "verdict": {"CTL": True}}]}
+        (tmp_path / "result.json").write_text(json.dumps(measured))
+        done = run(str(folder / "ac.yaml"), "--linearity", str(tmp_path), "--json")
+        found = json.loads(done.output)
+        if "c" in pair:
+            assert found["linearity"] == {"a – c": "holds"}
+    assert found["linearity"] is None
+    assert "is of 'cats', 'dogs', and of no pair of these experts" in found["remarks"][-1]
+
+
+def test_texts_are_cut_to_the_positions_that_a_model_has(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    sizes: Any = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertModel(
+        BertConfig(vocab_size=len(WORDS) + 2, max_position_embeddings=4, **sizes), add_pooling_layer=False
+    )
+    model.save_pretrained(tmp_path / "base")
+    word_tokenizer().save_pretrained(tmp_path / "base")
+    base = {name: value.clone() for name, value in model.state_dict().items()}
+    paths = {name: save(tmp_path / f"{name}.safetensors", noisy(base, seed)) for name, seed in (("a", 1), ("b", 2))}
+    recipe = {"method": "task_arithmetic", "base": str(tmp_path / "base"), "experts": paths, "out": "merged"}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    done = run(str(tmp_path / "r.yaml"), "--data", f"text:{texts(tmp_path)}", "--json")
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.output)["remarks"] == []
