@@ -73,6 +73,8 @@ class Asked:
         base = self.base_path()
         base_state, experts = self.states
         opened = self._network(base, base_state)
+        if any(value.dtype.itemsize < 4 for value in opened.model.module.parameters()):
+            opened.model.module.float()  # rounding to bfloat16 is more than what is compared
         states, unfit = {}, []
         for name, path in paths.items():
             try:

@@ -359,3 +359,27 @@ def test_texts_are_cut_to_the_positions_that_a_model_has(tmp_path: Path) -> None
     done = run(str(tmp_path / "r.yaml"), "--data", f"text:{texts(tmp_path)}", "--json")
     assert done.exit_code == 0, done.exception
     assert json.loads(done.output)["remarks"] == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_weights_of_sixteen_bits_are_computed_with_in_thirty_two(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: Any = {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)).bfloat16()
+    start, found = model.state_dict(), {}
+    states = {"base": start, **{name: noisy(start, seed, 0.01) for name, seed in (("a", 1), ("b", 2))}}
+    for kind in (torch.bfloat16, torch.float32):
+        folder = tmp_path / f"{kind}"
+        for name, state in states.items():
+            model.to(kind).save_pretrained(
+                folder / name, state_dict={n: v.bfloat16().to(kind) for n, v in state.items()}
+            )
+        word_tokenizer().save_pretrained(folder / "base")
+        paths = {name: str(folder / name) for name in "ab"}
+        recipe = {"method": "task_arithmetic", "base": str(folder / "base"), "experts": paths, "out": "merged"}
+        (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+        done = run(str(tmp_path / "r.yaml"), "--data", f"text:{texts(tmp_path)}", "--json")
+        found[kind] = json.loads(done.output)["changes"][0][1]
+    assert found[torch.bfloat16] == pytest.approx(found[torch.float32], abs=1e-4)
