@@ -83,7 +83,6 @@ class Asked:
                 unfit.append(error)
         if unfit and not (fitting and len(states) > 1):
             raise unfit[0]
-        opened.model.module.eval()
         return Ready(opened.model, opened.weights(base, base_state), states, self._sources(opened, paths, samples))
 
     @cached_property

@@ -46,13 +46,15 @@ def ask(
     """Return the answers of a base and its experts.
 
     Args:
-        model: a module that weights are loaded into; its weights are overwritten.
+        model: a module that weights are loaded into, which are overwritten; it is put into evaluation mode, so that
+            dropout is off and BatchNorm has its own statistics.
         base: the weights that the experts were tuned from.
         experts: weights by name.
         sources: samples by the names of the experts, in their order. They give `logits`, or `log_p`, or else the
             `outputs` of the module.
         batch_size: samples per forward pass.
     """
+    model.module.eval()
 
     def answers(state: State) -> dict[str, Tensor]:
         model.load(state)
