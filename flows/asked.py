@@ -73,8 +73,6 @@ class Asked:
         base = self.base_path()
         base_state, experts = self.states
         opened = self._network(base, base_state)
-        if any(value.dtype.itemsize < 4 for value in opened.model.module.parameters()):
-            opened.model.module.float()  # rounding to bfloat16 is more than what is compared
         states, unfit = {}, []
         for name, path in paths.items():
             try:
@@ -194,7 +192,7 @@ class Asked:
 
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:
-            return {source: _within(opened.model.module, opened.read(source, samples)) for source in self.data}
+            return {source: opened.read(source, samples) for source in self.data}
         foreign = [name for name in paths if name not in self.tasks]
         if self.project is None or self.params is None or foreign:
             raise MergeflowError("--data is missing: name a source of samples; they need no labels.")
@@ -230,16 +228,6 @@ def _whole(base: State, state: "LazyStateDict", kept: Collection[str]) -> State:
         else:
             found[name] = own.clone()
     return found
-
-
-def _within(module: Any, source: "Featured") -> "Featured":
-    """Return samples whose texts are cut to as many tokens as the model has positions for."""
-    from mergeflow.linearity.samples import Sequences
-
-    known = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-    if known is None or not isinstance(source, Sequences):
-        return source
-    return Sequences(source.ids[:, :known], source.mask[:, :known])
 
 
 def _only_prepared(source: str, count: int) -> "Featured":

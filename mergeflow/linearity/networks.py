@@ -14,6 +14,7 @@ from mergeflow.linearity.affine import Featured
 from mergeflow.linearity.samples import Samples, read_images, read_prepared, read_texts
 from mergeflow.modality import Model, Network, check_fit
 
+_TOKENS = 128  # of a text at most, and no more than the model has positions
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's weights expect pixels normalised by these
 
 
@@ -134,7 +135,8 @@ def _transformers(folder: Path) -> Opened:
             f"{folder / 'config.json'} is of the kind '{config.model_type}', which does not read texts alone; expected "
             "an encoder, an encoder-decoder or a language model. Image towers go by open_clip's or torchvision's names."
         )
-    net: Any = AutoModel.from_config(config)
+    # Whatever the checkpoint has: rounding to bfloat16 is more than what is compared.
+    net: Any = AutoModel.from_config(config, dtype=torch.float32)
     # The pooler sees none of the blocks' features, and checkpoints with a head of their own lack it.
     if getattr(net, "pooler", None) is not None:
         net.pooler = None
@@ -142,6 +144,7 @@ def _transformers(folder: Path) -> Opened:
     def read(source: str, count: int) -> Featured:
         if not source.startswith("text:"):
             raise MergeflowError(f"'{source}' is not a file of texts; expected text:FILE with one text a line.")
-        return read_texts(Path(source.removeprefix("text:")), AutoTokenizer.from_pretrained(folder), count)
+        length = min(_TOKENS, getattr(config, "max_position_embeddings", None) or _TOKENS)
+        return read_texts(Path(source.removeprefix("text:")), AutoTokenizer.from_pretrained(folder), count, length)
 
     return Opened(Network(net), read, f"{net.base_model_prefix}." if net.base_model_prefix else "")

@@ -143,7 +143,7 @@ def _spread(total: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, total - 1, num=min(count, total)).astype(int)) if total else np.empty(0, int)
 
 
-def read_texts(path: Path, tokenizer: Any, count: int, length: int = 128) -> Sequences:
+def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences:
     """Return the first `count` lines of a text file as ids, at most `length` tokens each.
 
     Args:
