@@ -30,11 +30,7 @@ def make_advice(asked: Asked, samples: int, linearity: Path | None) -> "Advice":
     """
     from mergeflow.analysis.provable.advising import ANSWERED, advise, or_remark
 
-    paths = asked.paths()
-    if len(paths) < 2:
-        raise MergeflowError(
-            f"{'1 expert is' if paths else 'no expert is'} named; advice is on a merge of at least two."
-        )
+    paths = asked.several("advice is on a merge of at least two")
     remarks: list[str] = []
     base, experts = asked.states
     ready = or_remark(ANSWERED, lambda: asked.open(samples, fitting=True), remarks)

@@ -66,10 +66,7 @@ class Asked:
         Raises:
             MergeflowError: something is missing, or does not fit.
         """
-        paths = self.paths()
-        if len(paths) < 2:
-            named = "1 expert is" if paths else "no expert is"
-            raise MergeflowError(f"{named} named; features of at least two are compared.")
+        paths = self.several("features of at least two are compared")
         base = self.base_path()
         base_state, experts = self.states
         opened = self._network(base, base_state)
@@ -121,6 +118,20 @@ class Asked:
     def tasks(self) -> list[str]:
         """The project's tasks, whose names its experts have."""
         return list(self.params.tasks) if self.params else []
+
+    def several(self, purpose: str) -> dict[str, str]:
+        """Return the experts' files by name, at least two.
+
+        Args:
+            purpose: why there must be two, for the message.
+
+        Raises:
+            MergeflowError: there are fewer, or one is not there.
+        """
+        found = self.paths()
+        if len(found) < 2:
+            raise MergeflowError(f"{'1 expert is' if found else 'no expert is'} named; {purpose}.")
+        return found
 
     def paths(self) -> dict[str, str]:
         """Return the experts' files by name.
