@@ -14,9 +14,14 @@ from tasks.project.stage import MAIN, STUDIES
 RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes which paths
 
 
-def locked_stages(root: Path) -> dict[str, Any]:
-    """Return what dvc.lock has recorded by stage; nothing where it is missing or cut off."""
-    path = root / MAIN.replace(".yaml", ".lock")
+def locked_stages(root: Path, file: str = MAIN) -> dict[str, Any]:
+    """Return what DVC's lock has recorded by stage; nothing where it is missing or cut off.
+
+    Args:
+        root: the project folder.
+        file: the dvc.yaml that the lock belongs to.
+    """
+    path = root / file.replace(".yaml", ".lock")
     return (_stages(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
 
 

@@ -178,6 +178,7 @@ def run_studies(root: Path, studies: list["Study"], document: bool, console: Con
 
 def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
     """Print a study's result, log it in the MLflow of its project, write its page if asked to."""
+    from flows.lockfile import locked_stages
     from registry.store import connect
     from registry.study_log import log_study
     from tasks.studies.page import write_index, write_page
@@ -188,7 +189,8 @@ def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
         raise MergeflowError(f"study {name} left no result in {folder}.")
     result = StudyResult.read(folder)
     _print(study.text[0], result, console)
-    log_study(connect(project_root=study.root), name, result.findings, folder)
+    locked = locked_stages(study.root, study.stage.file).get(name, {})
+    log_study(connect(project_root=study.root), name, result, folder, locked)
     console.print(f"[bold]Outputs[/]   {folder.relative_to(root)}", highlight=False)
     if document:
         console.print(f"[bold]Page[/]      {write_page(root, study).relative_to(root)}", highlight=False)

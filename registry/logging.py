@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME
 
 from mergeflow.errors import MergeflowError
-from registry.records import ChildRecord, DatasetRecord, PipelineRecord, Scalar
+from registry.records import ChildRecord, DatasetRecord, PipelineRecord, Point, Scalar
 from registry.store import Store
 
 FINGERPRINT = "mergeflow.fingerprint"
@@ -81,7 +81,7 @@ def _log(store: Store, record: PipelineRecord, children: Sequence[ChildRecord]) 
     tags = {**record.tags, FINGERPRINT: record.fingerprint, KIND: "pipeline", NAME: record.name}
     parent = _start(store, record.name, tags)
     hashes = {f"dvc/{path}": digest for path, digest in record.dvc.items()}
-    _log_values(store, parent, {**record.params, **hashes}, record.metrics, ())
+    _log_values(store, parent, {**record.params, **hashes}, record.metrics, record.steps)
     if record.dvc:
         store.client.log_dict(parent, record.dvc, "dvc.json")
     if record.datasets:
@@ -113,7 +113,7 @@ def _log_values(
     run_id: str,
     params: Mapping[str, Scalar],
     metrics: Mapping[str, float],
-    steps: Sequence[tuple[str, int, float]],
+    steps: Sequence[Point],
 ) -> None:
     now = int(time.time() * 1000)
     points = [Metric(_key(name), float(value), now, 0) for name, value in metrics.items()]

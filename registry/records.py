@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from mergeflow.schema import Frozen
 
 Scalar = str | int | float | bool | None
+Point = tuple[str, int, float]  # of a curve: metric, step, value
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -68,7 +69,7 @@ class ChildRecord(_Record):
     name: str
     params: Params = Field(default={})
     metrics: dict[str, float] = Field(default={})
-    steps: tuple[tuple[str, int, float], ...] = ()
+    steps: tuple[Point, ...] = ()
     tags: dict[str, str] = Field(default={})
     artifacts: dict[str, tuple[str, ...]] = Field(default={})
 
@@ -81,6 +82,7 @@ class PipelineRecord(_Record):
         fingerprint: digest of all that decides the results; the same one is logged once.
         params: what was chosen, flat ("train.steps": 500).
         metrics: final figures by name.
+        steps: curves, as (metric, step, value).
         tags: further text by name.
         dvc: tracked path to DVC's hash of it.
         datasets: the splits that were read.
@@ -91,6 +93,7 @@ class PipelineRecord(_Record):
     fingerprint: str
     params: Params = Field(default={})
     metrics: dict[str, float] = Field(default={})
+    steps: tuple[Point, ...] = ()
     tags: dict[str, str] = Field(default={})
     dvc: dict[str, str] = Field(default={})
     datasets: tuple[DatasetRecord, ...] = ()
