@@ -2,16 +2,14 @@
 
 import importlib
 import logging
-import multiprocessing
 import os
-import signal
-import threading
 from typing import Any
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from mergeflow.application import HOME
 from mergeflow.errors import MergeflowError
+from mergeflow.processes import end_with_parent
 
 # Ray's default is 30 % of the memory; what crosses a task border here is a path.
 OBJECT_STORE = 100 * 2**20
@@ -32,7 +30,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
     if name == "threads":
         return ThreadPoolTaskRunner(max_workers=workers)
     if name == "processes":
-        return ProcessPoolTaskRunner(max_workers=workers, initializer=end_with_driver)
+        return ProcessPoolTaskRunner(max_workers=workers, initializer=end_with_parent)
     module, attribute, options = {"dask": _dask, "ray": _ray}[name](workers)
     try:
         runner: TaskRunner[Any] = getattr(importlib.import_module(module), attribute)(**options)
@@ -42,22 +40,6 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
             f"run.runner is '{name}', which needs the package {package}: install it, or use 'threads' or 'processes'."
         ) from None
     return runner
-
-
-def end_with_driver() -> None:
-    """Let this worker process end as soon as the driver has; a killed one would leave its workers waiting for ever.
-
-    Ctrl-C in a terminal reaches every process; the driver alone acts on it.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    driver = multiprocessing.parent_process()
-    assert driver is not None, "a worker of a pool has a parent"
-
-    def follow() -> None:
-        driver.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True, name="end-with-driver").start()
 
 
 def _dask(workers: int) -> tuple[str, str, dict[str, Any]]:

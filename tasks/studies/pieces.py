@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.processes import worker_pool
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
 from tasks.project.stage import StageIO
@@ -24,11 +27,40 @@ def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
         name: of the piece, unique within the stage.
         measure: gives a row of JSON values; called only where the piece is not kept.
     """
-    path = io.scratch / "pieces" / f"{name}.json"
+    path = _piece(io, name)
     if not path.exists():
         write_atomically(path, json.dumps(measure()))
     row: Row = json.loads(path.read_text())
     return row
+
+
+def kept_side_by_side(io: StageIO, measures: Mapping[str, Callable[[], Row]]) -> list[Row]:
+    """Return what `kept` returns for every piece; those that are not kept are measured by `run.workers` processes.
+
+    Args:
+        io: the stage's files and parameters.
+        measures: by the piece's name, what measures it; a process gets it pickled. No result depends on the others.
+    """
+    missing = [name for name in measures if not _piece(io, name).exists()]
+    workers = min(io.params.run.workers, len(missing))
+    if workers > 1:
+        with worker_pool(workers) as pool:
+            names = {pool.submit(measures[name]): name for name in missing}
+            try:
+                for future in as_completed(names):
+                    write_atomically(_piece(io, names.pop(future)), json.dumps(future.result()))
+                    io.report("pieces", len(measures) - len(names), len(measures))
+            finally:
+                pool.shutdown(cancel_futures=True)
+    found = []
+    for done, (name, measure) in enumerate(measures.items()):
+        io.report("pieces", done, len(measures))
+        found.append(kept(io, name, measure))
+    return found
+
+
+def _piece(io: StageIO, name: str) -> Path:
+    return io.scratch / "pieces" / f"{name}.json"
 
 
 def kept_by_seed(io: StageIO, seeds: Sequence[int], measure: Callable[[int], Row], name: str = "seed") -> list[Row]:

@@ -88,9 +88,13 @@ def train_run(root: Path, item: str) -> None:
 
 
 def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
-    """Return what a stage gets in a laboratory; from here on this process computes on one thread, as stages do."""
+    """Return what a stage gets in a laboratory; from here on this process computes on one thread, as stages do.
+
+    It works alone: one more process would spend longer on its imports than on a small study.
+    """
     compute_on_one_thread()
     params = load_params(root / "params.yaml")
+    params = params.model_copy(update={"run": params.run.model_copy(update={"workers": 1})})
     studies = load_study_params(root / "studies/params.yaml", params)
     for name, changes in options.items():
         studies.studies[name] = {**studies.studies.get(name, {}), **changes}

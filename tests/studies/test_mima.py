@@ -9,7 +9,7 @@ import pytest
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mima import results as mima
 from tasks.studies.papers.mima.study import measure
-from tasks.studies.pieces import grid, kept
+from tasks.studies.pieces import grid
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
@@ -81,11 +81,6 @@ def test_findings_follow_the_numbers() -> None:
     assert all(finding.holds is False for finding in mima.findings(worse))
     worse[3]["average"] = {"a": 0.99}
     assert mima.findings(worse)[0].holds is None, "seeds that disagree decide nothing"
-
-
-def test_a_kept_piece_is_measured_once(toy_lab: Path, tmp_path: Path) -> None:
-    io, calls = study_io(toy_lab, "mima", tmp_path), iter((1, 2))
-    assert [kept(io, "piece", lambda: {"call": next(calls)}) for _ in range(2)] == [{"call": 1}] * 2
 
 
 def test_grid_is_the_paper_s() -> None:

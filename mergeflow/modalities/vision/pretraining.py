@@ -8,9 +8,7 @@ caption of the next class in it. `docs/embedded-suite.md` has the recipe, the me
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.pretraining import SHARDS, adamw, descend_all
 from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, load_clip
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
+from mergeflow.processes import worker_pool
 from mergeflow.schema import Frozen
 from mergeflow.suites.pocket import TEMPLATES, Suite, get_suite
 from mergeflow.suites.pocket.core import generator
@@ -167,7 +166,7 @@ def draw_in_chunks(
         for start in range(0, count, _CHUNK)
     ]
     parts = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with worker_pool(workers) as pool:
         for part in pool.map(draw, *zip(*jobs, strict=True)):
             parts.append(part)
             if progress:

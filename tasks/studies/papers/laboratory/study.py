@@ -29,7 +29,7 @@ from tasks.studies.papers.laboratory.options import Options
 from tasks.studies.papers.laboratory.phases import phase_rows
 from tasks.studies.papers.laboratory.results import study_result
 from tasks.studies.papers.laboratory.targets import target_rows
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_side_by_side
 from tasks.studies.rows import Row
 
 PARTS = {"phases": phase_rows, "convergence": convergence_rows, "row_norms": row_norm_rows, "targets": target_rows}
@@ -39,11 +39,8 @@ DECLARED = Declaration(Options, systems=("P9", "P11", "P12", "P13", "P14", "P15"
 def run(io: StageIO) -> None:
     """Write `outputs/studies/laboratory`."""
     options = DECLARED.chosen(io)
-    rows: list[Row] = []
-    pieces = [(name, seed) for seed in options.seeds for name in PARTS]
-    for done, (name, seed) in enumerate(pieces):
-        io.report("parts", done, len(pieces))
-        rows += kept(io, f"{name}_{seed}", partial(_measured, name, options, seed))["rows"]
+    measures = {f"{name}_{seed}": partial(_measured, name, options, seed) for seed in options.seeds for name in PARTS}
+    rows: list[Row] = [row for piece in kept_side_by_side(io, measures) for row in piece["rows"]]
     study_result(rows, options).write(io, figures(rows, options))
 
 

@@ -1,0 +1,82 @@
+"""Pieces of a study: measured once, by one process or several, and kept over a kill that leaves no process behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.project.stage import StageIO
+from tasks.studies.pieces import kept, kept_side_by_side
+from tests.studies.small_lab import ROOT, study_io
+
+KILLED = """if True:
+    import time
+    from functools import partial
+    from pathlib import Path
+    from tasks.studies.pieces import kept_side_by_side
+    from tests.studies.test_pieces import two_workers
+
+    if __name__ == "__main__":
+        measures = {"quick": partial(dict, number=1), "slow": partial(time.sleep, 600)}
+        kept_side_by_side(two_workers(Path("SCRATCH")), measures)
+"""
+
+
+def two_workers(scratch: Path) -> StageIO:
+    io = study_io(ROOT, "laboratory", scratch)
+    run = io.params.run.model_copy(update={"workers": 2})
+    return replace(io, params=io.params.model_copy(update={"run": run}))
+
+
+def test_a_kept_piece_is_measured_once(tmp_path: Path) -> None:
+    io, calls = study_io(ROOT, "laboratory", tmp_path), iter((1, 2))
+    assert [kept(io, "piece", lambda: {"call": next(calls)}) for _ in range(2)] == [{"call": 1}] * 2
+
+
+def test_pieces_are_measured_by_other_processes_and_come_in_order(tmp_path: Path) -> None:
+    io = two_workers(tmp_path)
+    kept(io, "b", partial(dict, number=5))
+    measures = {name: partial(dict, number=number) for number, name in enumerate("abc")}
+    assert kept_side_by_side(io, measures) == [{"number": 0}, {"number": 5}, {"number": 2}]
+    elsewhere = kept_side_by_side(io, {"first": os.getpid, "second": os.getpid})  # type: ignore[dict-item]
+    assert os.getpid() not in elsewhere
+    assert kept_side_by_side(study_io(ROOT, "laboratory", tmp_path), {"here": os.getpid}) == [os.getpid()]  # type: ignore[dict-item, comparison-overlap]
+
+
+def test_a_piece_that_fails_ends_the_rest(tmp_path: Path) -> None:
+    io = two_workers(tmp_path)
+    measures = {"good": partial(dict, number=1), "bad": partial(int, "x"), **dict.fromkeys("abcdefgh", dict)}
+    with pytest.raises(ValueError, match="invalid literal"):
+        kept_side_by_side(io, measures)  # type: ignore[arg-type]
+
+
+def test_a_killed_study_keeps_its_pieces_and_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "study.py"
+    script.write_text(KILLED.replace("SCRATCH", str(tmp_path)))
+    study = subprocess.Popen([sys.executable, script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    quick = tmp_path / "pieces/quick.json"
+    wait_for(quick.exists)
+    workers = psutil.Process(study.pid).children(recursive=True)
+    study.send_signal(signal.SIGKILL)
+    study.wait()
+    assert len(workers) >= 2
+    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers))
+    assert json.loads(quick.read_text()) == {"number": 1}
+    measures = {"quick": partial(dict, number=2), "slow": partial(dict, number=3)}
+    assert kept_side_by_side(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]
+
+
+def wait_for(condition: object, seconds: float = 120) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
