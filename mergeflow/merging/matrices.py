@@ -12,16 +12,20 @@ from mergeflow.merging.architectures.families import family_of
 
 def _selection(value: Any) -> Any:
     patterns = isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
-    if not patterns and value not in ("attn_mlp", "all"):
-        raise ValueError(f"expected attn_mlp, all, or a list of patterns of names, found {value!r:.60}")
+    if not patterns and value not in ("attn_mlp", "mlp", "all"):
+        raise ValueError(f"expected attn_mlp, mlp, all, or a list of patterns of names, found {value!r:.60}")
     return value
 
 
-Selection = Annotated[Literal["attn_mlp", "all"] | tuple[str, ...], BeforeValidator(_selection)]
-"""`attn_mlp`: attention, MLP and experts; `all`: projections too; or patterns of names. See docs/architectures.md."""
+Selection = Annotated[Literal["attn_mlp", "mlp", "all"] | tuple[str, ...], BeforeValidator(_selection)]
+"""`attn_mlp`: attention, MLP and experts; `mlp`: the last two; `all`: projections too; or patterns of names.
+
+See docs/architectures.md.
+"""
 
 Matrices = Annotated[
-    Selection, Field(description="which matrices are treated: attn_mlp, all, or glob patterns; see architectures.md")
+    Selection,
+    Field(description="which matrices are treated: attn_mlp, mlp, all, or glob patterns; see architectures.md"),
 ]
 SplitQkv = Annotated[
     bool, Field(description="treat each fused weight (q/k/v, gate/up) as the matrices it holds; see architectures.md")
@@ -34,7 +38,7 @@ def is_matrix(name: str, shape: Sequence[int], selection: Selection, architectur
     Args:
         name: The tensor.
         shape: Its shape.
-        selection: "attn_mlp", "all", or glob patterns of names.
+        selection: "attn_mlp", "mlp", "all", or glob patterns of names.
         architecture: What the model's tensors are; by default as the name tells.
 
     Example:

@@ -130,7 +130,7 @@ def _check_taken(
                 raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {known}")
     elif shapes and not taken:
         some = any(architecture.treats(name, shape, "all") for name, shape in shapes.items())
-        wider = "`matrices: all` takes projections too. " if some else ""
+        wider = f"`matrices: all` takes {'attention and ' * (selection == 'mlp')}projections too. " if some else ""
         other = "" if some else " Weights of convolutions are not matrices here: ties or dare treat all tensors alike."
         raise MergeflowError(
             f"{owner}: `matrices: {selection}` takes none of the matrices. {known} {wider}{_WAY_OUT}{other}"

@@ -42,6 +42,7 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "ram": [{"epsilon": 0.0}, {"epsilon": 0.1}],
     "ram_plus": [{"over": "tensor"}, {"epsilon": 0.1, "r": 2.0}],
     "regmean": [{"off_diagonal": 0.0}, {"off_diagonal": 1.0}],
+    "row_prune": [{"keep": 0.0}, {"keep": 1.0}, {"rows": "smallest", "matrices": "all", "split_qkv": True}],
     "sce": [{"keep": 0.0}, {"keep": 0.3}],
     "slerp": [{"scale": 0.5}],
     "task_arithmetic": [{"scale": 0.0}],

@@ -60,7 +60,7 @@ def sound(method: str) -> dict:
         ({"data": {"fisher": 3}}, "data: of 'fisher': expected a list of paths, or a mapping .* found 3"),
         (
             {"method": "cart", "matrices": 3},
-            "matrices: expected attn_mlp, all, or a list of patterns",
+            "matrices: expected attn_mlp, mlp, all, or a list of patterns",
         ),
         ({"shard_size": True}, "shard_size: expected a size"),
         ({"shard_size": "9" * 400 + "GB"}, "shard_size: expected a size"),

@@ -16,7 +16,7 @@ from mergeflow.merging.architectures.roles import TREATED, Role, role_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-Selected = Literal["attn_mlp", "all"] | tuple[str, ...]
+Selected = Literal["attn_mlp", "mlp", "all"] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Architecture:
         Args:
             name: The tensor.
             shape: Its shape.
-            selection: "attn_mlp", "all", or glob patterns of names.
+            selection: "attn_mlp", "mlp", "all", or glob patterns of names.
         """
         if not self.is_wide(name, shape):
             return False

@@ -21,10 +21,10 @@ every matrix inside the blocks is taken, and cuts are tried on the models' outpu
 {taken}
 - a list of patterns such as `["*.self_attn.*", "*.mlp.*"]` takes what fits, whatever its role.
 
-A matrix is a 2-D weight with both sides > 1; a 3-D tensor of experts `[E, m, n]` is E matrices. `attn_mlp` and `all`
+A matrix is a 2-D weight with both sides > 1; a 3-D tensor of experts `[E, m, n]` is E matrices. The three words
 **never** take embeddings, positions and token types (tables whose rows are looked up), heads and routers (rows that are
 compared with each other), norms, biases and convolutions. Each method's page says what happens to these: most methods
-average them. Where no rule knows the name of a matrix, `attn_mlp` and `all` are refused: give patterns.
+average them. Where no rule knows the name of a matrix, the three words are refused: give patterns.
 A `model_type` that is of no family below is told by names alone; slices and `split_qkv` need a family.
 
 CLIP differs, so that results are those of the published code, which treats every 2-D weight but the two tables named

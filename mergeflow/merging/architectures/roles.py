@@ -9,6 +9,7 @@ Role = Literal["attention", "mlp", "expert", "projection", "router", "embedding"
 ROLES: tuple[Role, ...] = get_args(Role)
 TREATED: dict[str, tuple[Role, ...]] = {
     "attn_mlp": ("attention", "mlp", "expert"),
+    "mlp": ("mlp", "expert"),
     "all": ("attention", "mlp", "expert", "projection"),
 }
 """Roles that `matrices` takes. Embeddings, positions and heads are tables of rows that are looked up or compared, and a

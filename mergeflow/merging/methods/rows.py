@@ -1,0 +1,66 @@
+"""Pruning by rows: which neurons of the task vectors are summed."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from mergeflow.late import torch
+from mergeflow.merging.matrices import Matrices, SplitQkv
+from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
+from mergeflow.merging.workspace import Copies, Matrix, matrices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RowPruneArgs(Args):
+    """Arguments of `row_prune`."""
+
+    keep: float = Field(0.5, ge=0, le=1, description="share of the rows of each matrix that are kept, 0 … 1")
+    rows: Literal["largest", "smallest"] = Field("largest", description="which rows are kept, by their 2-norm")
+    matrices: Matrices = "mlp"
+    split_qkv: SplitQkv = False
+
+
+def _row_bytes(args: RowPruneArgs, one: Matrix) -> int:
+    return 2 * one.nbytes  # the sum, and squares of a matrix
+
+
+@method(
+    "row_prune",
+    RowPruneArgs,
+    elementwise=all_but_matrices,
+    workspace=matrices(_row_bytes),
+    on_device=Copies(1, 2.1),
+)
+def row_prune(stack: Stack, args: RowPruneArgs) -> Parts:
+    """Sum of the task vectors without the smallest rows of their matrices.
+
+    m_t = 1 for the ⌊keep·m⌋ rows of a matrix [m, n] of τ_t with the largest 2-norm, else 0; of equal rows the first
+    θ = θ0 + scale · Σ w_t m_t ⊙ τ_t;  other tensors: θ0 + scale · Σ w_t τ_t
+
+    A row of a matrix [out, in] is what one neuron reads. `rows: smallest` is the control, which should do harm.
+
+    Property:
+        At keep 1 it is task arithmetic; whole neurons of each expert are either taken or left at the base.
+
+    Source:
+        Li et al., When is task vector provably effective for model editing? (ICLR 2025), corollary 2.
+    """
+    if not stack.is_matrix(args.matrices):
+        return stack.base, stack.weighted.sum(0)
+    form, taus = stack.form(args.split_qkv), stack.take()
+    total = torch.zeros_like(stack.base)
+    for tau in taus:
+        total += form.join([_pruned(part, args) for part in form.split(tau)])
+    return stack.base, total
+
+
+def _pruned(matrix: Tensor, args: RowPruneArgs) -> Tensor:
+    """Return [m, n] with all rows at 0 but those that are kept, in its place."""
+    order = matrix.norm(dim=1).argsort(descending=args.rows == "largest", stable=True)
+    matrix[order[floor(args.keep * len(order) + 1e-9) :]] = 0
+    return matrix
