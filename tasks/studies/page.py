@@ -28,7 +28,8 @@ _INDEX = (
 _SYSTEMS = (
     "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "
     "MIMA, C of CART, L of *Cross-Task Linearity*, P of the provable task vectors, B beyond the papers. Rules and "
-    "margins stand on the studies' pages. *Seeds*: distinct seeds in the study's raw rows; ± is half a 95 % interval."
+    "margins stand on the studies' pages. *Seeds*: distinct seeds in the study's raw rows; a finding on a training run "
+    "that took fewer of them has as many as that run. ± is half a 95 % interval."
 )
 _EARLIER = (
     "**Recorded earlier.** All that follows was recorded by an earlier version of this study: the text above says what "
@@ -140,7 +141,7 @@ def _seeds(rows: Path) -> str:
 
     if not rows.exists() or "seed" not in pq.read_schema(rows).names:
         return ""
-    return str(len(pq.read_table(rows, columns=["seed"])["seed"].unique()))
+    return str(len(pq.read_table(rows, columns=["seed"])["seed"].drop_null().unique()))
 
 
 def index_text(folder: Path, studies: Iterable[Study]) -> str:

@@ -1,4 +1,4 @@
-"""Study `cart_landscape`: on a small laboratory, and the paper's findings on the documented result."""
+"""Study `cart_landscape`, on a small laboratory and on made-up rows."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Study `equivalence`, short: what it finds, what it draws, and the same findings on the documented result."""
+"""Study `equivalence`, short: what it finds, what it draws, and the numbers behind it."""
 
 import json
 

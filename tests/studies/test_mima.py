@@ -1,4 +1,4 @@
-"""Study `mima`: on a small laboratory, and the paper's findings on the documented result."""
+"""Study `mima`, on a small laboratory and on made-up rows."""
 
 from pathlib import Path
 from statistics import fmean

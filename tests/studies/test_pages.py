@@ -1,6 +1,7 @@
 """The studies' pages say what the recorded results say, and nothing else."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
 from tasks.project.stage import Stage, StageIO
 from tasks.studies.page import Study, figure_file, index_text, page_text, read_times, systems_text
-from tasks.studies.results import Finding, StudyResult, Table
+from tasks.studies.results import ROWS, Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT
@@ -95,6 +96,17 @@ def test_rows_are_handed_over_as_they_were_measured(tmp_path: Path) -> None:
     study = made(tmp_path, [{"seed": 0, "task": "a", "accuracy": 0.5}, {"seed": 1, "task": "b", "accuracy": 0.25}])
     write_rows(study, tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_text() == '"seed","task","accuracy"\n0,"a",0.5\n1,"b",0.25\n'
+
+
+def test_rows_without_a_seed_are_no_seed(tmp_path: Path) -> None:
+    """Such as what a step of training takes, which is the same for every seed."""
+    study = made(tmp_path, [{"seed": 0, "memory": None}, {"seed": 1, "memory": None}, {"seed": None, "memory": 4.2}])
+    (tmp_path / "results").mkdir()
+    for file, name in (("result.json", "made_up.json"), (ROWS, "made_up.parquet")):
+        shutil.copy(study.folder / file, tmp_path / "results" / name)
+    assert "| X1 | It rises. (Ours.) | holds | by 2.0 ± 0.1 | 2 | [made_up](made_up.md) |" in systems_text(
+        tmp_path, [study]
+    )
 
 
 def test_rows_that_cannot_be_handed_over_are_refused(tmp_path: Path) -> None:
