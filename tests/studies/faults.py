@@ -5,6 +5,9 @@ from typing import NamedTuple
 GRADIENT_DESCENT = "mergeflow/analysis/equivalence/gradient_descent.py"
 SECOND_ORDER = "mergeflow/analysis/equivalence/second_order.py"
 PAPERS = "tasks/studies/papers"
+RULES_OF_RECORDS = (
+    "tests/studies/test_recorded_verdicts.py::test_the_rules_make_the_recorded_findings_of_the_recorded_rows"
+)
 
 
 class Broken(NamedTuple):
@@ -504,6 +507,30 @@ FAULTS = [
         "tests/studies/test_linearity.py::test_the_second_order_term_predicts_near_pairs_and_the_bound_bounds_them",
     ),
     Broken(
+        "L14",
+        "an average need be better than one of the two controls alone",
+        f"{PAPERS}/linearity_stitches/study.py",
+        '"average"] > max(',
+        '"average"] > min(',
+        RULES_OF_RECORDS,
+    ),
+    Broken(
+        "L17",
+        "the control with a common start is turned round",
+        f"{PAPERS}/linearity_controls/results.py",
+        "list(start - normal)",
+        "list(normal - start)",
+        RULES_OF_RECORDS,
+    ),
+    Broken(
+        "L19",
+        "what a predictor explains is Pearson's r, not its square",
+        f"{PAPERS}/linearity_why/study.py",
+        "[0, 1] ** 2",
+        "[0, 1]",
+        RULES_OF_RECORDS,
+    ),
+    Broken(
         "P5",
         "α̂ centres the answers over the classes of a sample, not over the samples",
         "mergeflow/analysis/provable/correlation.py",
@@ -576,5 +603,45 @@ FAULTS = [
         "ANALOGY: {a: 1, b: 1, c: 1}",
         "tests/studies/test_language_arithmetic.py::"
         "test_an_analogy_is_the_sum_of_three_vectors_in_the_loss_of_transformers",
+    ),
+    Broken(
+        "P6",
+        "what T1 loses against its expert is turned round",
+        f"{PAPERS}/coloured_digits/results.py",
+        'row["expert_1"] - row["test_1"]',
+        'row["test_1"] - row["expert_1"]',
+        RULES_OF_RECORDS,
+    ),
+    Broken(
+        "P8",
+        "the region's precision counts the good points outside as well",
+        f"{PAPERS}/coloured_digits/results.py",
+        "100 * both / told if told",
+        "100 * both / either if told",
+        RULES_OF_RECORDS,
+    ),
+    Broken(
+        "P10",
+        "what four λ lose against the grid is turned round",
+        f"{PAPERS}/adviser_suites/results.py",
+        'paired(means[part, "grid"], means[part, way])',
+        'paired(means[part, way], means[part, "grid"])',
+        RULES_OF_RECORDS,
+    ),
+    Broken(
+        "P16 P17",
+        "what a reduced task vector loses is turned round",
+        f"{PAPERS}/structure/results.py",
+        "paired(self.of(FULL, None, name), self.of(kind, amount, name))",
+        "paired(self.of(kind, amount, name), self.of(FULL, None, name))",
+        RULES_OF_RECORDS,
+    ),
+    Broken(
+        "P18",
+        "the drop of Rouge-L is turned round",
+        f"{PAPERS}/unlearning/results.py",
+        "100 * (one - other) / one if one",
+        "100 * (other - one) / one if one",
+        RULES_OF_RECORDS,
     ),
 ]

@@ -15,6 +15,7 @@ from tests.studies.faults import FAULTS, Broken, table
 from tests.studies.small_lab import ROOT
 
 COPIED = ("mergeflow", "tasks", "registry", "flows", "tests", "studies", "worlds", "inputs", "examples")
+RECORDS = "docs/studies/results"
 FILES = ("params.yaml", "dvc.yaml", "pyproject.toml")
 # An assertion, or the refusal to open test where something is chosen.
 FAILED = re.compile(r"^FAILED .* - (assert |AssertionError|.* where it must not)", re.MULTILINE)
@@ -42,7 +43,7 @@ def test_the_page_has_every_fault() -> None:
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the program and its tests, which pass there as they are."""
     root = tmp_path_factory.mktemp("broken") / "copy"
-    for name in COPIED:
+    for name in (*COPIED, RECORDS):
         shutil.copytree(ROOT / name, root / name)
     for name in FILES:
         shutil.copy2(ROOT / name, root / name)

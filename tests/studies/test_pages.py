@@ -2,6 +2,8 @@
 
 import re
 import shutil
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,32 @@ def test_the_table_of_systems_is_what_the_recorded_results_render() -> None:
     assert text == systems_text(PAGES, STUDIES.values())
     listed = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][1:]
     assert set(listed) >= {system for study in STUDIES.values() for system in study.stage.systems} - SILENT
+
+
+def rows_of(table: str) -> dict[str, list[str]]:
+    """The systems of a row, as `P2, P5–P8` → the studies that the row links."""
+    return {
+        cells[0]: re.findall(r"\(studies/(\w+)\.md\)", cells[-1])
+        for line in table.splitlines()
+        if re.match(r"\| [LP]\d", line)
+        for cells in [line.strip("| ").split(" | ")]
+    }
+
+
+def systems_in(cell: str) -> Iterator[str]:
+    for part in cell.split(", "):
+        first, _, last = part.partition("–")
+        yield from (f"{part[0]}{number}" for number in range(int(first[1:]), int((last or first)[1:]) + 1))
+
+
+@pytest.mark.parametrize(("page", "paper", "last"), [("advising", "P", 24), ("linearity", "L", 20)])
+def test_every_row_of_a_paper_links_the_studies_that_judge_it_and_no_other(page: str, paper: str, last: int) -> None:
+    rows = rows_of((ROOT / f"docs/{page}.md").read_text())
+    assert sorted(chain(*map(systems_in, rows))) == sorted(f"{paper}{number}" for number in range(1, last + 1))
+    judged = {name: {one.system for one in read_documented(name).findings} for name in RECORDED}
+    for cell, linked in rows.items():
+        asked = set(systems_in(cell)) - SILENT
+        assert not asked or set(linked) == {name for name, systems in judged.items() if systems & asked}, cell
 
 
 def test_there_is_a_figure_for_each_that_a_result_names_and_no_other() -> None:
