@@ -18,8 +18,9 @@ accuracy, and looked at once on test:
 Pairs and triples are drawn anew for each run and seed. Unlearning: in the sum of the largest suite with λ°·1.13, the
 middle of the range, one task's vector has weight 0 or −λ; what each other task loses between the two, on test, is held
 against four predictions: α̂ of the logits as printed, α̂ of what tuning changed, the response A (how far the unlearned
-expert moves the answers to the other task), and the cosine of the task vectors. Rules, ranges and grids were written
-before the first run; nothing was tried on these experts before.
+expert moves the answers to the other task), and the cosine of the task vectors. Negation and leaving out are judged
+against each other; how far leaving out unlearns by itself is not. Rules, ranges and grids were written before the first
+run; nothing was tried on these experts before.
 
 **Source.** Li et al. 2025, Theorems 1 and 2, Equation 11; Ilharco et al. 2023, Editing models with task arithmetic.
 """

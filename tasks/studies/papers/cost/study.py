@@ -12,7 +12,8 @@ T). *Selection* is the validation accuracy of every candidate, counted in exampl
 *Sent* is what would cross a network if each task's data stayed where it is: T experts to the place that merges, and the
 merge back to T tasks, once per round; for joint training the examples themselves move. Times are processor
 seconds of the thread that trains or merges, which other work on the machine does not change; they stand beside the
-result, because they differ from run to run. ± is over seeds: the order of the batches.
+result, because they differ from run to run. Two rows are compared over the seeds that both have, and of the one-shot
+rows the one that is best on test, which favours it. ± is over seeds: the order of the batches.
 
 **Source.** MIMA, Sections 4 and 5.1 (equal budget S = K·N); the accounting is ours, as reviewers asked for.
 """

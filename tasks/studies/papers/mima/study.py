@@ -15,7 +15,8 @@ walked from the usual value both ways until validation accuracy has fallen by 1 
 
 *Budget.* The paper has S = 2000; what few steps a round do to the experts is a matter of S, so the smallest and a large
 N are trained with further budgets too. *Optimiser.* AdamW's moments are forgotten at each merge; one N is also trained
-with them kept. ± is over seeds: the order of the batches; base and data are the same for all.
+with them kept. These runs may have fewer seeds; a comparison takes those that both sides have. ± is over seeds: the
+order of the batches; base and data are the same for all.
 
 **Source.** MIMA, Sections 4 and 5, Tables 1–3, Figures 4, 6, 8 and 9.
 """

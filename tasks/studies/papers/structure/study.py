@@ -16,6 +16,8 @@ one look at test:
   T1 stays above T2;
 - a third task (r_o = 0.9) from r_o = 0.85 and 0.05, λ_1 and λ_2 from −1 to 2 by 0.5; the score is its accuracy.
 
+Of λ that are equally good on validation the lowest is taken.
+
 Storage counts factors, kept rows with an index, kept entries with a bit for each place, and of DARE the entries alone,
 whose places a seed tells. The memory of a step is foretold on tensors without values. The learning rate of LoRA was
 chosen by two experts' validation accuracies with a seed that is not among these. Rules were written before the first

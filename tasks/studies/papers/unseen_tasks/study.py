@@ -19,6 +19,7 @@ is made on them; validation is not read, and test is looked at once for each way
 - `tuned on the samples`: the base tuned on them alone; beside it the base, the mean of the experts, and the base tuned
   on all training digits of the task.
 
+Findings are means over the unseen tasks and the numbers of samples; tuning on the samples has one rate and one length.
 Rules were written before the first run.
 
 **Source.** Li et al. 2025, Theorem 3, Equations 7, 11, 75 and 76; the corrections are ours.
