@@ -11,8 +11,11 @@ import torch
 
 import mergeflow
 
-# Whatever touches a number on its way from pixels to merged weights.
-_PACKAGES = ("mergeflow", "torch", "torchvision", "open_clip_torch", "safetensors", "numpy", "scipy", "pillow")
+# Whatever touches a number on its way from pixels or text to merged weights.
+_PACKAGES = (
+    *("mergeflow", "torch", "torchvision", "open_clip_torch", "transformers", "tokenizers"),
+    *("safetensors", "numpy", "scipy", "pillow"),
+)
 
 
 def environment() -> dict[str, Any]:

@@ -97,7 +97,7 @@ def decide(
         >>> decide(new, old, GateSettings(confidence=None)).promote
         True
         >>> decide(old, new, GateSettings(confidence=None)).reasons
-        ['mean normalised validation accuracy changes by -6.67 points, needed: a gain of at least 0.00', \
+        ['mean normalised validation accuracy changes by -6.67 points, needed: a gain of more than 0', \
 'digits: 80.00 % against 86.00 %, more than 5.00 points worse']
     """
     numbers: dict[str, Any] = {"settings": settings.model_dump(include=set(GateSettings.model_fields))}
@@ -174,7 +174,8 @@ def _gain_gate(gain: float, settings: GateSettings, same: bool) -> Gate:
     found = f"mean normalised validation accuracy changes by {100 * gain:+.2f} points"
     if same:
         passed = gain > 0.0 and gain >= settings.margin
-        return Gate("margin", passed, f"{found}, needed: a gain of at least {100 * settings.margin:.2f}")
+        needed = f"at least {100 * settings.margin:.2f}" if settings.margin else "more than 0"
+        return Gate("margin", passed, f"{found}, needed: a gain of {needed}")
     passed = gain >= -settings.tolerance
     return Gate("margin", passed, f"{found} on the shared tasks, allowed: a loss of {100 * settings.tolerance:.2f}")
 

@@ -40,6 +40,8 @@ def test_incomplete_metrics_never_pass(accuracy):
 def test_the_first_becomes_champion_and_an_equal_one_does_not_replace_it():
     assert decide(make_evidence(0.1), None, GateSettings()).promote
     assert failed(make_evidence(0.8), make_evidence(0.8)) == ["margin"]
+    (reason,) = decide(make_evidence(0.8), make_evidence(0.8), NO_INTERVAL).reasons
+    assert reason == "mean normalised validation accuracy changes by +0.00 points, needed: a gain of more than 0"
 
 
 def test_margin():

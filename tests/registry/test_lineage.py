@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.served import SERVED
 from registry.environment import environment, environment_changes
 from registry.lineage import lineage, lineage_nodes, tree_lines
 from registry.lineage_picture import lineage_svg
@@ -114,6 +115,11 @@ def test_the_experts_keep_their_order(store, make_candidate):
     documents = {"recipe": recipe, "provenance": {}}
     register(store, "merged", replace(candidate, files=replace(candidate.files, documents=documents)))
     assert list(read_documents(store, "merged", 1)[0]["experts"]) == ["signs", "digits"]
+
+
+@pytest.mark.parametrize("modality", ["vision", "text", "causal"])
+def test_the_packages_that_a_modality_computes_with_are_recorded(modality):
+    assert set(SERVED.get(modality).packages) <= set(environment()["packages"])
 
 
 def test_environments_are_compared_in_words():

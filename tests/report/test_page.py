@@ -157,6 +157,16 @@ def test_advice_says_where_the_choice_lies_and_what_is_missing(make_run):
     assert 'id="advice"' not in written(root)
 
 
+def test_a_figure_other_than_the_accuracy_is_named_wherever_it_stands(make_run):
+    root = make_run(["mood", "stars"])
+    path = root / "outputs/results/test.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": {"stars": "spearman"}}))
+    page = written(root)
+    tables = 1 + len(json.loads((root / "outputs/results/selection.json").read_text())["methods"])
+    assert page.count(">stars (spearman)<") == tables
+    assert ">mood (" not in page
+
+
 def test_one_task_and_one_method(make_run):
     page = written(make_run(["digits"], {"average": {"scale": [1.0]}}))
     Tags(page)
