@@ -131,6 +131,11 @@ def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None
         ([*ROWS, {"text": "  ", "label": "no"}], r"row 20 \('train.jsonl:20'\): its text is empty"),
         ([*ROWS, {"text": None, "label": "no"}], r"row 20 \('train.jsonl:20'\): its text is empty"),
         ([*ROWS, {"text": "cat", "label": None}], r"train.jsonl, row 20: no label \(1 such rows\)"),
+        ([*ROWS, {"text": "cat", "label": " "}], r"train.jsonl, row 20: no label \(1 such rows\)"),
+        (
+            [*({"text": f"cat {k}", "score": k / 2} for k in range(20)), {"text": "dog", "score": float("inf")}],
+            "train.jsonl, row 20: score inf is not a finite number",
+        ),
         ([{"words": "cat", "label": "no"}], "no text found among the columns 'words', 'label'; expected a column"),
         ([{"text": "cat", "kind": "no"}], "no label found among the columns 'text', 'kind'"),
         ([{"text": "a", "premise": "b", "hypothesis": "c", "label": 1}], "more than one text or pair found"),
@@ -169,6 +174,7 @@ def test_the_same_pair_in_two_splits_leaves_train(base: Path, tmp_path: Path) ->
     ("source", "told"),
     [
         ("jsonl:rows?metric=pearson", "found 'pearson', but this task's labels are classes; expected one of matthews"),
+        ("jsonl:three?metric=f1", "found 'f1', which is of two classes, but the task has 3.*expected macro_f1"),
         ("jsonl:rows?metric=acuracy", "unknown metric 'acuracy': did you mean 'accuracy'"),
         ("jsonl:gone", "gone': no such file or folder"),
         ("parquet:rows", "rows holds no Parquet file"),
@@ -177,6 +183,7 @@ def test_the_same_pair_in_two_splits_leaves_train(base: Path, tmp_path: Path) ->
 )
 def test_wrong_sources_are_refused(tmp_path: Path, source: str, told: str) -> None:
     write(tmp_path / "rows/train.jsonl", ROWS)
+    write(tmp_path / "three/train.jsonl", [*ROWS, {"text": "dog", "label": "maybe"}, {"text": "emu", "label": "maybe"}])
     with pytest.raises(MergeflowError, match=told):
         open_source("task", source, SOURCES, TRANSFORMS, root=tmp_path)
 
@@ -185,6 +192,25 @@ def test_a_file_that_is_not_of_its_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "cat", "label": 1\n')
     with pytest.raises(MergeflowError, match=r"train.jsonl cannot be read: .*name it by its kind: parquet"):
         open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
+
+
+def test_f1_is_taken_of_the_two_classes_that_a_transform_leaves(tmp_path: Path) -> None:
+    write(tmp_path / "three/train.jsonl", [*ROWS, {"text": "dog", "label": "maybe"}, {"text": "emu", "label": "maybe"}])
+    raw = open_source("task", "jsonl:three?classes=1,2&metric=f1", SOURCES, TRANSFORMS, root=tmp_path)
+    assert raw.transforms[-1].text == "metric=f1"
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("text\tlabel\tlabel\n" + "cat\tyes\tno\n" * 4)
+    with pytest.raises(MergeflowError, match=r"rows.tsv: two columns are called 'label'; expected names that differ"):
+        open_source("task", "tsv:rows.tsv", SOURCES, TRANSFORMS, root=tmp_path)
+
+
+def test_parts_of_a_split_whose_columns_differ_in_type_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "rows/train-00000-of-00002.jsonl", ROWS)
+    write(tmp_path / "rows/train-00001-of-00002.jsonl", [{"text": "cat", "label": 1}])
+    with pytest.raises(MergeflowError, match=r"the parts of train do not fit together: .*label"):
+        open_source("task", "jsonl:rows", SOURCES, TRANSFORMS, root=tmp_path)
 
 
 def test_a_local_folder_is_a_name_alone_whatever_signs_are_in_it(tmp_path: Path) -> None:

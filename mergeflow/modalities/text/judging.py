@@ -15,7 +15,8 @@ def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
         class_names: of the task.
 
     Raises:
-        MergeflowError: an unknown name, or a figure of classes for a task of numbers and the reverse.
+        MergeflowError: an unknown name, a figure of classes for a task of numbers and the reverse, or F1 for a task
+            that has not two classes.
 
     Example:
         >>> judged_by("f1", ["no", "yes"]).text
@@ -28,6 +29,11 @@ def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
         fitting = [name for name, one in METRICS.items() if one.numbers is (class_names is None)]
         raise MergeflowError(
             f"found '{value}', but this task's labels are {told}; expected one of {', '.join(fitting)}."
+        )
+    if value == "f1" and class_names is not None and len(class_names) != 2:
+        raise MergeflowError(
+            f"found 'f1', which is of two classes, but the task has {len(class_names)}; expected macro_f1, or two "
+            "classes kept before it (?classes=0,1&metric=f1)."
         )
     return Transform(f"metric={value}", class_names, _unchanged)
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -151,14 +152,15 @@ def _name(value: Any) -> str:
 def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str) -> np.ndarray:
     """Return each row's label: the number of its class, or its number."""
     values = table[label].to_pylist()
-    empty = [row for row, value in enumerate(values) if value is None]
+    empty = [row for row, value in enumerate(values) if value is None or not str(value).strip()]
     if empty:
         raise MergeflowError(f"{where}, row {empty[0]}: no {label} ({len(empty)} such rows). Every row needs one.")
     if names is None:
-        wrong = [row for row, value in enumerate(values) if not isinstance(value, int | float) or value != value]
+        wrong = [row for row, value in enumerate(values) if not isinstance(value, int | float) or not isfinite(value)]
         if wrong:
             raise MergeflowError(
-                f"{where}, row {wrong[0]}: {label} {values[wrong[0]]!r} is not a number, as train's are."
+                f"{where}, row {wrong[0]}: {label} {values[wrong[0]]!r} is not a finite number, as those of a "
+                "regression are. Correct it, or remove the row."
             )
         return np.array(values, np.float64)
     declared = _declared(table.schema).get(label, {})

@@ -1,6 +1,7 @@
 """Rows of texts in files: Parquet, JSON lines, and tables with commas or tabs between their columns."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -50,12 +51,13 @@ def read_tables(
         root: what a relative path starts from.
 
     Raises:
-        MergeflowError: missing path, unknown split names, or a file that cannot be read.
+        MergeflowError: missing path, unknown split names, a file that cannot be read, two columns of one name, or files
+            of one split whose columns differ in type.
     """
     location = Location.open(rooted(place, root))
     tables, where = {}, {}
     for split, paths in list_shards(location, task, ending).items():
-        tables[split] = pa.concat_tables([_table(location, path, read) for path in paths], promote_options="permissive")
+        tables[split] = _joined(split, [_table(location, path, read) for path in paths])
         where[split] = paths[0].rsplit("/", 1)[-1] if len(paths) == 1 else split
     return tables, where
 
@@ -63,11 +65,24 @@ def read_tables(
 def _table(location: Location, path: str, read: Read) -> pa.Table:
     try:
         with location.open_file(path) as stream:
-            return read(stream)
+            table = read(stream)
     except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowNotImplementedError) as error:
         raise MergeflowError(
             f"{path} cannot be read: {str(error).splitlines()[0]}. Correct the file, or name it by its kind: parquet, "
             "jsonl, csv (with quotes), tsv (without)."
+        ) from error
+    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+        raise MergeflowError(f"{path}: two columns are called '{twice[0]}'; expected names that differ. Rename one.")
+    return table
+
+
+def _joined(split: str, tables: Sequence[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowTypeError as error:
+        raise MergeflowError(
+            f"the parts of {split} do not fit together: {str(error).splitlines()[0]}. Give a column one type "
+            "in all files."
         ) from error
 
 
