@@ -6,6 +6,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from matplotlib.text import Text
+from pydantic import ValidationError
 
 from mergeflow.merging import methods
 from tasks.plotting.drawing import new_figure
@@ -16,16 +17,14 @@ from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 
-SMALL = {"paths": ["mima_4", "per_round_2_4"], "factors": [1.0], "images": 100, "drops": [0.5]}
-FEW = ("task_arithmetic", "ties", "breadcrumbs", "dare", "della")
+FEW = ["task_arithmetic", "ties", "breadcrumbs", "dare", "della"]
+SMALL = {"paths": ["mima_4", "per_round_2_4"], "factors": [1.0], "images": 100, "drops": [0.5], "methods": FEW}
 
 
 @pytest.fixture(scope="module")
 def result(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     io = study_io(toy_lab, "projection", tmp_path_factory.mktemp("projection"), **SMALL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projection, "mergeable", lambda experts: list(FEW))
-        projection.run(io)
+    projection.run(io)
     folder = io.scratch / "building/outputs/studies/projection"
     assert {path.name for path in folder.glob("*.svg")} == {"planes.svg", "cosines.svg"}
     return StudyResult.read(folder)
@@ -62,6 +61,12 @@ def test_every_method_that_needs_no_data_is_merged() -> None:
     assert not {"fisher", "regmean", "adamerging", "slerp"} & set(found)
     assert "slerp" in projection.mergeable(2)
     assert set(found) <= set(methods())
+
+
+@pytest.mark.parametrize("names", [["ties", "average"], [*FEW, "fisher"], [*FEW, "tise"]])
+def test_methods_that_the_findings_miss_or_cannot_merge_are_refused(names: list[str]) -> None:
+    with pytest.raises(ValidationError, match=r"expected methods of the catalog that need no data, task_arithmetic, "):
+        projection.Options(**{**SMALL, "one_shot": "mima_1", "joint": "joint", "methods": names})
 
 
 def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[float, float], loss: float) -> Row:

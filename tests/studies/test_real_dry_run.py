@@ -43,7 +43,13 @@ OF_ROUNDS: dict[str, dict[str, Any]] = {
     "linearity_experts": {"images": 32, "path": 3, "scales": [0.4], "add": [1.0], "negate": [1.0], "blocks": [9, 10]},
     "mergeability": {"runs": {"one_epoch": "one epoch", "mima_1": "four steps"}, "rounds": [1, 4], "images": 32},
     "cost": {"rates": ["joint_half"], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.08]},
-    "projection": {"paths": ["mima_4"], "factors": [1.0], "images": 4, "drops": [0.5]},
+    "projection": {
+        "paths": ["mima_4"],
+        "factors": [1.0],
+        "images": 4,
+        "drops": [0.5],
+        "methods": ["task_arithmetic", "ties", "breadcrumbs", "dare", "cart"],
+    },
     "equivalence": {
         "model_tasks": TASKS,
         "examples": 1,
@@ -125,7 +131,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_checkpoint(root / "inputs/base.safetensors", clip.state_dict())
     values["model"]["pretrained"] = "inputs/base.safetensors"
     values["tasks"] = {task: values["tasks"][task] for task in TASKS}
-    # bfloat16 is for a device: a processor without it computes a whole run of the example ten times as long.
+    # bfloat16 is for a device: without instructions for it a processor takes 25 times as long for a step.
     values["finetune"] |= {"steps": 4, "batch_size": 4, "accumulate": 1, "precision": "float32"}
     values["run"]["device"] = "cpu"
     (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))

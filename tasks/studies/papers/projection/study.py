@@ -19,7 +19,7 @@ from functools import partial
 from math import sqrt
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation import losses
@@ -34,7 +34,7 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
-from tasks.studies.papers.projection.results import figures, findings, notes, tables, tidy_rows
+from tasks.studies.papers.projection.results import OTHERS, figures, findings, notes, tables, tidy_rows
 from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
@@ -47,7 +47,7 @@ class Options(Section):
 
     one_shot: the run whose experts are merged. paths: the iterative runs. joint: the joint run. factors: of a method's
     default scale, tried on validation. images: per task, of validation for that choice and of test for the accuracies.
-    drops: of DARE, compared with what is expected.
+    drops: of DARE, compared with what is expected. methods: which are merged; without any, all that need no data.
     """
 
     one_shot: str
@@ -56,6 +56,19 @@ class Options(Section):
     factors: list[float] = Field(min_length=1)
     images: int = Field(ge=1)
     drops: list[float]
+    methods: list[str] = Field(default_factory=list)
+
+    @field_validator("methods")
+    @classmethod
+    def _compared(cls, names: list[str]) -> list[str]:
+        missing = [name for name in OTHERS if name not in names]
+        wrong = [name for name in names if name not in methods() or methods()[name].given]
+        if names and (missing or wrong):
+            raise ValueError(
+                f"found {', '.join(names)}; expected methods of the catalog that need no data, "
+                f"{', '.join(OTHERS)} among them: the findings compare these"
+            )
+        return names
 
 
 DECLARED = Declaration(
@@ -95,7 +108,7 @@ def choose_scales(inputs: StudyInputs, options: Options) -> dict[str, float]:
     scorer = blind.scorer(inputs.run(options.one_shot).experts(inputs.seeds[0]))
     examples = {task: Subset.first(data, options.images) for task, data in blind.examples("validation").items()}
     chosen = {}
-    for name in mergeable(len(inputs.tasks)):
+    for name in options.methods or mergeable(len(inputs.tasks)):
         default = configure(name).scale
         scales = sorted(default * factor for factor in options.factors)
         found = score_all(
