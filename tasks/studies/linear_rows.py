@@ -1,5 +1,6 @@
 """What the studies of linearity share: rows of the kernel's results, their worst cases, paths of loss, figures."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,8 @@ def rows_of(found: Mapping[str, Mapping[str, Linearity]], **known: Any) -> list[
 
 
 def worst_share(rows: Sequence[Row]) -> float:
-    """Return the largest 1 − cos in shares of its baseline, over the rows that the baseline can decide."""
-    return max((row["distance"] / row["base"] for row in rows if row["base"] > TRIVIAL), default=0.0)
+    """Return the largest 1 − cos in shares of its baseline, over rows that the baseline can decide; NaN for none."""
+    return max((row["distance"] / row["base"] for row in rows if row["base"] > TRIVIAL), default=math.nan)
 
 
 def worst_length(rows: Sequence[Row]) -> float:
@@ -89,8 +90,10 @@ def by_seed(rows: Sequence[Row], **wanted: Any) -> dict[int, list[Row]]:
 
 
 def direction(rows: Sequence[Row], **wanted: Any) -> tuple[str, Verdict]:
-    """Return what was measured of the direction, and its verdict over seeds."""
+    """Return what was measured of the direction, and its verdict over seeds: undecided where no baseline decides."""
     values = [worst_share(own) for own in by_seed(rows, **wanted).values()]
+    if any(map(math.isnan, values)):
+        return f"no baseline above {TRIVIAL}", None
     return f"worst share {with_interval(values, 2)}", within(values, high=DIRECTION)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mergeflow.linearity.affine import combine
-from tasks.studies.linear_rows import loss_gap, read_samples, rows_of, worst_length, worst_share
+from tasks.studies.linear_rows import direction, loss_gap, read_samples, rows_of, worst_length, worst_share
 from tasks.studies.papers.linearity_edits.study import edited, edits
 from tasks.studies.papers.linearity_matching.results import findings as matching_findings
 from tasks.studies.results import StudyResult
@@ -215,6 +215,13 @@ def test_training_together_makes_features_linear(run: Run) -> None:
     last = list(dict.fromkeys(row["block"] for row in table.rows))[-1]
     distance = {row["k"]: float(str(row["1 − cos"]).split()[0]) for row in table.rows if row["block"] == last}
     assert distance[3] < distance[0]
+
+
+def test_baselines_that_are_nothing_decide_nothing() -> None:
+    rows = [{"seed": seed, "distance": 0.001, "base": base, "coef": 1.0} for seed in range(3) for base in (0.0, 0.02)]
+    assert direction(rows) == ("no baseline above 0.02", None)
+    decided = [*rows, *({"seed": seed, "distance": 0.001, "base": 0.5, "coef": 1.0} for seed in range(3))]
+    assert direction(decided)[1] is True
 
 
 def test_a_path_with_a_hill_or_with_uneven_ends_is_not_connected() -> None:
