@@ -164,7 +164,8 @@ def test_experts_are_image_towers_of_the_real_size(real: tuple[str, Path]) -> No
         assert tuple(state.infos["visual.proj"].shape) == ((768, 512) if "_b_" in example else (1024, 768))
 
 
-@pytest.mark.parametrize(("real", "name"), PAIRS, indirect=["real"])
+# The scope is said because `name` is the test's own: without it every study would train all runs anew.
+@pytest.mark.parametrize(("real", "name"), PAIRS, indirect=["real"], scope="module")
 def test_a_study_runs_on_the_real_architecture(name: str, real: tuple[str, Path], tmp_path: Path) -> None:
     example, root = real
     result = StudyResult.read(run_study(root, name, tmp_path, **EXAMPLES[example][1][name]))
