@@ -1,6 +1,6 @@
 """Paths and URIs: one way to list and open files, wherever fsspec reaches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -98,5 +98,18 @@ class Location:
         for path, info in entries.items():
             parts = tuple(path[len(self.path) :].strip("/").split("/"))
             if parts != ("",) and not any(part.startswith((".", "__MACOSX")) for part in parts):
-                below.append((parts, info["type"]))
+                kind = self._kind_behind(path, info) if info.get("islink") else info["type"]
+                below.append((parts, kind))
+                if kind == "directory" and info.get("islink"):  # `find` stops at a link
+                    below += [((*parts, *inner), found) for inner, found in Location(self.files, path)._below()]
         return sorted(below)
+
+    def _kind_behind(self, path: str, info: Mapping[str, Any]) -> str:
+        """Return what a symbolic link leads to; a link that is left out would make a task smaller unnoticed."""
+        if self.files.isdir(path):
+            return "directory"
+        if self.files.isfile(path):
+            return "file"
+        raise MergeflowError(
+            f"{path} is a link to {info.get('destination')}, which is not there. Bring it back, or remove the link."
+        )

@@ -1,5 +1,6 @@
 """What a data source hands over: examples, and a task that can list them split by split."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,8 @@ def _check_classes(task: str, class_names: Sequence[str]) -> None:
         raise MergeflowError(
             f"task '{task}': {found} found; expected at least two, to tell them apart. Add examples of another class."
         )
-    repeated = sorted(name for name, count in Counter(class_names).items() if count > 1)
+    alike = [unicodedata.normalize("NFC", name.strip()) for name in class_names]
+    repeated = sorted(name for name, count in Counter(alike).items() if count > 1 and name)
     if repeated:
         raise MergeflowError(
             f"task '{task}': class names found more than once: {quoted(repeated)}. "

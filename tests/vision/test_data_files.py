@@ -262,6 +262,39 @@ def test_unsupported_folders_are_refused(paths: Sequence[str], found: str, tmp_p
         open_images("pets", f"folder:{tmp_path}")
 
 
+def test_links_to_files_and_folders_are_read_like_what_they_lead_to(tmp_path: Path) -> None:
+    real, linked = write_folder(tmp_path / "real"), tmp_path / "linked"
+    (linked / "cat").mkdir(parents=True)
+    for image in (real / "cat").iterdir():
+        (linked / "cat" / image.name).symlink_to(image)
+    (linked / "dog").symlink_to(real / "dog", target_is_directory=True)
+    whole, found = (
+        prepare_task(open_images("pets", f"folder:{root}"), tmp_path / f"out-{root.name}", image_decoding(32))
+        for root in (real, linked)
+    )
+    assert found["splits"] == whole["splits"]
+
+
+def test_a_shard_may_be_a_link(tmp_path: Path) -> None:
+    write_shard(tmp_path / "blobs/5eed.parquet", range(20))
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "pets/train.parquet").symlink_to(tmp_path / "blobs/5eed.parquet")
+    assert open_images("pets", f"parquet:{tmp_path / 'pets'}").counts["train"] == 20
+
+
+def test_a_link_that_leads_nowhere_is_an_error_not_a_smaller_task(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "pets")
+    (root / "cat/lost.png").symlink_to(tmp_path / "unmounted/lost.png")
+    with pytest.raises(MergeflowError, match=r"cat/lost.png is a link to .*unmounted/lost.png, which is not there"):
+        open_images("pets", f"folder:{root}")
+
+
+@pytest.mark.parametrize("names", [("owl", "owl "), ("caf\u00e9", "cafe\u0301")], ids=["blank", "accent"])
+def test_class_names_that_look_alike_are_refused(names: Sequence[str], tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match="class names found more than once"):
+        open_images("pets", f"folder:{write_folder(tmp_path / 'pets', names)}")
+
+
 def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     write_folder(tmp_path / "pets")
     (tmp_path / "pets" / "emu").mkdir()
