@@ -110,12 +110,13 @@ def progress_file(state: Path, name: str) -> Iterator[Progress]:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents."""
+    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     whole = hashlib.sha256()
-    for file_path in sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+    below = (Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names)
+    for file_path in sorted(p for p in below if p.is_file() and "__pycache__" not in p.parts):
         whole.update(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n".encode())
     return whole.hexdigest()
 

@@ -16,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from tasks.project.code import code_of
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.project.runner import digest, run_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,6 +138,17 @@ def test_of_the_inputs_only_what_parameters_name_counts(project: Path, run) -> N
         (project / "inputs" / name / "new.png").write_text("an image")
         assert run()
         assert not run()
+
+
+def test_a_linked_folder_counts_by_what_lies_in_it(tmp_path: Path) -> None:
+    real, pets, copy = tmp_path / "real", tmp_path / "inputs/pets", tmp_path / "copy"
+    for folder in (real, pets, copy / "dog"):
+        folder.mkdir(parents=True)
+    (pets / "dog").symlink_to(real, target_is_directory=True)
+    for content in ("one", "another"):
+        for folder in (real, copy / "dog"):
+            (folder / "0.png").write_text(content)
+        assert digest(pets) == digest(copy)
 
 
 def test_a_missing_input_is_named(project: Path, run) -> None:  # type: ignore[no-untyped-def]
