@@ -1,5 +1,6 @@
 """Study `projection` on small nets, and its verdicts on made-up models."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -37,6 +38,14 @@ def test_the_study_covers_merges_paths_and_joint_training(result: StudyResult) -
     assert [row["model"] for row in across.rows] == ["task_arithmetic", "ties", "mima_4", "per_round_2_4"]
     assert [row["drop p"] for row in drops.rows] == [0.5]
     assert {finding.system for finding in result.findings} == {"G8"}
+
+
+def test_one_seed_leaves_open_what_seeds_decide(toy_lab: Path, tmp_path: Path) -> None:
+    io = study_io(toy_lab, "projection", tmp_path, **SMALL)
+    assert io.studies
+    projection.run(replace(io, studies=io.studies.model_copy(update={"seeds": [0]})))
+    result = StudyResult.read(tmp_path / "building/outputs/studies/projection")
+    assert {finding.holds for finding in result.findings} == {None}
 
 
 def test_dare_lies_where_its_mask_puts_it(result: StudyResult) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,13 @@ def _distances(rows: Rows) -> Table:
 def _across(across: Mapping[str, Sequence[float]]) -> Table:
     return Table(
         "Distance between the same model of two seeds: what another order of the data does",
-        [{"model": name, "mean distance": round(float(np.mean(values)), 2)} for name, values in across.items()],
+        [{"model": name, "mean distance": round(_between(values), 2)} for name, values in across.items()],
     )
+
+
+def _between(across: Sequence[float]) -> float:
+    """Return the mean distance between seeds; NaN where there is one seed, which decides nothing."""
+    return fmean(across) if across else math.nan
 
 
 def _drops(rows: Rows) -> Table:
@@ -213,7 +219,7 @@ def _elsewhere(rows: Rows, across: Mapping[str, Sequence[float]]) -> Finding:
     beyond, turned = {}, []
     for run in rows[0]["paths"]:
         gaps = each(rows, lambda s, r=run: s.gap(s.ends[r], s.row["merges"]))  # type: ignore[misc]
-        seeds = float(np.mean(across[run]))
+        seeds = _between(across[run])
         beyond[f"{run}, from its nearest merge, less {seeds:.2f} between seeds"] = [gap - seeds for gap in gaps]
         cosines = each(rows, lambda s, r=run: max(s.cosine(s.ends[r], name) for name in s.row["merges"]))  # type: ignore[misc]
         turned.append(f"{run} {with_interval(cosines, 2)}")
@@ -286,7 +292,7 @@ def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
         f"{flat} from task arithmetic; it is {far} away, {off} of it off the plane. Read the whole space.",
         f"Scale and drop decide where DARE lies, not the tasks: with drop {least['drop']:g} it is "
         f"{least['distance']:.2f} from task arithmetic. Another order of the data moves a merge by TIES by "
-        f"{np.mean(across['ties']):.2f}, and by task arithmetic by {np.mean(across['task_arithmetic']):.2f}.",
+        f"{_between(across['ties']):.2f}, and by task arithmetic by {_between(across['task_arithmetic']):.2f}.",
     ]
 
 
