@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
@@ -105,8 +106,14 @@ class Location:
         return sorted(below)
 
     def _kind_behind(self, path: str, info: Mapping[str, Any]) -> str:
-        """Return what a symbolic link leads to; a link that is left out would make a task smaller unnoticed."""
+        """Return what a symbolic link leads to; a link that is left out would make a task smaller unnoticed.
+
+        Raises:
+            MergeflowError: it leads nowhere, or to a folder that it is in.
+        """
         if self.files.isdir(path):
+            if Path(path).parent.resolve().is_relative_to(Path(path).resolve()):
+                raise MergeflowError(f"{path} is a link to a folder that holds it. Remove the link.")
             return "directory"
         if self.files.isfile(path):
             return "file"

@@ -115,10 +115,17 @@ def digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     whole = hashlib.sha256()
-    below = (Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names)
-    for file_path in sorted(p for p in below if p.is_file() and "__pycache__" not in p.parts):
+    for file_path in sorted(p for p in _below(path) if p.is_file() and "__pycache__" not in p.parts):
         whole.update(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n".encode())
     return whole.hexdigest()
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Yield what is below a folder and is not a folder; a link to a folder that holds it is not followed."""
+    for folder, names, files in os.walk(path, followlinks=True):
+        here = Path(folder)
+        names[:] = [name for name in names if not here.resolve().is_relative_to((here / name).resolve())]
+        yield from (here / name for name in files)
 
 
 def remove_outputs(root: Path, stage: Stage) -> list[str]:

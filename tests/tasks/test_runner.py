@@ -149,6 +149,9 @@ def test_a_linked_folder_counts_by_what_lies_in_it(tmp_path: Path) -> None:
         for folder in (real, copy / "dog"):
             (folder / "0.png").write_text(content)
         assert digest(pets) == digest(copy)
+    (real / "again").symlink_to(tmp_path / "inputs", target_is_directory=True)
+    (real / "itself").symlink_to(real, target_is_directory=True)
+    assert len(digest(pets)) == 64  # no endless walk
 
 
 def test_a_missing_input_is_named(project: Path, run) -> None:  # type: ignore[no-untyped-def]

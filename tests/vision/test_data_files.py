@@ -289,6 +289,13 @@ def test_a_link_that_leads_nowhere_is_an_error_not_a_smaller_task(tmp_path: Path
         open_images("pets", f"folder:{root}")
 
 
+def test_a_link_to_a_folder_that_holds_it_is_an_error_not_an_endless_walk(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "pets")
+    (root / "cat/again").symlink_to(root, target_is_directory=True)
+    with pytest.raises(MergeflowError, match=r"cat/again is a link to a folder that holds it. Remove the link"):
+        open_images("pets", f"folder:{root}")
+
+
 @pytest.mark.parametrize("names", [("owl", "owl "), ("caf\u00e9", "cafe\u0301")], ids=["blank", "accent"])
 def test_class_names_that_look_alike_are_refused(names: Sequence[str], tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match="class names found more than once"):
