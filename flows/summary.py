@@ -77,12 +77,13 @@ def chosen_arguments(test: Test) -> str:
 
 
 def _print_registration(found: Registration, console: Console) -> None:
-    aliases = ", ".join(f"@{alias}" for alias in found["aliases"]) or "no alias"
-    text = f"[bold]Registered[/]  {found['model']} version {found['version']} ({aliases}), method {found['method']}"
+    """Print what the run registered, as it was then; people may have promoted another version since."""
+    aliases = ", ".join(f"@{alias}" for alias in found["aliases"]) or "a version without an alias"
+    text = f"[bold]Registered[/]  {found['model']} version {found['version']} as {aliases}, method {found['method']}"
     console.print(text, highlight=False, soft_wrap=True)
     decision = found["decision"]
     if decision and not decision["promote"]:
         over = f" over version {found['champion']}" if found["champion"] else ""
-        console.print(f"[bold]Not promoted[/]{over}:", highlight=False)
+        console.print(f"[bold]Not promoted then[/]{over}:", highlight=False)
         for reason in decision["reasons"]:
             console.print(f"  · {reason}", highlight=False, soft_wrap=True)
