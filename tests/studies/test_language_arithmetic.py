@@ -128,7 +128,8 @@ def test_the_best_merge_is_chosen_on_validation() -> None:
 
 def test_all_methods_that_need_no_data_are_chosen_in_the_project() -> None:
     values = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["language_arithmetic"]
-    assert set(Options.model_validate(values).methods) == set(methods()) - OTHERS
+    later = {"row_prune"}  # in the catalog since the study was recorded; it joins when that is done again
+    assert set(Options.model_validate(values).methods) == set(methods()) - OTHERS - later
     with pytest.raises(ValueError, match="did you mean 'ties'"):
         Options.model_validate({**values, "methods": {"tie": {}}})
 
