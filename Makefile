@@ -1,5 +1,5 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
-# make test    install what is needed, check and test (about ten minutes on two cores)
+# make test    install what is needed, check and test (21 minutes on two cores of an AMD EPYC after installation)
 # make test-all  the same with the tests for the night
 # make clean   remove everything that git does not track
 
