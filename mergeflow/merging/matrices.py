@@ -6,18 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.architecture import Architecture, Selected
 from mergeflow.merging.architectures.families import family_of
+from mergeflow.merging.architectures.roles import TREATED
 
 
 def _selection(value: Any) -> Any:
     patterns = isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
-    if not patterns and value not in ("attn_mlp", "mlp", "all"):
-        raise ValueError(f"expected attn_mlp, mlp, all, or a list of patterns of names, found {value!r:.60}")
+    if not patterns and not (isinstance(value, str) and value in TREATED):
+        raise ValueError(f"expected {', '.join(TREATED)}, or a list of patterns of names, found {value!r:.60}")
     return value
 
 
-Selection = Annotated[Literal["attn_mlp", "mlp", "all"] | tuple[str, ...], BeforeValidator(_selection)]
+Selection = Annotated[Selected, BeforeValidator(_selection)]
 """`attn_mlp`: attention, MLP and experts; `mlp`: the last two; `all`: projections too; or patterns of names.
 
 See docs/architectures.md.
@@ -25,7 +26,7 @@ See docs/architectures.md.
 
 Matrices = Annotated[
     Selection,
-    Field(description="which matrices are treated: attn_mlp, mlp, all, or glob patterns; see architectures.md"),
+    Field(description=f"which matrices are treated: {', '.join(TREATED)}, or glob patterns; see architectures.md"),
 ]
 SplitQkv = Annotated[
     bool, Field(description="treat each fused weight (q/k/v, gate/up) as the matrices it holds; see architectures.md")

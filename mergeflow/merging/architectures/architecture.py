@@ -6,17 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.config import config_of
 from mergeflow.merging.architectures.cuts import Config, Form, Rule
 from mergeflow.merging.architectures.families import BARE, EVERYWHERE, UNKNOWN, Family, family_of
-from mergeflow.merging.architectures.roles import TREATED, Role, role_of
+from mergeflow.merging.architectures.roles import TREATED, Role, Word, role_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Selected = Literal["attn_mlp", "mlp", "all"] | tuple[str, ...]
+Selected = Word | tuple[str, ...]
 
 
 @dataclass(frozen=True)

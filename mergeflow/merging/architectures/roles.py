@@ -7,7 +7,8 @@ from typing import Literal, get_args
 
 Role = Literal["attention", "mlp", "expert", "projection", "router", "embedding", "position", "head", "norm", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
-TREATED: dict[str, tuple[Role, ...]] = {
+Word = Literal["attn_mlp", "mlp", "all"]
+TREATED: dict[Word, tuple[Role, ...]] = {
     "attn_mlp": ("attention", "mlp", "expert"),
     "mlp": ("mlp", "expert"),
     "all": ("attention", "mlp", "expert", "projection"),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mergeflow.late import torch
 from mergeflow.merging.matrices import Matrices, SplitQkv
 from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
 from mergeflow.merging.workspace import Copies, Matrix, matrices
@@ -26,7 +25,7 @@ class RowPruneArgs(Args):
 
 
 def _row_bytes(args: RowPruneArgs, one: Matrix) -> int:
-    return 2 * one.nbytes  # the sum, and squares of a matrix
+    return one.nbytes  # the sum
 
 
 @method(
@@ -52,15 +51,13 @@ def row_prune(stack: Stack, args: RowPruneArgs) -> Parts:
     """
     if not stack.is_matrix(args.matrices):
         return stack.base, stack.weighted.sum(0)
-    form, taus = stack.form(args.split_qkv), stack.take()
-    total = torch.zeros_like(stack.base)
-    for tau in taus:
-        total += form.join([_pruned(part, args) for part in form.split(tau)])
-    return stack.base, total
+    return stack.base, stack.merged(_sum_of_kept_rows, args)
 
 
-def _pruned(matrix: Tensor, args: RowPruneArgs) -> Tensor:
-    """Return [m, n] with all rows at 0 but those that are kept, in its place."""
-    order = matrix.norm(dim=1).argsort(descending=args.rows == "largest", stable=True)
-    matrix[order[floor(args.keep * len(order) + 1e-9) :]] = 0
-    return matrix
+def _sum_of_kept_rows(matrices: Tensor, args: RowPruneArgs) -> Tensor:
+    """Return the sum [m, n] of matrices [T, m, n], whose other rows become 0."""
+    order = matrices.norm(dim=2).argsort(dim=1, descending=args.rows == "largest", stable=True)
+    kept = floor(args.keep * order.shape[1] + 1e-9)
+    for matrix, rows in zip(matrices, order, strict=True):
+        matrix[rows[kept:]] = 0
+    return matrices.sum(0)
