@@ -9,7 +9,7 @@ from rich.table import Table
 from mergeflow import layout
 from mergeflow.documents import Registration, Test, read_registration, read_test
 from mergeflow.errors import MergeflowError
-from tasks.plotting.rows import experts_behind_base
+from tasks.plotting.rows import experts_behind_base, task_title
 from tasks.project.files import read_yaml
 
 
@@ -56,10 +56,8 @@ def result_table(test: Test) -> Table:
     for row in rows:
         style = "bold green" if row["name"] == test["winner"] else None
         table.add_column(row["name"].replace("_", "\n"), justify="right", style=style, no_wrap=True)
-    metrics = test.get("metrics", {})
     for task in test["tasks"]:
-        name = f"{task} ({metrics[task]})" if task in metrics else task
-        table.add_row(name, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
+        table.add_row(task_title(test, task), *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
     table.add_section()
     table.add_row("mean", *(f"{100 * row['mean']:.1f}" for row in rows), style="bold")
     table.add_row("normalised", *(f"{100 * row['normalised']:.1f}" for row in rows), style="bold")
@@ -78,8 +76,9 @@ def chosen_arguments(test: Test) -> str:
 
 def _print_registration(found: Registration, console: Console) -> None:
     """Print what the run registered, as it was then; people may have promoted another version since."""
-    aliases = ", ".join(f"@{alias}" for alias in found["aliases"]) or "a version without an alias"
-    text = f"[bold]Registered[/]  {found['model']} version {found['version']} as {aliases}, method {found['method']}"
+    names = ", ".join(f"@{alias}" for alias in found["aliases"])
+    alias = f"as {names}" if names else "without an alias"
+    text = f"[bold]Registered[/]  {found['model']} version {found['version']} {alias}, method {found['method']}"
     console.print(text, highlight=False, soft_wrap=True)
     decision = found["decision"]
     if decision and not decision["promote"]:

@@ -39,3 +39,18 @@ def model_name(name: str) -> str:
         ('zero-shot', 'ties')
     """
     return _NAMES.get(name, name)
+
+
+def task_title(test: Mapping[str, Any], task: str) -> str:
+    """Return a task's name, with what it is judged by where that is not the accuracy.
+
+    Args:
+        test: content of outputs/results/test.json.
+        task: one of its tasks.
+
+    Example:
+        >>> task_title({"metrics": {"stars": "spearman"}}, "stars"), task_title({}, "signs")
+        ('stars (spearman)', 'signs')
+    """
+    metrics = test.get("metrics", {})
+    return f"{task} ({metrics[task]})" if task in metrics else task

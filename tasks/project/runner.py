@@ -124,7 +124,8 @@ def _below(path: Path) -> Iterator[Path]:
     """Yield what is below a folder and is not a folder; a link to a folder that holds it is not followed."""
     for folder, names, files in os.walk(path, followlinks=True):
         here = Path(folder)
-        names[:] = [name for name in names if not here.resolve().is_relative_to((here / name).resolve())]
+        real = here.resolve()
+        names[:] = [name for name in names if not real.is_relative_to((here / name).resolve())]
         yield from (here / name for name in files)
 
 

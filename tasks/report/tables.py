@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mergeflow.checkpoints.fingerprint import short
-from tasks.plotting.rows import base_row, model_name
+from tasks.plotting.rows import base_row, model_name, task_title
 from tasks.report.files import Json, RunFiles
 
 
@@ -71,7 +71,7 @@ def results_table(run: RunFiles) -> Table:
     columns = [
         Column("model", numeric=False),
         Column("chosen on validation", numeric=False),
-        *(Column(_figure_name(run, task), note=f"on {examples[task]} test examples") for task in tasks),
+        *(Column(task_title(run.test, task), note=f"on {examples[task]} test examples") for task in tasks),
         Column("mean", note="mean of the tasks"),
         Column("normalised", note="mean over the tasks of accuracy divided by the expert's accuracy"),
     ]
@@ -89,12 +89,6 @@ def results_table(run: RunFiles) -> Table:
     return Table("Test accuracy in %", columns, made)
 
 
-def _figure_name(run: RunFiles, task: str) -> str:
-    """Return the task's name, with its metric where that is not the accuracy."""
-    metrics = run.test.get("metrics", {})
-    return f"{task} ({metrics[task]})" if task in metrics else str(task)
-
-
 def candidates_table(run: RunFiles, method: str) -> Table:
     """Return every candidate of a method with its accuracies on validation; the chosen one marked."""
     rows, tasks = run.sweeps[method]["candidates"], run.selection["tasks"]
@@ -102,7 +96,7 @@ def candidates_table(run: RunFiles, method: str) -> Table:
     names = list(rows[0]["args"])
     best = max(row["normalised"] for row in rows)
     columns = [Column(name, numeric=_numeric(row["args"][name] for row in rows)) for name in names]
-    columns += [Column(_figure_name(run, task)) for task in tasks] + [Column("mean"), Column("normalised")]
+    columns += [Column(task_title(run.test, task)) for task in tasks] + [Column("mean"), Column("normalised")]
     made = [
         Row(
             [_argument_cell(row["args"][name]) for name in names]

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tasks.project.stage import StageIO
 from tasks.studies.pieces import kept, kept_side_by_side
+from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
 
 KILLED = """if True:
@@ -63,20 +63,12 @@ def test_a_killed_study_keeps_its_pieces_and_leaves_no_process(tmp_path: Path) -
     script.write_text(KILLED.replace("SCRATCH", str(tmp_path)))
     study = subprocess.Popen([sys.executable, script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     quick = tmp_path / "pieces/quick.json"
-    wait_for(quick.exists)
+    wait_for(quick.exists, 120, every=0.05)
     workers = psutil.Process(study.pid).children(recursive=True)
     study.send_signal(signal.SIGKILL)
     study.wait()
     assert len(workers) >= 2
-    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers))
+    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers), 120)
     assert json.loads(quick.read_text()) == {"number": 1}
     measures = {"quick": partial(dict, number=2), "slow": partial(dict, number=3)}
     assert kept_side_by_side(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]
-
-
-def wait_for(condition: object, seconds: float = 120) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
