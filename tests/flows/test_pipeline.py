@@ -53,7 +53,7 @@ def test_it_ends_with_table_registry_and_report(finished: tuple[Path, subprocess
     assert "Traceback" not in done.stdout
     for word in ("zero", "shot", "individual", "average", "task_arithmetic scale", "cart", "normalised", "red", "blue"):
         assert word in done.stdout
-    assert "mergeflow-pocket8 version 1 (@champion)" in done.stdout
+    assert "mergeflow-pocket8 version 1 as @champion" in done.stdout
     assert "outputs/report.html" in done.stdout
     assert (folder / "outputs/report.html").stat().st_size > 10_000
     assert not (folder / ".mergeflow/scratch").exists() or not any((folder / ".mergeflow/scratch").iterdir())
@@ -105,7 +105,7 @@ def test_a_lost_registry_is_filled_again(project: Path) -> None:
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 0, done.stderr
     assert ran(done) == {"register"}
-    assert "version 1 (@champion)" in done.stdout
+    assert "version 1 as @champion" in done.stdout
 
 
 @pytest.mark.nightly
