@@ -33,25 +33,27 @@ def replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
 
 
 @torch.no_grad()
-def front(model: Model, examples: Examples, state: State, layer: str, *, batch_size: int = 128) -> Tensor:
-    """Return f(θ), what a layer gives for every example: [n, …].
+def front(
+    model: Model, examples: Examples, state: State, layers: Sequence[str], *, batch_size: int = 128
+) -> dict[str, Tensor]:
+    """Return f(θ), what layers give for every example: layer → [n, …], in one pass.
 
     Args:
         model: What the weights are loaded into; it has its own weights back at the end.
         examples: A split of a task.
         state: θ.
-        layer: Name of the submodule.
+        layers: Names of submodules.
         batch_size: Examples in memory at a time.
 
     Raises:
         MergeflowError: the module has no such layer.
     """
-    check_layers(model.module, [layer])
+    check_layers(model.module, layers)
     state = apart(state, model)
     with borrowed(model):
         model.load(state)
-        parts = torch.arange(len(examples)).split(batch_size)
-        return torch.cat([examples.features(model, rows, [layer])[layer] for rows in parts])
+        parts = [examples.features(model, rows, layers) for rows in torch.arange(len(examples)).split(batch_size)]
+    return {layer: torch.cat([part[layer] for part in parts]) for layer in layers}
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -91,14 +92,14 @@ Tasks = Callable[[], dict[str, NetTask]]
 def open_world(world: World, root: Path) -> dict[str, NetTask]:
     """Return the world's tasks by name; the first is the one that nets are pre-trained on."""
     if world.angles:
-        upright = {split: _pictures(world.source, split, count, world, root) for split, count in _counts(world)}
+        upright = {split: _pictures(world.source, split, count, world.size, root) for split, count in _counts(world)}
         return {
             f"{angle:g}°": NetTask(*(_task(f"{angle:g}°", _turned(*upright[split], angle), world) for split in upright))
             for angle in world.angles
         }
     return {
         name: NetTask(
-            *(_task(name, _pictures(source, split, count, world, root), world) for split, count in _counts(world))
+            *(_task(name, _pictures(source, split, count, world.size, root), world) for split, count in _counts(world))
         )
         for name, source in ((text.rpartition("/")[2], _joined(world.source, text)) for text in world.splits)
     }
@@ -115,10 +116,11 @@ def _joined(source: str, part: str) -> str:
     return f"{source}{'&' if '?' in source else '?'}{part}"
 
 
-def _pictures(source: str, split: str, count: int, world: World, root: Path) -> tuple[np.ndarray, np.ndarray]:
+@lru_cache(maxsize=10)  # the worlds of a study differ in their nets more often than in their pictures
+def _pictures(source: str, split: str, count: int, size: int, root: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return up to `count` images uint8 [n, S, S, 3] and labels of one split, the first that the transforms leave."""
     raw = open_images(source.partition("?")[0].rpartition("/")[2], source, root=root)
-    decode = image_decoding(world.size).decode
+    decode = image_decoding(size).decode
     seen = (transformed(raw, example, Place(split, row, raw.seed)) for row, example in enumerate(raw.splits[split]()))
     kept = [decode(example, source).arrays for example in islice((one for one in seen if one is not None), count)]
     return np.stack([one["images"] for one in kept]), np.array([int(one["labels"]) for one in kept])

@@ -264,7 +264,7 @@ def test_a_stitch_of_a_model_on_itself_is_the_model(
     name, model, data, ends = family
     model.module.eval()
     for layer in (LAYERS[name][0], LAYERS[name][-1]):
-        terms = [(1.0, front(model, data, ends["i"], layer, batch_size=16))]
+        terms = [(1.0, front(model, data, ends["i"], [layer], batch_size=16)[layer])]
         scores = stitch(model, data, ends["i"], layer, terms, batch_size=16)
         log_p = stitch(model, data, ends["i"], layer, terms, data.log_p, batch_size=16)
         kept = model.state()
@@ -280,7 +280,7 @@ def test_a_stitch_of_a_model_on_itself_is_the_model(
 def test_a_stitch_after_the_last_block_mixes_what_the_head_sees() -> None:
     model, data = mlp()
     ends = {"i": moved(model, 1), "j": moved(model, 2)}
-    terms = [(2.0, front(model, data, ends["i"], "3")), (-1.0, front(model, data, ends["j"], "3"))]
+    terms = [(2.0, front(model, data, ends["i"], ["3"])["3"]), (-1.0, front(model, data, ends["j"], ["3"])["3"])]
     log_p = stitch(model, data, ends["i"], "3", terms, data.log_p, batch_size=16)
     hidden = {}
     for name, state in ends.items():
