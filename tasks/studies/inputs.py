@@ -149,6 +149,18 @@ class StudyInputs:
         self._examples: dict[tuple[str, str], Examples] = {}
         self._judged: dict[tuple[str, str, str], float] = {}  # fingerprint, split, task → accuracy
 
+    def __copy__(self) -> "StudyInputs":
+        part = StudyInputs.__new__(StudyInputs)
+        vars(part).update(vars(self))
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Go to another process without what was opened here, which opens there when it is asked for."""
+        return {key: vars(self)[key] for key in ("io", "tasks", "seeds", "device", "heads")} | {
+            "_examples": {},
+            "_judged": {},
+        }
+
     def first(self, count: int) -> "StudyInputs":
         """Return the same for the first `count` tasks alone; examples and model are shared.
 

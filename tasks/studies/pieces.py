@@ -1,22 +1,59 @@
 """Pieces of a study's measuring: kept until the study is complete, so that a killed study goes on where it was."""
 
+import copyreg
 import json
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.plugins import PRIVATE
 from mergeflow.processes import worker_pool
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
-from tasks.project.stage import StageIO
+from tasks.project.devices import device_names
+from tasks.project.parameters import params_of
+from tasks.project.stage import Stage, StageIO
 from tasks.project.writing import write_atomically
 from tasks.studies.inputs import Accuracy, StudyInputs
 from tasks.studies.rows import Row
+
+Opened = TypeVar("Opened")
+
+
+def _packed(io: StageIO) -> tuple[Callable[..., StageIO], tuple[Any, ...]]:
+    """Say how the files of a stage go to another process: there they report nothing and hold no device."""
+    params = io.params.model_dump()  # their class is made for the project's modality, and has no module
+    return _unpacked, (io.stage, io.root, io.scratch, params, io.studies, io.withheld)
+
+
+def _unpacked(
+    stage: Stage, root: Path, scratch: Path, params: dict[str, Any], studies: Any, withheld: tuple[str, ...]
+) -> StageIO:
+    own = params_of(params["model"]).model_validate(params)
+    return StageIO(stage, root, scratch, own, studies, withheld=withheld)
+
+
+copyreg.pickle(StageIO, _packed)
+
+
+def once(make: Callable[[], Opened]) -> Callable[[], Opened]:
+    """Return what calls `make` once in each process, so that its pieces share what they look at.
+
+    Args:
+        make: gives the same wherever it is unpickled.
+    """
+    return partial(_made, pickle.dumps(make))
+
+
+@lru_cache(maxsize=2)
+def _made(make: bytes) -> Any:
+    return pickle.loads(make)()
 
 
 def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
@@ -34,27 +71,34 @@ def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:
     return row
 
 
-def kept_side_by_side(io: StageIO, measures: Mapping[str, Callable[[], Row]]) -> list[Row]:
+def kept_side_by_side(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str = "pieces") -> list[Row]:
     """Return what `kept` returns for every piece; those that are not kept are measured by `run.workers` processes.
+
+    What lies in the project's own folder, which no other process can import by name, is measured here in turn.
 
     Args:
         io: the stage's files and parameters.
         measures: by the piece's name, what measures it; a process gets it pickled. No result depends on the others.
+        what: what progress counts.
     """
     missing = [name for name in measures if not _piece(io, name).exists()]
     workers = min(io.params.run.workers, len(missing))
-    if workers > 1:
+    if workers > 1 and not any(PRIVATE.encode() in pickle.dumps(measures[name]) for name in missing):
         with worker_pool(workers) as pool:
             names = {pool.submit(measures[name]): name for name in missing}
             try:
                 for future in as_completed(names):
                     write_atomically(_piece(io, names.pop(future)), json.dumps(future.result()))
-                    io.report("pieces", len(measures) - len(names), len(measures))
+                    io.report(what, len(measures) - len(names), len(measures))
             finally:
                 pool.shutdown(cancel_futures=True)
+    return _kept_in_turn(io, measures, what)
+
+
+def _kept_in_turn(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
     found = []
     for done, (name, measure) in enumerate(measures.items()):
-        io.report("pieces", done, len(measures))
+        io.report(what, done, len(measures))
         found.append(kept(io, name, measure))
     return found
 
@@ -69,14 +113,10 @@ def kept_by_seed(io: StageIO, seeds: Sequence[int], measure: Callable[[int], Row
     Args:
         io: the stage's files.
         seeds: in the order of the rows.
-        measure: gives the row of a seed.
+        measure: gives the row of a seed, wherever it is unpickled.
         name: of the pieces, and of what progress counts.
     """
-    found = []
-    for done, seed in enumerate(seeds):
-        io.report(name, done, len(seeds))
-        found.append(kept(io, f"{name}_{seed}", partial(measure, seed)))
-    return found
+    return _kept(io, {f"{name}_{seed}": partial(measure, seed) for seed in seeds}, name)
 
 
 def kept_by_run(inputs: StudyInputs, names: Iterable[str], measure: Callable[[str, int], Row]) -> list[Row]:
@@ -85,14 +125,17 @@ def kept_by_run(inputs: StudyInputs, names: Iterable[str], measure: Callable[[st
     Args:
         inputs: the study's inputs.
         names: of training runs, in the order of the rows.
-        measure: gives the row of a run's seed.
+        measure: gives the row of a run's seed, wherever it is unpickled.
     """
     asked = [(name, seed) for name in names for seed in inputs.run(name).seeds]
-    found = []
-    for done, (name, seed) in enumerate(asked):
-        inputs.io.report("runs and seeds", done, len(asked))
-        found.append(kept(inputs.io, f"{name}_{seed}", partial(measure, name, seed)))
-    return found
+    measures = {f"{name}_{seed}": partial(measure, name, seed) for name, seed in asked}
+    return _kept(inputs.io, measures, "runs and seeds")
+
+
+def _kept(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
+    """Keep the pieces side by side on the processor, one after the other on a device, which is held for one of them."""
+    keep = kept_side_by_side if device_names(io.params.run.device) == ["cpu"] else _kept_in_turn
+    return keep(io, measures, what)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mergeflow.plugins import load_file
 from tasks.project.stage import StageIO
-from tasks.studies.pieces import kept, kept_side_by_side
+from tasks.studies.pieces import kept, kept_side_by_side, once
 from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
 
@@ -49,6 +51,30 @@ def test_pieces_are_measured_by_other_processes_and_come_in_order(tmp_path: Path
     elsewhere = kept_side_by_side(io, {"first": os.getpid, "second": os.getpid})  # type: ignore[dict-item]
     assert os.getpid() not in elsewhere
     assert kept_side_by_side(study_io(ROOT, "laboratory", tmp_path), {"here": os.getpid}) == [os.getpid()]  # type: ignore[dict-item, comparison-overlap]
+
+
+def test_files_of_a_stage_go_to_another_process_without_what_they_hold(tmp_path: Path) -> None:
+    io = replace(two_workers(tmp_path), withheld=("outputs/data/test",), costs={"spent": 1})
+    there = pickle.loads(pickle.dumps(io))
+    assert (there.stage, there.root, there.scratch) == (io.stage, io.root, io.scratch)
+    assert there.params.model_dump() == io.params.model_dump()
+    assert there.studies == io.studies
+    assert there.withheld == ("outputs/data/test",)
+    assert there.costs == {}
+
+
+def test_code_of_the_projects_own_folder_is_measured_here(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import os\n\ndef measure(number):\n    return os.getpid()\n")
+    own = load_file(tmp_path / "own.py")
+    measures = {str(number): partial(own.measure, number) for number in range(2)}
+    assert kept_side_by_side(two_workers(tmp_path), measures) == [os.getpid()] * 2
+
+
+def test_what_pieces_share_is_made_once_in_a_process() -> None:
+    shared = once(partial(list, "ab"))
+    again = pickle.loads(pickle.dumps(shared))
+    assert shared() == ["a", "b"]
+    assert shared() is again()
 
 
 def test_a_piece_that_fails_ends_the_rest(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ difference. Margins are ours and were written before the run; the paper prints n
 soups.
 """
 
-from functools import cache, partial
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -45,7 +45,7 @@ from tasks.studies.linear_rows import (
     write_samples,
 )
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
-from tasks.studies.pieces import kept_by_seed
+from tasks.studies.pieces import kept_by_seed, once
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
@@ -73,7 +73,7 @@ DECLARED = Declaration(Options, systems=("L6", "L7"))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_averages`."""
     options = DECLARED.chosen(io)
-    tasks = cache(partial(open_world, options.world, io.root))
+    tasks = once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows, triples = ([row for piece in pieces for row in piece[key]] for key in ("features", "triples"))
     found = read_samples(samples_file(io, options.seeds[0]))

@@ -17,7 +17,7 @@ were written before the run; the paper's R² are .903 (product), .839 (distance)
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Theorem 1, Section 5, B.2.
 """
 
-from functools import cache, partial
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -36,7 +36,7 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import by_seed
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
-from tasks.studies.pieces import kept_by_seed
+from tasks.studies.pieces import kept_by_seed, once
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
@@ -75,7 +75,7 @@ DECLARED = Declaration(Options, systems=("L19",))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_why`."""
     options = DECLARED.chosen(io)
-    tasks = cache(partial(open_world, options.world, io.root))
+    tasks = once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), notes(rows), rows)
