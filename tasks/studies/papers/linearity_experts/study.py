@@ -45,7 +45,8 @@ from tasks.studies.linear_rows import (
 )
 from tasks.studies.papers.linearity_edits.study import measure_edits
 from tasks.studies.papers.linearity_experts.results import findings, tables
-from tasks.studies.papers.linearity_stitches.study import stitch_figure, stitch_rows
+from tasks.studies.papers.linearity_stitches.measuring import stitch_rows
+from tasks.studies.papers.linearity_stitches.study import stitch_figure
 from tasks.studies.pieces import kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
