@@ -1,6 +1,7 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
-# make test    install what is needed, check and test (21 minutes on two cores of an AMD EPYC after installation)
-# make test-all  the same with the tests for the night
+# make test    install what is needed, check and test what a change may break (MINUTES on two cores of an AMD EPYC)
+# make test-slow  the tests that kill, start servers or run whole pipelines and studies; CI runs both
+# make test-all  all of them, with the tests for the night
 # make clean   remove everything that git does not track
 
 PYTHON ?= python3
@@ -12,16 +13,21 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-all lint install lock docs clean
+.PHONY: demo test test-slow test-all lint install lock docs clean
 
 demo: $(INSTALLED)
 	@mergeflow run
 
+PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
+
 test: lint
-	@pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not nightly"
+	@$(PYTEST) -m "not slow and not nightly"
+
+test-slow: $(INSTALLED)
+	@$(PYTEST) -m "slow and not nightly"
 
 test-all: lint
-	@pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
 
 lint: $(INSTALLED)
 	@ruff check

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from mergeflow.extras import EXTRAS
 
 # Makers of bases read or train a tokenizer as soon as they are imported; nothing else imports them.
@@ -53,6 +55,7 @@ print(json.dumps([len(names), tables, failed]))
 """
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_the_packages_of_other_extras() -> None:
     """What makes data and reads tables needs pyarrow, which the extra `vision` installs; the rest does not."""
     others = {module for module, extra in EXTRAS.items() if extra != "vision"}

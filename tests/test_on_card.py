@@ -123,6 +123,7 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return causal_project(tmp_path_factory) / "outputs"
 
 
+@pytest.mark.slow
 def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Path, tmp_path: Path) -> None:
     assert set(STAGES) == {stage.name for stage in load_graph(ROOT).values()}
     plain = toy(tmp_path / "project", "cpu")
@@ -286,6 +287,7 @@ def on_card(
         return {use.__name__: use(home, tmp_path_factory.mktemp(use.__name__), "cuda") for use, home in used}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_what_takes_images(
     use: Callable[[Path, Path, str], Any], world: Path, tmp_path: Path, on_card: dict[str, Any]

@@ -122,6 +122,7 @@ def known(trees: dict[Path, ast.Module]) -> Known:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_function_says_what_it_takes(package: str, trees: dict[Path, ast.Module], known: Known) -> None:
     read = [path for path in trees if path.parts[0] == package]

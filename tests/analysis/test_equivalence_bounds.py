@@ -27,6 +27,7 @@ from mergeflow.modalities.classification import Classification
 ROOT2 = 2**0.5
 
 
+@pytest.mark.slow
 @given(
     activation=st.sampled_from(["tanh", "relu", "linear"]),
     gain=st.floats(0.01, 4),

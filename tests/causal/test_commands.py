@@ -56,6 +56,7 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return invoke
 
 
+@pytest.mark.slow
 def test_in_a_project_base_experts_and_merges_are_judged_on_validation(run: Run) -> None:
     found = run("perplexity", "--json")
     assert len(found) == 1 + 3 + 4

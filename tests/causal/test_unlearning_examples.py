@@ -21,6 +21,8 @@ from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
 from tests.studies.small_lab import run_study
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples/unlearning"
 # The class and what differs from SIZES, as config.json of the real model has it.
 CLASSES: dict[str, dict[str, Any]] = {

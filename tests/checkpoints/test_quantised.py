@@ -193,6 +193,7 @@ def test_what_cannot_be_converted_is_said(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path):
     tensors = {f"layers.{index}.weight": torch.randn(512, 512) for index in range(24)}
     source = _model(tmp_path / "in", tensors)

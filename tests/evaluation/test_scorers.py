@@ -244,6 +244,7 @@ def test_a_changed_scorer_is_not_taken_for_the_same(models: Path):
         sweep({"function": "scorer.py:closeness", "model": "folder"})
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_and_removes_what_the_kill_left(models: Path):
     methods = {"task_arithmetic": {"scale": [number / 10 for number in range(1, 13)]}}
     code = (

@@ -105,6 +105,7 @@ def closeness(state, candidate):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_soup_goes_on_with_the_scores_it_has(run):
     Path("scorers.py").write_text(KILLED)
     code = (

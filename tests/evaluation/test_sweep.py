@@ -63,6 +63,7 @@ def grid(world: Path, tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return sweep(world, tmp_path_factory.mktemp("grid"))
 
 
+@pytest.mark.slow
 def test_every_trial_is_the_plain_merge(world: Path, grid: SweepResult):
     base = dict(open_checkpoint(world / "base.safetensors"))
     experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
@@ -135,6 +136,7 @@ def test_edges_are_marked(grid: SweepResult):
     }
 
 
+@pytest.mark.slow
 def test_a_search_is_deterministic_and_replays_from_its_journal(world: Path, tmp_path: Path):
     whole = sweep(world, tmp_path / "whole", **STUDY)
     assert [sum(t.method == m for t in whole.trials) for m in ("average", "cart", "ties")] == [1, 5, 5]
@@ -295,6 +297,7 @@ run_sweep(load_sweep(sys.argv[1]), sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_killed_it_continues_to_the_same_files(world: Path, grid: SweepResult, tmp_path: Path):
     """kill -9 while trials are scored; then the same command ends with the bytes of an uninterrupted run."""
     place, out = write_file(world, tmp_path), tmp_path / "out"

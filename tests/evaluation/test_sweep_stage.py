@@ -20,6 +20,8 @@ from tasks.project.runner import open_stage, run_stage
 from tasks.sweep import JOURNAL, sweep_near
 from tests.evaluation.small import TASKS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 GRID = {"rank_ratio": [0.04, 0.1], "scale": [0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5]}
 RUN = """

@@ -79,6 +79,7 @@ def test_a_server_that_a_person_chose_is_used(place: str, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_damaged_database_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/prefect.db").write_text("not a database, but long enough to be read as one")

@@ -27,6 +27,7 @@ def run(folder: Path, *tasks: str, regime: str, seed: int | None = None, out: st
     return console.export_text()
 
 
+@pytest.mark.slow
 def test_lora_experts_of_one_task(folder: Path) -> None:
     before = (folder / "params.yaml").read_bytes()
     shown = run(
@@ -50,6 +51,7 @@ def test_lora_experts_of_one_task(folder: Path) -> None:
     assert not list((folder / ".mergeflow/finetune").iterdir())
 
 
+@pytest.mark.slow
 def test_rounds_on_all_tasks_the_same_every_time(folder: Path) -> None:
     for out in ("first", "again", "first"):  # the second time into a folder that is there
         shown = run(folder, regime="iterative", out=out, steps="4", iterative__rounds="2")

@@ -17,6 +17,8 @@ from tasks.project.runner import run_stage
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.small_project import ROOT, run_in
 
+pytestmark = pytest.mark.slow
+
 WHOLE = (ROOT / "dvc.lock").read_text()
 
 

@@ -18,7 +18,6 @@ from tasks.project.graph import find_stage, load_graph
 from tasks.project.runner import run_stage
 from tests.flows.small_project import make_project, run_in
 
-pytestmark = pytest.mark.slow
 BASE = "mergeflow/modalities/vision/assets/pocket8-base.safetensors"
 
 
@@ -59,6 +58,7 @@ def test_it_ends_with_table_registry_and_report(finished: tuple[Path, subprocess
     assert not (folder / ".mergeflow/scratch").exists() or not any((folder / ".mergeflow/scratch").iterdir())
 
 
+@pytest.mark.slow
 def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
     before = outputs(project)
     again = run_in(project, "mergeflow", "run")
@@ -72,6 +72,7 @@ def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
     assert outputs(project) == before
 
 
+@pytest.mark.slow
 def test_a_changed_image_retrains_one_expert(project: Path) -> None:
     picture = next((project / "inputs/red/train/red_centre").glob("*.png"))
     Image.open(picture).transpose(Image.Transpose.ROTATE_90).save(picture)
@@ -87,6 +88,7 @@ def test_a_changed_image_retrains_one_expert(project: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_path: Path) -> None:
     folder = make_project(tmp_path)
     done = run_in(folder, "dvc", "repro")
@@ -98,6 +100,7 @@ def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_pat
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 def test_a_lost_registry_is_filled_again(project: Path) -> None:
     for path in project.glob("mlflow.db*"):
         path.unlink()
@@ -109,6 +112,7 @@ def test_a_lost_registry_is_filled_again(project: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Path) -> None:
     assert run_in(project, "mergeflow", "registry", "show").returncode == 0  # from here on the copy's own files count
     shutil.rmtree(project / "mlartifacts")
@@ -125,6 +129,7 @@ def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Pa
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None:
     change(project, "finetune", "learning_rate", to=0.3)
     done = run_in(project, "mergeflow", "run")
@@ -135,6 +140,7 @@ def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None
     assert "Not promoted" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path) -> None:
     figures = project / "tasks/figures.py"
     head = "def run(io: StageIO) -> None:\n"

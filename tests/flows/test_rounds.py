@@ -9,6 +9,8 @@ import yaml
 
 from tests.flows.small_project import run_in
 
+pytestmark = pytest.mark.slow
+
 ITERATIVE = {"regime": "iterative", "steps": 6, "iterative": {"rounds": 3, "optimiser": "kept"}}
 
 

@@ -28,6 +28,8 @@ from tests.flows.small_project import registry_template
 from tests.project_folder import register
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 
+pytestmark = pytest.mark.slow
+
 MODEL = "nets"
 
 

@@ -34,6 +34,8 @@ from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
 from tests.evaluation.test_statistics_command import call
 
+pytestmark = pytest.mark.slow
+
 CUDA = torch.device("cuda")
 TASK = next(iter(TASKS))
 GPT = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 500}

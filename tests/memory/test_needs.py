@@ -88,6 +88,7 @@ TRAINED: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("modality", "changes", "judged"), TRAINED, ids=str)
 def test_training(modality: str, changes: dict[str, Any], judged: int) -> None:
     settings = SETTINGS.model_copy(update={"epochs": 2, **changes})
@@ -108,6 +109,7 @@ def test_weights_gradients_and_optimiser_are_what_they_are() -> None:
     assert need.optimiser == 2 * size + 4 * 4  # a step count for each of four parameters
 
 
+@pytest.mark.slow
 def test_activations_are_linear_in_the_batch() -> None:
     found = [judging_need(model("vision", SETTINGS), blank("vision"), judged=rows) for rows in (16, 32, 48)]
     steps = [b.total - a.total for a, b in pairwise(found)]
@@ -139,6 +141,7 @@ def grams(made: Model, data: Examples) -> None:
     input_grams(made, data, batch_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [entropy, fisher, grams])
 def test_statistics_and_adamerging(work: Callable[[Model, Examples], None]) -> None:
     plain, make = model("vision", SETTINGS), blank("vision")

@@ -56,6 +56,7 @@ def foretold(name: str, shape: tuple[int, int], experts: int) -> int:
     return held_elements(methods()[name].on_device, experts, Unit("blocks.0.mlp.weight", 0, shape[0] * shape[1], shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 6])
 def test_of_every_method(count: int) -> None:
     shares = {}

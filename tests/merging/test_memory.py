@@ -14,6 +14,7 @@ from mergeflow.merging import configure
 from mergeflow.merging.learned.adamerging import learn
 
 
+@pytest.mark.slow
 def test_the_engine_s_memory_does_not_grow_with_the_number_of_experts(tmp_path):
     """Peak memory of a process that merges 4 and 16 experts of 48 MB: blocks of them are held, not the experts."""
     code = """
@@ -56,6 +57,7 @@ SPECTRAL = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_spectral_method_only_averages_passes_in_blocks(tmp_path):
     """Peak memory of merges of 4 experts with an embedding of 16 MB, which is averaged, and a small treated matrix."""
     code = """
@@ -121,6 +123,7 @@ def test_learning_coefficients_holds_one_model_however_many_experts(on, tmp_path
     assert many < 4 * size
 
 
+@pytest.mark.slow
 def test_inner_products_of_many_blocks_leave_no_holes_in_memory():
     """Peak memory of a first pass over a tensor of 2^26 elements, which takes no memory itself, by two workers."""
     code = """

@@ -171,6 +171,7 @@ def kill_at(values, where):
         os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_killed_between_steps_it_resumes(folder):
     values = {"steps": {"s": SLERP}, **on("ties"), "out": "out", "shard_size": 2000}
     kill_at(values, ".out.partial/model-00002")
@@ -188,6 +189,7 @@ def test_killed_between_steps_it_resumes(folder):
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_changed_input_makes_its_step_anew(folder):
     values = {"steps": {"s": SLERP}, **on("ties"), "out": "out.safetensors"}
     kill_at(values, "out.safetensors")

@@ -74,6 +74,7 @@ def drawn(seed: int, count: int, shapes: dict[str, tuple[int, ...]], kind: str) 
 SHAPES = {"a": (61, 40), "b": (7,), "c": (300,), "d": (13, 3, 5), "empty": (0, 3), "one": (1,)}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 99),

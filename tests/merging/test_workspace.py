@@ -28,6 +28,7 @@ def models():
     return base, dict(zip("abc", experts, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, (0.5, 1.0, 2.0)])
 @pytest.mark.parametrize("name", methods())
 def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
@@ -124,6 +125,7 @@ def test_a_small_model_is_sampled_whole_in_blocks(side, units):
     assert units == 1024 or sum(unit.stop - unit.start for unit in found) == side * side
 
 
+@pytest.mark.slow
 def test_what_the_sample_of_ties_takes_is_foretold():
     """NumPy's arrays alone are counted: the runs of all experts side by side, and one expert's in order."""
     base, *experts = ({"w": torch.randn(3000, 1000, generator=torch.Generator().manual_seed(n))} for n in range(5))

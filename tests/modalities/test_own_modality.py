@@ -47,6 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_project_of_its_own_modality_goes_from_prepare_to_evaluate(project: Path) -> None:
     run_pipeline(project)
     rows = {row["name"]: row for row in json.loads((project / "outputs/results/test.json").read_text())["rows"]}

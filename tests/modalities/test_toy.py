@@ -109,6 +109,7 @@ def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> 
             assert (again / path.relative_to(project)).read_bytes() == path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_a_new_toy_project_runs_as_it_is(tmp_path: Path) -> None:
     folder = new_project(tmp_path / "dots", "toy")
     run_pipeline(folder)

@@ -74,6 +74,7 @@ def digests(copy: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_every_stage_counts_what_compiled_code_imports_and_an_edit_makes_that_stale(copy: Path, seed: int) -> None:
     """Random edits make stale what imports them; another layout and comments make nothing stale."""
@@ -136,6 +137,7 @@ def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> N
     assert "finetune" not in stale  # it copies what `multitask` made
 
 
+@pytest.mark.slow
 def test_code_that_is_left_out_of_a_digest_is_not_imported(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.toy_project import make_toy_project, run_pipeline\n"
@@ -147,6 +149,7 @@ def test_code_that_is_left_out_of_a_digest_is_not_imported(tmp_path: Path) -> No
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_a_front_door_names_modules_that_there_are() -> None:
     known = import_closure.modules(ROOT)
     homes = {home for door in import_closure.doors(ROOT).values() for home, _ in door.values()}
@@ -160,6 +163,7 @@ def test_data_beside_code_count_for_whoever_names_them(copy: Path) -> None:
     assert stale_after(copy, "tasks/project/new_readme.md") == set()
 
 
+@pytest.mark.slow
 def test_every_file_that_is_not_python_is_named_by_a_module_beside_it() -> None:
     code = Code(ROOT)
     named = {file for name, path in import_closure.modules(ROOT).items() for file in code.data_files(name, path)}

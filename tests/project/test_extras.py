@@ -51,6 +51,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_merging_needs_no_extra(recipe: Path) -> None:
     done = _without_extras(recipe.parent, "merge", recipe.name)
     assert done.returncode == 0, done.stderr

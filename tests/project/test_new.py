@@ -74,6 +74,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_outside_a_project_its_commands_say_so(tmp_path: Path) -> None:
     for words in (["run"], ["registry", "list"], ["stage", "list"]):
         done = _mergeflow(tmp_path, *words)

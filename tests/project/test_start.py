@@ -70,6 +70,7 @@ def test_checking_a_recipe_imports_no_torch(recipe: str, recipes: Path) -> None:
     assert (f"method        {recipe}" in found.stdout, imported(found)) == (True, "[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["registry", "list"], ["registry", "promote"]])
 def test_the_registry_imports_mlflow_and_no_torch(words: list[str], project: Path) -> None:
     assert imported(_run(project, *words)) == "['mlflow', 'pandas']"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # Nothing of the repository or of who runs the tests may help.
 FOREIGN = ("PYTHONPATH", "PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI")

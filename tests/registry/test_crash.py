@@ -15,6 +15,8 @@ from registry.versions import Candidate
 from . import protocol
 from .conftest import make_evidence
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Candidate]:

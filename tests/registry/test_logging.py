@@ -79,6 +79,7 @@ def test_more_values_than_one_request_takes(store, tmp_path):
     assert len(store.client.get_metric_history(logged.children["expert", "long"], "loss")) == 2500
 
 
+@pytest.mark.slow
 def test_kill_at_every_write(store, forker, tmp_path):
     step, dead = 0, True
     while dead:

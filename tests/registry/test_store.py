@@ -34,6 +34,7 @@ def clean_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")} | {"PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.slow
 def test_the_first_start_says_nothing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path], env=clean_environment(), cwd=tmp_path, capture_output=True, text=True

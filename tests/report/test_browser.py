@@ -82,6 +82,7 @@ def look(page, *options):
     return json.loads(unescape(found[1])), console
 
 
+@pytest.mark.slow
 def test_it_renders_and_sorts_without_an_error(probed):
     found, console = look(probed)
     assert found["errors"] == []

@@ -11,6 +11,7 @@ import yaml
 FULL = {f"{name}.svg" for name in ("accuracy", "argument_curves", "cosines", "radar", "scale_curves", "training")}
 
 
+@pytest.mark.slow
 def test_all_figures_are_well_formed_and_speak_of_the_run(drawn):
     assert set(drawn) == FULL
     for svg in drawn.values():
@@ -20,6 +21,7 @@ def test_all_figures_are_well_formed_and_speak_of_the_run(drawn):
     assert b"chosen: " in drawn["scale_curves.svg"]
 
 
+@pytest.mark.slow
 def test_the_same_data_gives_the_same_bytes_in_any_thread(drawn, make_run, draw_figures, tmp_path):
     root = make_run()
     with ThreadPoolExecutor(2) as threads:
@@ -27,6 +29,7 @@ def test_the_same_data_gives_the_same_bytes_in_any_thread(drawn, make_run, draw_
     assert together == [drawn, drawn]
 
 
+@pytest.mark.slow
 def test_no_global_setting_of_matplotlib_is_changed(make_run, draw_figures, tmp_path):
     import matplotlib
 
@@ -40,6 +43,7 @@ def test_one_task_and_one_method_leave_out_what_cannot_be_drawn(make_run, draw_f
     assert set(made) == {"accuracy.svg", "training.svg"}
 
 
+@pytest.mark.slow
 def test_names_around_the_circle_point_away_from_it(make_run, draw_figures, tmp_path):
     sides = {"top": "middle", "right": "start", "low": "middle", "left_long_name": "end"}
     svg = ElementTree.fromstring(draw_figures(make_run([*sides]), tmp_path / "scratch")["radar.svg"])
@@ -56,6 +60,7 @@ def test_every_series_that_dvc_plots_is_written_even_without_points(make_run, dr
     assert all(points.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid",
     [
@@ -79,6 +84,7 @@ def test_dollar_signs_in_names_are_text(make_run, draw_figures, tmp_path):
     assert b"&lt;b&gt;&amp;" in made["scale_curves.svg"]
 
 
+@pytest.mark.slow
 def test_twenty_tasks_and_ten_methods_are_drawn(make_run, draw_figures, tmp_path):
     grids = {f"method_{number}": {"scale": [0.5, 1.0, 2.0]} for number in range(10)}
     assert "cosines.svg" in draw_figures(make_run([f"task{n}" for n in range(20)], grids), tmp_path / "scratch")

@@ -19,6 +19,8 @@ from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import run_study, study_io
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "tasks": 3,
     "counts": [2, 3],

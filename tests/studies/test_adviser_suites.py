@@ -14,6 +14,8 @@ from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES, SEEDS
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "runs": ["one_epoch", "mima_4"],
     "counts": [3],

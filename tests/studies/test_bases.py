@@ -55,6 +55,7 @@ def monkeymodule():  # type: ignore[no-untyped-def]
         yield patch
 
 
+@pytest.mark.slow
 def test_the_study_measures_every_base_from_its_pretraining_on(io, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     with io.holds:
         study.run(io)

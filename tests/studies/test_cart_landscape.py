@@ -39,6 +39,7 @@ def site(io) -> Site:  # type: ignore[no-untyped-def]
     return Site(inputs.first(3), options, 0)
 
 
+@pytest.mark.slow
 def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-untyped-def]
     cart_landscape.run(io)
     folder = io.scratch / "building/outputs/studies/cart_landscape"
@@ -113,6 +114,7 @@ NETS = {
 }
 
 
+@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
     """C8: CART's path leaves the average, passes lower loss and returns; task arithmetic leaves the basin for good."""
     rows = StudyResult.read(run_study(toy_experts, "cart_landscape", tmp_path, **NETS)).rows

@@ -172,6 +172,7 @@ def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
     assert [finding.system for finding in found.findings] == ["P2", "P5", *["P6"] * 6, "P7", "P8", "P8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", ["coloured_clip", "coloured_clip_head"])
 def test_the_same_is_measured_of_a_clip(study: str, root: Path, tmp_path: Path) -> None:
     chosen = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"][study]
@@ -183,6 +184,7 @@ def test_the_same_is_measured_of_a_clip(study: str, root: Path, tmp_path: Path) 
     assert grid == {(one, two) for one in (-2.0, 0.5, 3.0) for two in (-2.0, 0.5, 3.0)}
 
 
+@pytest.mark.slow
 def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
     options = {"seeds": [0], "world": WORLD, "colours": [0.95, 0.5, 0.05], "lengths": [10], "sizes": [2]}
     found = StudyResult.read(run_study(root, "adviser", tmp_path / "scratch", **options))

@@ -15,6 +15,8 @@ from tasks.studies.results import StudyResult
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import WrongTest
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"counts": [2, 3], "ratios": [0.05, 1.0], "thresholds": [0.4]}
 
 

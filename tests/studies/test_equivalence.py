@@ -61,6 +61,7 @@ def refuted(result: StudyResult) -> list[str]:
     return [finding.claim for finding in result.findings if not finding.holds]
 
 
+@pytest.mark.slow
 def test_what_was_derived_holds_and_what_was_printed_does_not(io: StageIO) -> None:
     assert refuted(StudyResult.read(io.scratch / "building/outputs/studies/equivalence")) == REFUTED
 

@@ -68,6 +68,7 @@ def test_the_world_is_a_project_like_the_root() -> None:
     assert (WORLD / "dvc.yaml").read_bytes() == (ROOT / "dvc.yaml").read_bytes(), "cp dvc.yaml worlds/sentences8/"
 
 
+@pytest.mark.slow
 def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> None:
     folder = run_study(lab, "glue", tmp_path, **SMALL)
     result = StudyResult.read(folder)

@@ -41,6 +41,7 @@ def result(
     return StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_the_study_covers_experts_layers_and_kinds(result: StudyResult) -> None:
     lower, course, kinds, *_ = result.tables
     assert [(row["experts"], row["tasks"]) for row in lower.rows] == [("experts", 2), ("experts", 3), ("mima_3", 3)]

@@ -15,6 +15,8 @@ from tasks.studies.rows import tidy
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT, run_study
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "seeds": [0, 1, 2],
     "dimensions": 10,

@@ -23,6 +23,7 @@ def io(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StageIO:
     return study_io(toy_lab, "landscape", tmp_path_factory.mktemp("landscape"), **SMALL)
 
 
+@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(io: StageIO) -> None:
     """M5: with more rounds the task vectors turn towards each other and the error of their mean falls."""
     landscape.run(io)

@@ -48,6 +48,7 @@ def found(base: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, St
     return folder, StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_rows_alone_give_tables_findings_and_figures(found: tuple[Path, StudyResult]) -> None:
     folder, result = found
     again = study_result(result.rows)

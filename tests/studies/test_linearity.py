@@ -17,6 +17,8 @@ from tasks.studies.papers.linearity_matching.results import findings as matching
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import ROOT, run_study, study_io
 
+pytestmark = pytest.mark.slow
+
 FAST = {"learning_rate": 0.1, "epochs": 3, "batch_size": 32}
 DIGITS: dict[str, Any] = {
     "source": "suite:pocket-digits",

@@ -10,6 +10,8 @@ from tasks.studies.linear_rows import worst_length, worst_share
 from tasks.studies.results import StudyResult
 from tests.studies.small_lab import make_lab, run_study
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "run": "mima_1",
     "images": 40,

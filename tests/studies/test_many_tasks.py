@@ -35,6 +35,7 @@ def result(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyRes
     return StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_the_table_has_every_model_at_every_count(result: StudyResult) -> None:
     absolute, relative, two, three, chosen, rates = result.tables
     models = ["zero-shot", "individual", "joint training", "average", "task arithmetic", "TIES", "Consensus TA", "CART"]

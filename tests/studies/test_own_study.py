@@ -22,6 +22,8 @@ from tasks.project.study_options import check_study_options
 from tasks.studies.results import StudyResult
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs/extending.md").read_text().partition("## A study\n")[2]
 PYTHON, CHOICES = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[0] for language in ("python", "yaml"))
 

@@ -84,6 +84,7 @@ def test_a_piece_that_fails_ends_the_rest(tmp_path: Path) -> None:
         kept_side_by_side(io, measures)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_killed_study_keeps_its_pieces_and_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "study.py"
     script.write_text(KILLED.replace("SCRATCH", str(tmp_path)))

@@ -31,6 +31,7 @@ def result(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResu
     return StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_the_study_covers_merges_paths_and_joint_training(result: StudyResult) -> None:
     merges, distances, across, drops = result.tables
     assert [row["model"] for row in merges.rows] == [*FEW, "mima_4, last round", "per_round_2_4, last round", "joint"]
@@ -40,6 +41,7 @@ def test_the_study_covers_merges_paths_and_joint_training(result: StudyResult) -
     assert {finding.system for finding in result.findings} == {"G8"}
 
 
+@pytest.mark.slow
 def test_one_seed_leaves_open_what_seeds_decide(toy_lab: Path, tmp_path: Path) -> None:
     io = study_io(toy_lab, "projection", tmp_path, **SMALL)
     assert io.studies

@@ -27,6 +27,7 @@ def result(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyRes
     return StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_the_study_covers_ratios_methods_and_tasks(result: StudyResult) -> None:
     levels, curve, peaks = result.tables
     assert [row["tasks"] for row in levels.rows] == [3]
@@ -74,6 +75,7 @@ def test_findings_follow_the_numbers() -> None:
     assert tables(bell)[2].rows[0]["centred peaks at"] == "0.08"
 
 
+@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
     """C2: the centred curve is a bell between two averages; the original one goes from the base to task arithmetic."""
     suites = [{"tasks": 3, "ratios": [0.0, 0.02, 0.08, 0.4, 1.0], "tuned": [0.08]}]

@@ -75,6 +75,7 @@ def found(base: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, St
     return folder, StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_rows_alone_give_tables_findings_and_figures(found: tuple[Path, StudyResult]) -> None:
     folder, result = found
     again = study_result(result.rows)
@@ -116,6 +117,7 @@ class SmoothBench(Bench):
             return 100 * math.exp(-float(data.loss(self.model, torch.arange(len(data)))))
 
 
+@pytest.mark.slow
 def test_a_wrong_sign_would_be_seen(base: str) -> None:
     """Every sum is made once more from the experts; with the sign of its last vector turned it is another model."""
     options = OPTIONS.model_copy(update={"base": base})

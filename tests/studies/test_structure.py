@@ -12,6 +12,8 @@ from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, run_study
 from tests.studies.test_coloured import WORLD
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "seeds": [0],
     "world": {**WORLD, "validation": 24, "test": 24},

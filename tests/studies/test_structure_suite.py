@@ -10,6 +10,8 @@ from tasks.studies.results import StudyResult
 from tests.evaluation.small import TASKS
 from tests.studies.small_lab import make_lab, run_study
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:

@@ -45,6 +45,7 @@ def io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignor
     return study_io(many_lab, "subset_scaling", tmp_path_factory.mktemp("subset_scaling"), **SMALL)
 
 
+@pytest.mark.slow
 def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: ignore[no-untyped-def]
     subset_scaling.run(io)
     folder = io.scratch / "building/outputs/studies/subset_scaling"

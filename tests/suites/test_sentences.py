@@ -67,6 +67,7 @@ def _asked(text):
     return next(slots[word] for word in words[:4] if word in slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_rows_are_the_recorded_ones(name, rows):
     text = repr([[tuple(row) for row in split] for split in rows[name].values()])
@@ -184,6 +185,7 @@ def test_a_statement_of_one_event_follows_and_one_that_differs_in_two_concepts_d
         assert max(shared) == (2 if row.label else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in QUICK)) for name in PAIRS]
 )

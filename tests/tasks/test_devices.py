@@ -52,6 +52,7 @@ def holder(tmp_path: Path):
         process.join()
 
 
+@pytest.mark.slow
 def test_two_processes_never_share_a_device_and_a_killed_holder_frees_it(tmp_path: Path, holder) -> None:
     locks = tmp_path / "locks"
     process, held = holder(*NAMES)

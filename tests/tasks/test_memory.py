@@ -19,6 +19,8 @@ from tasks.project.parameters import Params, load_params
 from tests.card import driver
 from tests.toy_project import make_toy_project
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WIDE = {"widths": [8, 8192, 6], "dtype": "float32"}
 

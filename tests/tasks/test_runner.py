@@ -224,6 +224,7 @@ def run(io):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import torch\n"], ids=["torch comes with the stage", "torch is there before"])
 def test_a_stage_computes_on_one_thread_wherever_a_runner_places_it(project: Path, before: str) -> None:
     (project / "stage_work.py").write_text(THREADS)

@@ -47,6 +47,7 @@ def gradients(model: Model, values: torch.Tensor) -> Iterator[dict[str, torch.Te
         yield {name: one for name, one in zip(named, found, strict=True) if one is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["sampled", "all"])
 def test_the_fisher_information_of_numbers_is_that_of_a_normal_distribution(
     project: Path, model: Model, labels: Any

@@ -135,6 +135,7 @@ def test_heads_are_probed_before_training_or_drawn(project: Path, tmp_path: Path
     np.testing.assert_allclose(found, known.predict_proba(z), atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["joint", "iterative", "lora", "linearised", "full_batch_gd"])
 def test_every_regime_trains_texts(project: Path, tmp_path: Path, regime: str) -> None:
     changes = {"steps": 4, "epochs": 1, "iterative": {"rounds": 2}, "lora": {"rank": 2, "targets": ["query", "value"]}}

@@ -183,6 +183,7 @@ def test_a_module_that_cannot_be_compiled_is_trained_as_it_is(tmp_path: Path, mo
     assert rows.rows == others.rows
 
 
+@pytest.mark.slow
 def test_other_errors_of_a_compiled_module_are_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
         Forward(Network(Tiny()), True).run(lambda model: 1 // 0)

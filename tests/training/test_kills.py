@@ -13,6 +13,8 @@ import pytest
 
 from tests.training.projects import make_project, outputs, set_finetune, start_stage
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = {"regime": "iterative", "iterative": {"rounds": 3}}
 KEPT = {"regime": "iterative", "iterative": {"rounds": 2, "optimiser": "kept", "schedule": "per_round"}}
 NIGHTLY = pytest.mark.nightly

@@ -4,7 +4,7 @@ import json
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,10 +31,12 @@ def save(path: Path, seed: int) -> None:
     Image.fromarray(draw(10, 10, 3, seed=seed)).save(path)
 
 
-def make_cifar(folder: Path, train: list[str], test: str, labels: str, meta: tuple[str, str, list[str]]) -> None:
+def make_cifar(
+    folder: Path, train: list[str], test: str, labels: str, meta: tuple[str, str, list[str]], count: int = 40
+) -> None:
     folder.mkdir(parents=True)
     for seed, name in enumerate([*train, test]):
-        rows = {"data": draw(40, 3072, seed=seed), labels: [row % len(meta[2]) for row in range(40)]}
+        rows = {"data": draw(count, 3072, seed=seed), labels: [row % len(meta[2]) for row in range(count)]}
         (folder / name).write_bytes(pickle.dumps(rows))
     (folder / meta[0]).write_bytes(pickle.dumps({meta[1]: meta[2]}))
 
@@ -45,9 +47,9 @@ def make_cifar10(root: Path) -> None:
     make_cifar(root / "cifar-10-batches-py", batches, "test_batch", "labels", ("batches.meta", "label_names", names))
 
 
-def make_cifar100(root: Path) -> None:
-    names = ["apple", "aquarium_fish", "maple_tree", "worm"]
-    make_cifar(root / "cifar-100-python", ["train"], "test", "fine_labels", ("meta", "fine_label_names", names))
+def make_cifar100(root: Path, names: Sequence[str] = ("apple", "aquarium_fish", "maple_tree", "worm")) -> None:
+    meta = ("meta", "fine_label_names", list(names))
+    make_cifar(root / "cifar-100-python", ["train"], "test", "fine_labels", meta, 10 * len(names))
 
 
 def make_fer2013(root: Path) -> None:
