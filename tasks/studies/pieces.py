@@ -6,9 +6,9 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -29,10 +29,10 @@ Opened = TypeVar("Opened")
 def _packed(io: StageIO) -> tuple[Callable[..., StageIO], tuple[Any, ...]]:
     """Say how the files of a stage go to another process: there they report nothing and hold no device."""
     params = io.params.model_dump()  # their class is made for the project's modality, and has no module
-    return _unpacked, (io.stage, io.root, io.scratch, params, io.studies, io.withheld)
+    return _stage_io, (io.stage, io.root, io.scratch, params, io.studies, io.withheld)
 
 
-def _unpacked(
+def _stage_io(
     stage: Stage, root: Path, scratch: Path, params: dict[str, Any], studies: Any, withheld: tuple[str, ...]
 ) -> StageIO:
     own = params_of(params["model"]).model_validate(params)
@@ -42,18 +42,32 @@ def _unpacked(
 copyreg.pickle(StageIO, _packed)
 
 
-def once(make: Callable[[], Opened]) -> Callable[[], Opened]:
-    """Return what calls `make` once in each process, so that its pieces share what they look at.
+class Once(Generic[Opened]):
+    """What is made when it is first asked for, and goes to another process as it is then.
 
     Args:
-        make: gives the same wherever it is unpickled.
+        make: makes it.
+
+    Example:
+        >>> words = Once(lambda: print("made") or ["a", "b"])
+        >>> words(), words()
+        made
+        (['a', 'b'], ['a', 'b'])
     """
-    return partial(_made, pickle.dumps(make))
+
+    def __init__(self, make: Callable[[], Opened]) -> None:
+        self._make = cache(make)
+
+    def __call__(self) -> Opened:
+        return self._make()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As bytes: torch would put tensors into shared memory, of which a container has little.
+        return _unpacked, (pickle.dumps(self()),)
 
 
-@lru_cache(maxsize=2)
-def _made(make: bytes) -> Any:
-    return pickle.loads(make)()
+def _unpacked(made: bytes) -> Once[Any]:
+    return Once(partial(pickle.loads, made))
 
 
 def kept(io: StageIO, name: str, measure: Callable[[], Row]) -> Row:

@@ -15,7 +15,7 @@ import pytest
 
 from mergeflow.plugins import load_file
 from tasks.project.stage import StageIO
-from tasks.studies.pieces import kept, kept_side_by_side, once
+from tasks.studies.pieces import Once, kept, kept_side_by_side
 from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
 
@@ -70,11 +70,12 @@ def test_code_of_the_projects_own_folder_is_measured_here(tmp_path: Path) -> Non
     assert kept_side_by_side(two_workers(tmp_path), measures) == [os.getpid()] * 2
 
 
-def test_what_pieces_share_is_made_once_in_a_process() -> None:
-    shared = once(partial(list, "ab"))
-    again = pickle.loads(pickle.dumps(shared))
-    assert shared() == ["a", "b"]
-    assert shared() is again()
+def test_what_pieces_share_is_made_once_for_all_processes() -> None:
+    made: list[int] = []
+    shared = Once(lambda: made.append(1) or [*made])
+    there = pickle.loads(pickle.dumps(shared))
+    assert shared() == there() == [1]
+    assert there() is there()
 
 
 def test_a_piece_that_fails_ends_the_rest(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tasks.studies.coloured import ColouredWorld, Digits, open_digits, pretraine
 from tasks.studies.papers.adviser.figures import figures
 from tasks.studies.papers.adviser.measuring import measured_rows
 from tasks.studies.papers.adviser.results import findings, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
 
@@ -65,7 +65,7 @@ DECLARED = Declaration(Options, systems=("P10",))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/adviser`."""
     options = DECLARED.chosen(io)
-    digits = once(partial(open_digits, options.world, io.root))
+    digits = Once(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     sets, edits = ([row for piece in pieces for row in piece[part]] for part in ("sets", "edits"))
     result = StudyResult(tables(sets, edits), findings(sets, edits), [], tidy([*sets, *edits]))

@@ -27,7 +27,7 @@ from tasks.studies.coloured import ColouredWorld, Digits, open_digits
 from tasks.studies.digit_tasks import ten_digits
 from tasks.studies.papers.analogy.measuring import ATTRIBUTES, world_rows
 from tasks.studies.papers.analogy.results import figures, findings, tables, with_nearest
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 
@@ -49,7 +49,7 @@ DECLARED = Declaration(Options, systems=("P22",))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/analogy`."""
     options = DECLARED.chosen(io)
-    digits = once(partial(open_digits, options.world, io.root))
+    digits = Once(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
     rows = with_nearest(rows)

@@ -30,7 +30,7 @@ from tasks.studies.coloured import ColouredWorld, open_digits, pretrained, tuned
 from tasks.studies.papers.coloured_digits.figures import figures
 from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, ONTO, TARGET, Setting, measured_rows
 from tasks.studies.papers.coloured_digits.results import findings, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import tidy
 
@@ -56,7 +56,7 @@ DECLARED = Declaration(Options, systems=SYSTEMS)
 def run(io: StageIO) -> None:
     """Write the result of the study that runs: this one, or one that asks the same of another model."""
     options = DECLARED.chosen(io)
-    digits = once(partial(open_digits, options.world, io.root))
+    digits = Once(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], tidy(rows))

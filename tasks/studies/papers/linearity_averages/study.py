@@ -45,7 +45,7 @@ from tasks.studies.linear_rows import (
     write_samples,
 )
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
@@ -73,7 +73,7 @@ DECLARED = Declaration(Options, systems=("L6", "L7"))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_averages`."""
     options = DECLARED.chosen(io)
-    tasks = once(partial(open_world, options.world, io.root))
+    tasks = Once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows, triples = ([row for piece in pieces for row in piece[key]] for key in ("features", "triples"))
     found = read_samples(samples_file(io, options.seeds[0]))
@@ -142,11 +142,12 @@ def _logits(model: Model, state: State, task: NetTask) -> torch.Tensor:
 
 
 def _correlations(triples: list[Row]) -> list[float]:
-    """Return Pearson's r over the triples of each seed."""
-    return [
-        float(np.corrcoef([r["weights"] for r in own], [r["logits"] for r in own])[0, 1])
-        for own in by_seed(triples).values()
-    ]
+    """Return Pearson's r over the triples of each seed; NaN where all triples are equally good."""
+    with np.errstate(invalid="ignore"):
+        return [
+            float(np.corrcoef([r["weights"] for r in own], [r["logits"] for r in own])[0, 1])
+            for own in by_seed(triples).values()
+        ]
 
 
 def findings(rows: list[Row], triples: list[Row]) -> list[Finding]:

@@ -44,7 +44,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import NetTask, Tasks, Tuning, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_controls.results import ORDER, findings, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
@@ -73,7 +73,7 @@ def run(io: StageIO) -> None:
     works = {"matching": matching, "labels": labels}
     turned = options.digits.model_copy(update={"angles": [0.0, *options.pair]})
     worlds = {"matching": turned, "labels": options.splits}
-    opened = {name: once(partial(open_world, world, io.root)) for name, world in worlds.items()}
+    opened = {name: Once(partial(open_world, world, io.root)) for name, world in worlds.items()}
     pieces = {
         name: kept_by_seed(io, options.seeds, partial(work, io, options, opened[name]), name)
         for name, work in works.items()

@@ -47,7 +47,7 @@ from tasks.studies.linear_rows import (
     write_samples,
 )
 from tasks.studies.nets import Tasks, Tuned, World, open_world, train_world
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
@@ -72,7 +72,7 @@ DECLARED = Declaration(Options, systems=("L11", "L12", "L13"))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_edits`."""
     options = DECLARED.chosen(io)
-    tasks = once(partial(open_world, options.world, io.root))
+    tasks = Once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]
     found = read_samples(samples_file(io, options.seeds[0]))

@@ -37,7 +37,7 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.nets import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
 from tasks.studies.papers.linearity_matching.results import figure, findings, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
@@ -59,7 +59,7 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     rows: list[Row] = []
     for name, world in options.worlds.items():
-        opened = once(partial(open_world, world, io.root))
+        opened = Once(partial(open_world, world, io.root))
         pieces = kept_by_seed(io, options.seeds, partial(measure, world, opened), name)
         rows += [{"world": name, **row} for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], rows)

@@ -40,7 +40,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import path_rows, read_samples, rows_of, samples_file, write_samples
 from tasks.studies.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
 from tasks.studies.papers.linearity_pairs.results import findings, notes, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
@@ -62,7 +62,7 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     pieces = []
     for name, world in options.worlds.items():
-        tasks = once(partial(open_world, world, io.root))
+        tasks = Once(partial(open_world, world, io.root))
         pieces += kept_by_seed(io, options.seeds, partial(measure, io, name, world, tasks), name)
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}
     result = StudyResult(tables(rows), findings(rows), notes(rows), rows["features"])

@@ -30,7 +30,7 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import mean_over, rows_of
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world, with_statistics
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.tuning import drawn_weights, trained
@@ -54,7 +54,7 @@ DECLARED = Declaration(Options, systems=("L5",))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_spawning`."""
     options = DECLARED.chosen(io)
-    tasks = once(partial(open_world, options.world, io.root))
+    tasks = Once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows, barriers = ([row for piece in pieces for row in piece[key]] for key in ("features", "barriers"))
     result = StudyResult(tables(rows, barriers), findings(rows, barriers, options), [], barriers)

@@ -32,7 +32,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.linear_rows import by_seed
 from tasks.studies.nets import Tasks, World, open_world, train_world
 from tasks.studies.papers.linearity_stitches.measuring import stitch_rows
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
@@ -56,7 +56,7 @@ DECLARED = Declaration(Options, systems=("L14", "L15"))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/linearity_stitches`."""
     options = DECLARED.chosen(io)
-    tasks = once(partial(open_world, options.world, io.root))
+    tasks = Once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
     rows = [row for piece in pieces for row in piece["rows"]]
     result = StudyResult(tables(rows), findings(rows), [], rows)

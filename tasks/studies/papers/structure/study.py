@@ -39,7 +39,7 @@ from tasks.studies.coloured import ColouredWorld, Digits, open_digits, pretraine
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.measuring import COLOURS, Bench, lora_vectors, measured_rows, memory_rows
 from tasks.studies.papers.structure.results import HALF, findings, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 from tasks.studies.scales import task_vector
@@ -75,7 +75,7 @@ DECLARED = Declaration(Options, systems=("P16", "P17"))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/structure`."""
     options = DECLARED.chosen(io)
-    digits = once(partial(open_digits, options.world, io.root))
+    digits = Once(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
     rows += memory_rows(options.world, options.lora)

@@ -36,7 +36,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.coloured import ColouredWorld, Digits, open_digits
 from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, group_rows, open_group
 from tasks.studies.papers.unseen_tasks.results import figures, findings, tables
-from tasks.studies.pieces import kept_by_seed, once
+from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
 
@@ -61,7 +61,7 @@ DECLARED = Declaration(Options, systems=("P9",))
 def run(io: StageIO) -> None:
     """Write `outputs/studies/unseen_tasks`."""
     options = DECLARED.chosen(io)
-    digits = once(partial(open_digits, options.world, io.root))
+    digits = Once(partial(open_digits, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, digits))
     rows = [{"seed": seed, **row} for seed, piece in zip(options.seeds, pieces, strict=True) for row in piece["rows"]]
     StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
