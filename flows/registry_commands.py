@@ -179,7 +179,7 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="Port to listen on.")] = 5001,
     ) -> None:
-        """Answer classification requests over HTTP (POST /invocations) until stopped."""
+        """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on."""
         from registry.serving import serve
 
         store, model, version = opened(name, which)

@@ -9,6 +9,7 @@ does not count: its versions are recorded with the results.
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -36,8 +37,8 @@ class Code:
 
     Args:
         root: the project folder. It may hold modules of its own; below it is kept what files have said.
-        chosen: by the folder of packages found by name, the one that counts, as {"modalities": "vision"}; of a folder
-            that is not named all count.
+        chosen: by the folder of what is found by name, the one that counts: {"modalities": "vision"} is a package,
+            {"methods": "average"} are the modules that have this name as a string. Of other folders all count.
     """
 
     def __init__(self, root: Path, chosen: Mapping[str, str] | None = None) -> None:
@@ -101,13 +102,19 @@ class Code:
         if name not in self._next:
             source = self._source(name)
             found = {module for target in source.names for module in self._behind(target)}
-            found |= {module for target in source.whole for module in self._below(target)}
-            found |= {module for folder in source.shelves for module in self._outside(folder)}
+            shelved = {module for target in source.whole for module in self._below(target)}
+            shelved |= {module for folder in source.shelves for module in self._outside(folder)}
+            found |= {module for module in shelved if self._counts(module)}
             found |= {module for parts in source.parts for module in self._parts(*parts)}
             beside = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
             found |= {one for stem in beside if self._path(one := f"{name.rpartition('.')[0]}.{stem}")}
             self._next[name] = sorted(found)
         return self._next[name]
+
+    def _counts(self, module: str) -> bool:
+        """Whether what is found by name counts: where a method is chosen, modules of methods that have its name."""
+        chosen = self._chosen.get("methods")
+        return chosen is None or "methods" not in re.split(r"[./]", module) or chosen in self._source(module).strings
 
     def _behind(self, name: str) -> Iterator[str]:
         """Yield the modules that `module` or `module:name.name` leads through."""
@@ -203,11 +210,17 @@ class Code:
 
 
 @cache
-def code_of(root: Path) -> Code:
-    """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts."""
+def code_of(root: Path, method: str | None = None) -> Code:
+    """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts.
+
+    Args:
+        root: the project folder.
+        method: the merge method that counts; None: all of them.
+    """
     choices = root / "params.yaml"
     modality = (read_yaml(choices).get("model") or {}).get("modality") if choices.exists() else None
-    return Code(root, {"modalities": modality} if modality else {})
+    chosen = {"modalities": modality, "methods": method}
+    return Code(root, {folder: name for folder, name in chosen.items() if name})
 
 
 class _Memory:

@@ -1,13 +1,18 @@
 """The stage `code`: one digest of code for each stage, in a file that dvc.yaml names as a source of parameters."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
+from mergeflow.training.settings import IterativeSettings
 from tasks.project.code import code_of
-from tasks.project.graph import load_graph
+from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph, training_settings
 from tasks.project.stage import Stage
 from tasks.project.writing import write_atomically
 
@@ -16,12 +21,22 @@ _ROUNDS = ("tasks.rounds", "tasks.studies.rounds")  # imported by the regime `it
 _HEAD = "# By `mergeflow stage digests`: what the code means that each stage depends on.\n"
 
 
-def code_digest(root: Path, stage: Stage) -> str:
+def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yaml) -> str:
     """Return the digest of the code that a stage depends on with the project's choices.
 
-    Only training in rounds merges. In every other regime a new merge method, or a change of one, trains nothing again.
+    Only training in rounds merges, and by one method. In every other regime a new merge method, or a change of one,
+    trains nothing again; in this one only a change of that method does.
+
+    Args:
+        root: the project folder.
+        stage: the stage.
+        read: reads the project's files of parameters.
     """
-    return code_of(root).digest(stage.module, stage.outs, () if stage.regime == "iterative" else _ROUNDS)
+    if stage.regime != "iterative":
+        return code_of(root).digest(stage.module, stage.outs, _ROUNDS)
+    settings = training_settings(stage, read((root / stage.file).with_name("params.yaml")), read(root / "params.yaml"))
+    merge = ((settings or {}).get("iterative") or {}).get("merge", IterativeSettings.model_fields["merge"].default)
+    return code_of(root, str(merge)).digest(stage.module, stage.outs)
 
 
 def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
@@ -33,6 +48,7 @@ def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
         MergeflowError: two stages have one name, or a module is not Python.
     """
     found: dict[str, str | dict[str, str]] = {}
+    read = cache(read_yaml)
     homes: dict[str, str] = {}
     for stage in load_graph(root, studies=True).values():
         if homes.setdefault(stage.name, stage.file) != stage.file:
@@ -42,9 +58,9 @@ def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
         if stage.digest_by_item:
             items = found.setdefault(stage.name, {})
             assert isinstance(items, dict)
-            items[str(stage.item)] = code_digest(root, stage)
+            items[str(stage.item)] = code_digest(root, stage, read)
         elif stage.name not in found:
-            found[stage.name] = code_digest(root, stage)
+            found[stage.name] = code_digest(root, stage, read)
     return dict(sorted(found.items()))
 
 

@@ -129,12 +129,27 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
 
 
 def _regime(stage: Stage, values: Any, common: Any) -> str | None:
-    """Return the regime of a stage that trains: of `finetune`, which a training run of the studies may change."""
+    """Return the regime of a stage that trains."""
+    settings = training_settings(stage, values, common)
+    return None if settings is None else str(settings.get("regime"))
+
+
+def training_settings(stage: Stage, values: Any, common: Any) -> dict[str, Any] | None:
+    """Return what a stage that trains is told: `finetune`, which a training run of the studies may change.
+
+    Args:
+        stage: the stage.
+        values: of the params.yaml beside its dvc.yaml.
+        common: of the project's params.yaml.
+
+    Returns:
+        The settings as they stand in the files; None for a stage that trains nothing.
+    """
     own = f"{CHOICES}:runs.{stage.item}" in stage.params
     if not own and "finetune" not in stage.params:
         return None
     changed = values["runs"][stage.item] if own else {}
-    return str({**(common.get("finetune") or {}), **(changed or {})}.get("regime"))
+    return {**(common.get("finetune") or {}), **(changed or {})}
 
 
 def _names(entry: Any) -> list[str]:
