@@ -9,17 +9,16 @@ does not count: its versions are recorded with the results.
 
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from mergeflow.application import HOME
 from mergeflow.errors import MergeflowError
+from mergeflow.plugins import entry_points
 from tasks.project import syntax
 from tasks.project.files import read_yaml
 from tasks.project.stage import STATE
@@ -37,19 +36,23 @@ class Code:
 
     Args:
         root: the project folder. It may hold modules of its own; below it is kept what files have said.
-        chosen: by the folder of what is found by name, the one that counts: {"modalities": "vision"} is a package,
-            {"methods": "average"} are the modules that have this name as a string. Of other folders all count.
+        chosen: by the folder of packages found by name, the one that counts, as {"modalities": "vision"}; of a folder
+            that is not named all count.
+        methods: the merge methods that count, with those that they name; None: all of them.
     """
 
-    def __init__(self, root: Path, chosen: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, chosen: Mapping[str, str] | None = None, methods: Collection[str] | None = None
+    ) -> None:
         self._root = root
         self._chosen = dict(chosen or {})
+        self._methods = methods
         self._ours = {"mergeflow"}
         self._next: dict[str, list[str]] = {}
         self._paths: dict[str, Path | None] = {}
         self._sources: dict[str, Source] = {}
         self._others: dict[Path, dict[Path, set[str]]] = {}
-        self._memory = _Memory(root / STATE / "code.json")
+        self._memory = _memory(root / STATE / "code.json")
 
     def digest(self, module: str, made: Iterable[str] = (), unused: Collection[str] = ()) -> str:
         """Return the digest of the code that `module` depends on.
@@ -102,19 +105,29 @@ class Code:
         if name not in self._next:
             source = self._source(name)
             found = {module for target in source.names for module in self._behind(target)}
-            shelved = {module for target in source.whole for module in self._below(target)}
-            shelved |= {module for folder in source.shelves for module in self._outside(folder)}
-            found |= {module for module in shelved if self._counts(module)}
+            ours = {module for target in source.whole for module in self._below(target)}
+            found |= self._declaring(ours) if "methods" in source.shelves else ours
+            found |= {module for folder in source.shelves for module in self._outside(folder)}
             found |= {module for parts in source.parts for module in self._parts(*parts)}
             beside = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
             found |= {one for stem in beside if self._path(one := f"{name.rpartition('.')[0]}.{stem}")}
             self._next[name] = sorted(found)
         return self._next[name]
 
-    def _counts(self, module: str) -> bool:
-        """Whether what is found by name counts: where a method is chosen, modules of methods that have its name."""
-        chosen = self._chosen.get("methods")
-        return chosen is None or "methods" not in re.split(r"[./]", module) or chosen in self._source(module).strings
+    def _declaring(self, modules: Collection[str]) -> set[str]:
+        """Return the modules that declare the merge methods that count, and those that such modules name.
+
+        Helpers that declare none are reached by imports. A method that is declared nowhere here is an installed
+        package's or the project's, all of whose methods count.
+        """
+        if self._methods is None:
+            return set(modules)
+        homes = {method: module for module in modules for method in self._source(module).methods}
+        found, names = set[str](), set(self._methods)
+        while more := {homes[name] for name in names & homes.keys()} - found:
+            found |= more
+            names = {text for module in more for text in self._source(module).strings}
+        return found
 
     def _behind(self, name: str) -> Iterator[str]:
         """Yield the modules that `module` or `module:name.name` leads through."""
@@ -150,7 +163,7 @@ class Code:
     def _outside(self, folder: str) -> Iterator[str]:
         """Yield what a shelf finds outside its package: files in the project's folder, installed packages."""
         yield from self._files(folder)
-        for point in entry_points(group=f"mergeflow.{folder}"):
+        for point in entry_points(f"mergeflow.{folder}"):
             self._ours.add(point.module.partition(".")[0])
             yield from self._behind(point.module)
 
@@ -159,7 +172,7 @@ class Code:
         home, own = self._path(package), self._root / folder
         assert home, f"there is no package {package}"
         homes = [(path.parent.name, f"{package}.{path.parent.name}") for path in home.parent.glob("*/__init__.py")]
-        for point in entry_points(group=f"mergeflow.{folder}"):
+        for point in entry_points(f"mergeflow.{folder}"):
             self._ours.add(point.value.partition(".")[0])
             homes.append((point.name, point.value))
         for path in sorted(own.glob("[!_.]*/__init__.py")):
@@ -210,17 +223,16 @@ class Code:
 
 
 @cache
-def code_of(root: Path, method: str | None = None) -> Code:
+def code_of(root: Path, methods: frozenset[str] | None = None) -> Code:
     """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts.
 
     Args:
         root: the project folder.
-        method: the merge method that counts; None: all of them.
+        methods: the merge methods that count; None: all of them.
     """
     choices = root / "params.yaml"
     modality = (read_yaml(choices).get("model") or {}).get("modality") if choices.exists() else None
-    chosen = {"modalities": modality, "methods": method}
-    return Code(root, {folder: name for folder, name in chosen.items() if name})
+    return Code(root, {"modalities": modality} if modality else {}, methods)
 
 
 class _Memory:
@@ -253,6 +265,11 @@ class _Memory:
             self._is_new = False
             kept = self._known if len(self._known) < MOST else self._used
             write_atomically(self._path, json.dumps({key: asdict(source) for key, source in kept.items()}))
+
+
+@cache
+def _memory(path: Path) -> _Memory:
+    return _Memory(path)
 
 
 def _read_memory(path: Path) -> dict[str, Source]:

@@ -1,6 +1,6 @@
 """The stage `code`: one digest of code for each stage, in a file that dvc.yaml names as a source of parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,41 @@ from tasks.project.writing import write_atomically
 
 CODE_STAGE = "code"
 _ROUNDS = ("tasks.rounds", "tasks.studies.rounds")  # imported by the regime `iterative` alone, where it begins
+_SWEEP = "tasks.sweep"
+_MERGE = IterativeSettings.model_fields["merge"].default
 _HEAD = "# By `mergeflow stage digests`: what the code means that each stage depends on.\n"
 
 
 def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yaml) -> str:
     """Return the digest of the code that a stage depends on with the project's choices.
 
-    Only training in rounds merges, and by one method. In every other regime a new merge method, or a change of one,
-    trains nothing again; in this one only a change of that method does.
+    Only training in rounds merges, by one method. In every other regime a new merge method, or a change of one, trains
+    nothing again; in this one, as in the sweep of a method, only a change of that method counts.
 
     Args:
         root: the project folder.
         stage: the stage.
         read: reads the project's files of parameters.
     """
-    if stage.regime != "iterative":
-        return code_of(root).digest(stage.module, stage.outs, _ROUNDS)
-    settings = training_settings(stage, read((root / stage.file).with_name("params.yaml")), read(root / "params.yaml"))
-    merge = ((settings or {}).get("iterative") or {}).get("merge", IterativeSettings.model_fields["merge"].default)
-    return code_of(root, str(merge)).digest(stage.module, stage.outs)
+    unused = () if stage.regime == "iterative" else _ROUNDS
+    return code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, unused)
+
+
+def _methods(root: Path, stage: Stage, read: Callable[[Path], Any]) -> frozenset[str] | None:
+    """Return the merge methods that a stage may use, among the strings of its settings; None: any."""
+    common = root / "params.yaml"
+    if stage.regime == "iterative":
+        settings = training_settings(stage, read((root / stage.file).with_name("params.yaml")), read(common)) or {}
+        rounds = settings.get("iterative") or {}
+        return frozenset({rounds.get("merge", _MERGE), *_strings((rounds.get("args") or {}).values())})
+    if stage.module == _SWEEP and stage.digest_by_item:
+        return frozenset({str(stage.item), *_strings((read(common)["sweep"].get(stage.item) or {}).values())})
+    return None
+
+
+def _strings(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        yield from _strings(value) if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:

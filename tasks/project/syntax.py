@@ -22,6 +22,7 @@ class Source:
         strings: its strings that may be names of files and folders beside it.
         shelves: folders of the project, and groups of entry points, where a `Shelf` that it makes looks for more.
         parts: package, folder and part of every `Parts` that it makes: modules PART of packages found by name.
+        methods: the merge methods that it declares, `@method("name", …)`.
         exports: what is behind each name, if the file only passes names on (a package's front door); else None.
     """
 
@@ -31,6 +32,7 @@ class Source:
     strings: list[str]
     shelves: list[str]
     parts: list[list[str]]
+    methods: list[str]
     exports: dict[str, str] | None
 
 
@@ -59,7 +61,8 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
     exports = _exports(tree, bound) if is_package else None
     folders = sorted(folder for _, folder in shelves)
     parts = sorted(_made(tree, "Parts", {"package": 2, "folder": 3, "part": 4}))
-    return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, exports)
+    methods = sorted(_methods(tree))
+    return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, methods, exports)
 
 
 def _leave_out_what_means_nothing(tree: ast.Module) -> None:
@@ -137,6 +140,14 @@ def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             values = [given.get(argument) or node.args[place] for argument, place in wanted.items()]
             yield [str(value.value or "") if isinstance(value, ast.Constant) else "" for value in values]
+
+
+def _methods(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _last_name(node.func) == "method" and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value
 
 
 def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:

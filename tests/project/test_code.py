@@ -69,9 +69,8 @@ def digests(copy: Path) -> dict[str, str]:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, check=True)
     found = json.loads(done.stdout)
-    return {name: value for name, value in found.items() if name != "train"} | {
-        f"train.{run}": value for run, value in found["train"].items()
-    }
+    by_item = {stage: found.pop(stage) for stage in ("train", "sweep")}
+    return found | {f"{stage}.{item}": value for stage, items in by_item.items() for item, value in items.items()}
 
 
 @pytest.mark.slow
@@ -93,10 +92,10 @@ def test_every_stage_counts_what_compiled_code_imports_and_an_edit_makes_that_st
 
 def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> None:
     stale = stale_after(copy, "mergeflow/modalities/classification.py")
-    assert {"multitask", "finetune", "sweep", "select", "evaluate", "train.one_epoch", "mima"} <= stale
+    assert {"multitask", "finetune", "sweep.average", "select", "evaluate", "train.one_epoch", "mima"} <= stale
     assert not {"figures", "prepare"} & stale
     stale = stale_after(copy, "tasks/models.py")
-    assert {"multitask", "finetune", "sweep", "select", "evaluate", "vectors", "train.mima_4", "mima"} <= stale
+    assert {"multitask", "finetune", "sweep.average", "select", "evaluate", "vectors", "train.mima_4", "mima"} <= stale
     assert not {"prepare", "figures"} & stale
 
 
@@ -123,33 +122,42 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize(
-    ("path", "trained"),
+    ("path", "trained", "swept"),
     [
-        ("mergeflow/merging/methods/rows.py", set()),
-        # Whoever names a method may declare it: DARE names this one, and builds on TIES.
-        ("mergeflow/merging/methods/ties.py", {name for name, merge in ROUNDS.items() if merge == "task_arithmetic"}),
-        ("methods/mine.py", set()),
-        ("mergeflow/merging/methods/linear.py", {*ROUNDS}),
-        ("mergeflow/merging/engine.py", {*ROUNDS}),
+        ("mergeflow/merging/methods/rows.py", set(), set()),
+        ("mergeflow/merging/methods/ties.py", set(), {"ties"}),
+        ("mergeflow/merging/methods/linear.py", {*ROUNDS}, {"average", "task_arithmetic"}),
+        ("mergeflow/merging/engine.py", {*ROUNDS}, {"average", "task_arithmetic", "ties", "cart"}),
     ],
 )
-def test_a_merge_method_trains_nothing_again_but_runs_that_merge_by_it(
-    copy: Path, path: str, trained: set[str]
+def test_a_merge_method_makes_stale_its_sweep_and_the_runs_that_merge_by_it(
+    copy: Path, path: str, trained: set[str], swept: set[str]
 ) -> None:
     stale = stale_after(copy, path)
     assert {name for name in stale if name.startswith("train.")} == trained
-    assert {"sweep", "select"} <= stale
+    assert {name.removeprefix("sweep.") for name in stale if name.startswith("sweep.")} == swept
+    assert "select" in stale
     assert not {"prepare", "base", "multitask", "finetune", "vectors", "evaluate", "figures"} & stale
 
 
-def test_a_method_of_the_projects_own_counts_for_the_rounds_that_merge_by_it(copy: Path) -> None:
+def test_a_method_counts_for_those_that_name_it(copy: Path) -> None:
     choices = (copy / "params.yaml").read_text()
     values = yaml.safe_load(choices)
-    values["finetune"] |= {"regime": "iterative", "iterative": {"rounds": 2, "merge": "mine"}}
+    values["sweep"] |= {"lines": {"scale": [1.0]}, "core_space": {"scale": [1.0], "then": ["iso_c"]}}
     (copy / "params.yaml").write_text(yaml.safe_dump(values))
-    assert "multitask" in stale_after(copy, "methods/mine.py", b'NAME = "mine"\n')
-    assert "multitask" not in stale_after(copy, "methods/another.py", b'NAME = "another"\n')
+    swept = {
+        path: {name for name in stale_after(copy, f"mergeflow/merging/methods/{path}.py") if name.startswith("sweep.")}
+        for path in ("linear", "subspace", "layerwise")
+    }
     (copy / "params.yaml").write_text(choices)
+    assert {"sweep.lines", "sweep.core_space", "sweep.average"} <= swept["linear"]
+    assert "sweep.core_space" in swept["subspace"]
+    assert swept["layerwise"] == {"sweep.lines"}
+
+
+def test_methods_of_the_projects_own_count_wherever_something_is_merged(copy: Path) -> None:
+    stale = stale_after(copy, "methods/mine.py")
+    assert {*ROUNDS, "sweep.average", "select"} <= stale
 
 
 def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> None:
