@@ -106,24 +106,31 @@ class Code:
             source = self._source(name)
             found = {module for target in source.names for module in self._behind(target)}
             ours = {module for target in source.whole for module in self._below(target)}
-            found |= self._declaring(ours) if "methods" in source.shelves else ours
-            found |= {module for folder in source.shelves for module in self._outside(folder)}
+            outside = {module for folder in source.shelves for module in self._outside(folder)}
+            found |= self._counting(ours, outside) if "methods" in source.shelves else ours | outside
             found |= {module for parts in source.parts for module in self._parts(*parts)}
             beside = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
             found |= {one for stem in beside if self._path(one := f"{name.rpartition('.')[0]}.{stem}")}
             self._next[name] = sorted(found)
         return self._next[name]
 
-    def _declaring(self, modules: Collection[str]) -> set[str]:
-        """Return the modules that declare the merge methods that count, and those that such modules name.
+    def _counting(self, ours: Collection[str], outside: Collection[str]) -> set[str]:
+        """Return the modules of a shelf that declare the merge methods that count, and those that such modules name.
 
-        Helpers that declare none are reached by imports. A method that is declared nowhere here is an installed
-        package's or the project's, all of whose methods count.
+        Helpers that declare none are reached by imports. What lies outside our package counts whole or not at all.
+
+        Args:
+            ours: the modules of our package.
+            outside: those of the project's folder and of installed packages.
         """
         if self._methods is None:
-            return set(modules)
-        homes = {method: module for module in modules for method in self._source(module).methods}
-        found, names = set[str](), set(self._methods)
+            return {*ours, *outside}
+        homes = {method: module for module in ours for method in self._source(module).methods}
+        declared = {method for module in outside for method in self._source(module).methods}
+        names, found = set(self._methods), set[str]()
+        if names & declared or not names & homes.keys():
+            found = set(outside)
+            names |= {text for module in outside for text in self._source(module).strings}
         while more := {homes[name] for name in names & homes.keys()} - found:
             found |= more
             names = {text for module in more for text in self._source(module).strings}

@@ -155,9 +155,21 @@ def test_a_method_counts_for_those_that_name_it(copy: Path) -> None:
     assert swept["layerwise"] == {"sweep.lines"}
 
 
-def test_methods_of_the_projects_own_count_wherever_something_is_merged(copy: Path) -> None:
-    stale = stale_after(copy, "methods/mine.py")
-    assert {*ROUNDS, "sweep.average", "select"} <= stale
+def test_methods_of_the_projects_own_count_for_those_that_merge_by_one(copy: Path) -> None:
+    added = b'from mergeflow.merging.method import method\n@method("mine", None)\ndef mine(): ...\n'
+    stale = stale_after(copy, "methods/mine.py", added)
+    assert "select" in stale
+    assert not {name for name in stale if name.startswith(("train.", "sweep."))}
+    choices = (copy / "params.yaml").read_text()
+    values = yaml.safe_load(choices)
+    values["sweep"]["mine"] = {"scale": [1.0]}
+    (copy / "params.yaml").write_text(yaml.safe_dump(values))
+    (copy / "methods").mkdir(exist_ok=True)
+    (copy / "methods/mine.py").write_bytes(added)
+    stale = stale_after(copy, "methods/_help.py")
+    (copy / "methods/mine.py").unlink()
+    (copy / "params.yaml").write_text(choices)
+    assert {name for name in stale if name.startswith("sweep.")} == {"sweep.mine"}
 
 
 def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> None:
