@@ -63,9 +63,11 @@ def study_io(root: Path, study: str, scratch: Path, **options: Any) -> StageIO:
     return open_lab(root, small, scratch, {study: options})
 
 
-def run_study(root: Path, study: str, scratch: Path, **options: Any) -> Path:
+def run_study(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> Path:
     """Run a study in a laboratory, with some of its choices changed; return the folder that it wrote."""
     io = study_io(root, study, scratch, **options)
+    run = io.params.run.model_copy(update={"workers": workers})
+    io = replace(io, params=io.params.model_copy(update={"run": run}))
     import_module(io.stage.module).run(io)
     return io.scratch / "building" / io.stage.outs[0]
 
@@ -100,3 +102,13 @@ def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[st
         studies.studies[name] = {**studies.studies.get(name, {}), **changes}
     scratch.mkdir(parents=True, exist_ok=True)
     return StageIO(stage, root, scratch, params, studies)
+
+
+def check_two_processes(study: str, scratch: Path, **options: Any) -> None:
+    """Check that two processes write what one writes, to the bit."""
+    folders = [run_study(ROOT, study, scratch / str(workers), workers, **options) for workers in (1, 2)]
+    alone, together = (
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".png"} for folder in folders
+    )
+    assert len(alone) >= 3
+    assert alone == together

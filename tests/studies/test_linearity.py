@@ -1,7 +1,6 @@
 """The studies of linearity, reduced: each runs whole on small nets, and what survives the reduction is asserted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 
 from mergeflow.linearity.affine import combine
 from tasks.studies.linear_rows import direction, loss_gap, read_samples, rows_of, worst_length, worst_share
-from tasks.studies.papers.linearity_edits import study as linearity_edits
 from tasks.studies.papers.linearity_edits.study import edited, edits
 from tasks.studies.papers.linearity_matching.results import findings as matching_findings
 from tasks.studies.results import StudyResult
-from tests.studies.small_lab import ROOT, run_study, study_io
+from tests.studies.small_lab import ROOT, check_two_processes, run_study
 
 pytestmark = pytest.mark.slow
 
@@ -108,16 +106,7 @@ def test_a_study_runs_whole_and_writes_its_margins(run: Run, study: str, systems
 
 
 def test_two_processes_measure_the_same_to_the_bit(tmp_path: Path) -> None:
-    choices = {**CHOICES["linearity_edits"], "seeds": [0, 1]}
-    written = []
-    for workers in (1, 2):
-        io = study_io(ROOT, "linearity_edits", tmp_path / str(workers), **choices)
-        run = io.params.run.model_copy(update={"workers": workers})
-        linearity_edits.run(replace(io, params=io.params.model_copy(update={"run": run})))
-        folder = io.scratch / "building" / io.stage.outs[0]
-        written.append({path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".png"})
-    assert len(written[0]) >= 3
-    assert written[0] == written[1]
+    check_two_processes("linearity_edits", tmp_path, **{**CHOICES["linearity_edits"], "seeds": [0, 1]})
 
 
 def test_features_of_averaged_weights_are_the_averaged_features(run: Run, folder: Callable[[str], Path]) -> None:

@@ -17,7 +17,7 @@ from tasks.studies.papers.linearity_texts.study import Options
 from tasks.studies.papers.linearity_texts.world import EDITS, TextWorld, draw_answers, new_model
 from tasks.studies.results import StudyResult
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, check_two_processes, run_study
 
 SHORT = {"learning_rate": 0.003, "steps": 3, "batch_size": 8}
 WORLD: dict[str, Any] = {
@@ -40,6 +40,11 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     folder = run_study(ROOT, "linearity_texts", tmp_path_factory.mktemp("texts"), **SMALL)
     assert {path.name for path in folder.glob("*.*")} >= {"edits.svg", "samples.parquet"}
     return StudyResult.read(folder)
+
+
+@pytest.mark.slow
+def test_two_seeds_at_once_write_no_file_of_each_other(tmp_path: Path) -> None:
+    check_two_processes("linearity_texts", tmp_path, **{**SMALL, "seeds": [0, 1]})
 
 
 def test_the_whole_study_on_a_tiny_model(result: StudyResult) -> None:

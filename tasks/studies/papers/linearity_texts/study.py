@@ -100,7 +100,7 @@ def measure(io: StageIO, options: Options, seed: int) -> dict[str, list[Row]]:
     return {
         "edits": edits,
         "experts": expert_rows(done, seed),
-        "vectors": vector_rows(done, io.scratch / "vectors", seed),
+        "vectors": vector_rows(done, io.scratch / f"vectors_{seed}", seed),
         "features": feature_rows(done, seed),
         "samples": sample_rows(found, samples_file(io, seed), seed),
     }
