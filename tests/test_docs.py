@@ -72,6 +72,7 @@ def test_params_yaml_names_every_parameter() -> None:
     check(params_of(values["model"]), values, "")
 
 
+@pytest.mark.slow
 def test_no_file_names_a_package_host_or_this_machine() -> None:
     import subprocess
 

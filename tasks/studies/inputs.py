@@ -150,7 +150,7 @@ class StudyInputs:
         self._judged: dict[tuple[str, str, str], float] = {}  # fingerprint, split, task → accuracy
 
     def __copy__(self) -> "StudyInputs":
-        part = StudyInputs.__new__(StudyInputs)
+        part = type(self).__new__(type(self))
         vars(part).update(vars(self))
         return part
 

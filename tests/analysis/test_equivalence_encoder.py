@@ -68,6 +68,7 @@ def test_one_epoch_of_experts_merges_to_one_joint_step(problem) -> None:
     assert (merged - problem.joint(0.7e-3, 1)).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
     found = measure_gap(problem.losses, problem.start, 0.7, 1e-7, 2)
     assert found.coefficient == pytest.approx(-0.7, abs=1e-4)

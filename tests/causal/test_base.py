@@ -26,6 +26,7 @@ from mergeflow.suites.books.book import TITLES, find_book, general
 TINY = PretrainSettings(steps=2, batch=4, block=32, width=48, layers=1, vocabulary=300, seed=4)
 
 
+@pytest.mark.slow
 def test_the_same_settings_make_the_same_base(tmp_path: Path) -> None:
     first, second = (pretrain(TINY, tmp_path / name) for name in ("one", "two"))
     assert first == second

@@ -84,6 +84,7 @@ def test_adamerging_learns_without_heads_and_lowers_the_entropy(
         call(project, "adamerge", str(recipe), *places, "--head=shps=x", "--out", str(tmp_path / "other"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "method"), [("fisher", "fisher"), ("gram", "regmean")])
 def test_statistics_need_no_head_where_a_task_has_none(project: Path, tmp_path: Path, kind: str, method: str) -> None:
     files = {task: tmp_path / f"{task}.safetensors" for task in TASKS}

@@ -217,6 +217,7 @@ def test_weights_are_drawn_from_a_configuration_and_a_seed() -> None:
     assert not torch.equal(first.state()[weight], other.state()[weight])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -115,6 +115,7 @@ def test_merge_statistics_take_blocks_and_questions(project: Path, model: Model)
         assert np.isfinite(np.asarray(list(entropies(model, {task: few}, model.state()).values()))).all()
 
 
+@pytest.mark.slow
 def test_training_by_adapters_and_drawn_weights(project: Path, tmp_path: Path) -> None:
     config = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}

@@ -36,6 +36,7 @@ def test_rouge_l_is_the_longest_common_subsequence(reference: list[str], written
     assert f1 == pytest.approx(2 * length / (len(reference) + len(written)), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_passage_that_was_learnt_is_recited(base: Path) -> None:
     model, _ = load_model(base.name, base.parent)
     tokenizer = load_tokenizer(base.name, base.parent)

@@ -102,6 +102,7 @@ def test_a_chat_model_brings_the_tokens_of_its_format_along(tmp_path: Path, monk
     torch.testing.assert_close(merged[norm], domain[norm] + 0.5 * (instruct[norm].float() - base[norm]))
 
 
+@pytest.mark.slow
 def test_three_domains_are_merged_by_every_method_of_the_example(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

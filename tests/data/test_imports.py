@@ -67,6 +67,7 @@ def test_what_prepares_reaches_every_reader_and_drawing() -> None:
     assert {*drawings, "mergeflow.modalities.vision.sources.parquet"} <= set(found)
 
 
+@pytest.mark.slow
 def test_data_and_suites_form_no_circle() -> None:
     assert not any(
         module.startswith(("mergeflow.suites", "mergeflow.modalities")) for module in reached("mergeflow.data.prepare")

@@ -74,6 +74,7 @@ def test_batches_depend_on_seed_step_and_task_alone(world: Path):
     assert len({loss(0, 0), loss(0, 1), loss(1, 0)}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("granularity", "on"), [("task", "task_vectors"), ("layer", "cart")])
 def test_purpose_entropy_falls_and_the_recipe_merges(world: Path, tmp_path: Path, granularity: str, on: str):
     args = {"steps": 12, "lr": 0.02, "granularity": granularity, "on": on}

@@ -105,6 +105,7 @@ def order(world: Path, task: str, **changes) -> StatisticOrder:
     return StatisticOrder(**{**values, **changes})
 
 
+@pytest.mark.slow
 def test_merge_of_pocket_experts_is_the_formula(world: Path, fishers: dict[str, Path], tmp_path: Path):
     from mergeflow.merging import make_recipe, merge
 

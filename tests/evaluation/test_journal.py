@@ -22,6 +22,7 @@ def written(path: Path, entries: dict[str, object]) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.slow
 @given(
     entries=st.dictionaries(st.text(), st.floats(allow_nan=False) | st.text(), max_size=5),
     cut=st.floats(0, 1),

@@ -272,6 +272,7 @@ def test_the_harness_is_asked_for_where_it_is_missing(models: Path, monkeypatch:
         sweep({"lm_eval": ["arc_easy"]})
 
 
+@pytest.mark.slow
 def test_the_example_of_a_causal_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)

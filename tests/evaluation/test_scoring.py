@@ -29,6 +29,7 @@ def scorer(world: Path) -> CandidateScorer:
     return CandidateScorer(image_model(load_clip("pocket-clip")), data, base, experts)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_the_plain_merge_bit_for_bit(scorer: CandidateScorer):
     model = image_model(load_clip("pocket-clip"))
     for args in GRID:

@@ -141,6 +141,7 @@ def test_the_pages_python_runs(run):
     assert weight() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_of_the_trainer(tmp_path, monkeypatch):
     """Trained, averaged and scored by perplexity as the page says; transformers loads the result."""

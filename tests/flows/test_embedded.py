@@ -66,6 +66,7 @@ def test_each_run_leaves_its_states_and_its_log_and_no_server(tmp_path: Path) ->
     assert sorted(lines) == [("doubled 1", 2), ("doubled 2", 2), ("doubled 3", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["environment", "profile"])
 def test_a_server_that_a_person_chose_is_used(place: str, tmp_path: Path) -> None:
     address = "http://127.0.0.1:9/api"  # nothing is asked of it here

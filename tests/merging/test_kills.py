@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch
 
 from mergeflow.checkpoints import write_checkpoint
@@ -44,12 +45,14 @@ def kill_after(folder, mode, values, line):
         os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_killed_half_way_a_file_leaves_nothing(files):
     before = sorted(files.iterdir())
     kill_after(files, "file", recipe(files).model_dump(mode="json"), "writing")
     assert sorted(files.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_killed_sharded_merge_resumes(files):
     values = recipe(files, out=str(files / "out"), shard_size=600, method="ties").model_dump(mode="json")
     kill_after(files, "shards", values, "committed model-00002")
@@ -65,6 +68,7 @@ def test_a_killed_sharded_merge_resumes(files):
     assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_resume_starts_again_when_an_input_changed(files):
     values = recipe(files, out=str(files / "out"), shard_size=600).model_dump(mode="json")
     kill_after(files, "shards", values, "committed model-00002")

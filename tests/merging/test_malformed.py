@@ -103,12 +103,14 @@ def test_a_value_that_holds_itself(tmp_path):
         load_recipe(tmp_path / "recipe.yaml")
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(method=METHODS, changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=2))
 def test_any_value_in_any_field(method, changes):
     valid_or_refused({**sound(method), **changes})
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(method=METHODS, data=st.data())
 def test_any_value_in_any_argument(method, data):

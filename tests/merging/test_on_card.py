@@ -22,6 +22,7 @@ from tests.merging.helpers import EDGE, awkward, fitting, recipe, statistics
 CASES = [(name, args) for name in methods() for args in [{}, *EDGE[name]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "args"), CASES, ids=lambda value: json.dumps(value) if isinstance(value, dict) else value
 )

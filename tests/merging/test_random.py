@@ -51,6 +51,7 @@ def test_experts_and_tensors_have_masks_of_their_own(taus):
     assert 0.4 < (found == 2 * equal[0]).double().mean() < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dare", "della"])
 def test_expectation_is_the_method_without_dropping(name, taus):
     small = taus[:, :20, :30]

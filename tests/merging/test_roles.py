@@ -36,6 +36,7 @@ def test_every_type_of_the_table_is_built_here():
     assert len(NAMES) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_has_a_role_that_fits_its_module(models, name):
     model = models[name]
@@ -103,6 +104,7 @@ IMAGE_MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "name"), [(key, name) for key, names in IMAGE_MODELS.items() for name in names])
 def test_linear_weights_of_image_models_have_a_role(library, name):
     """Their files bring no config.json: names alone tell."""

@@ -33,6 +33,7 @@ def test_the_mean_of_the_shares_is_the_figure(name: str) -> None:
         assert METRICS[name].shares(found).mean() == pytest.approx(REFERENCES[name](*found.T), abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METRICS)
 def test_intervals_by_shares_are_those_of_resampled_figures(name: str) -> None:
     right = outcomes(name, 300, 7)

@@ -29,6 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
     rows = {row["name"]: row for row in json.loads((project / "outputs/results/test.json").read_text())["rows"]}
     assert set(rows) == {"base", "individual", *SWEPT}
@@ -69,6 +70,7 @@ def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_modality_without_heads_goes_through_the_whole_pipeline(headless: Path) -> None:
     rows = {row["name"]: row for row in json.loads((headless / "outputs/results/test.json").read_text())["rows"]}
     assert set(rows) == {"zero_shot", "individual", *SWEPT}
@@ -101,6 +103,7 @@ def test_another_head_trains_only_its_own_expert_again(headless: Path, tmp_path:
     assert [is_up_to_date(folder, stage, open_stage(folder, stage)[1]) for stage in stages] == [False, True]
 
 
+@pytest.mark.slow
 def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> None:
     again = make_toy_project(tmp_path / "again")
     run_pipeline(again)

@@ -99,6 +99,7 @@ def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> N
     assert not {"prepare", "figures"} & stale
 
 
+@pytest.mark.slow
 def test_a_modality_that_the_project_does_not_use_makes_nothing_stale(copy: Path) -> None:
     assert stale_after(copy, "mergeflow/modalities/text/modality.py") == set()
     assert stale_after(copy, "mergeflow/modalities/toy/net.py") == {"equivalence"}  # whose nets these are
@@ -172,6 +173,7 @@ def test_methods_of_the_projects_own_count_for_those_that_merge_by_one(copy: Pat
     assert {name for name in stale if name.startswith("sweep.")} == {"sweep.mine"}
 
 
+@pytest.mark.slow
 def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> None:
     choices = (copy / "params.yaml").read_text()
     values = yaml.safe_load(choices)
@@ -248,6 +250,7 @@ def test_code_of_the_project_counts(remembered: Path, tmp_path: Path, monkeypatc
     assert Code(tmp_path).digest("own_stage") != before
 
 
+@pytest.mark.slow
 def test_digests_need_no_torch_and_well_under_a_second() -> None:
     script = (
         "import sys, time; from pathlib import Path; from tasks.project.digests import stage_digests\n"

@@ -30,6 +30,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     return lambda *words: CliRunner().invoke(app, ["registry", *words])
 
 
+@pytest.mark.slow
 def test_list_shows_method_and_tasks_in_80_columns(store, make_candidate, command):
     tags = {METHOD: "task_arithmetic"}
     register(store, "merged", make_candidate(1, tags=tags))
@@ -46,6 +47,7 @@ def test_an_empty_registry_says_what_to_run(store, command):
     assert "run the pipeline with `mergeflow run`" in str(answer.exception)
 
 
+@pytest.mark.slow
 def test_promote_keeps_who_and_why_and_says_when_nothing_changes(store, make_candidate, command):
     candidate = make_candidate(1)
     register(store, "merged", replace(candidate, evidence=replace(candidate.evidence, reproducible=True)))

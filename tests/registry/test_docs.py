@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from registry.gates import GateSettings
 from registry.lookup import history
 from registry.promotion import promote, register
@@ -12,6 +14,7 @@ from .test_real_model import picture
 PAGE = Path(__file__).parents[2] / "docs/registry.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs(store, make_candidate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("digit.png").write_bytes(picture(1))

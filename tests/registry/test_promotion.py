@@ -65,6 +65,7 @@ def test_a_worse_one_stays_candidate_with_reasons(store, make_candidate):
     assert told["decision"]["against"] == "1"
 
 
+@pytest.mark.slow
 def test_registered_once_per_fingerprint(store, make_candidate):
     assert register(store, "merged", make_candidate(1)).new
     again = register(store, "merged", make_candidate(1))
@@ -78,6 +79,7 @@ def test_registered_once_per_fingerprint(store, make_candidate):
     assert find_registered(store, "merged", "other", ["signs", "digits"]) is None
 
 
+@pytest.mark.slow
 def test_weights_registered_before_fingerprints_had_schemes_are_no_new_version(store, make_candidate, model_files):
     with open_checkpoint(model_files.weights) as state:
         before, now, other = fingerprint(state, "sha256"), fingerprint(state), fingerprint({}, "sha256")
@@ -88,6 +90,7 @@ def test_weights_registered_before_fingerprints_had_schemes_are_no_new_version(s
     assert register(store, "other", replace(make_candidate(1), fingerprint=now)).new
 
 
+@pytest.mark.slow
 def test_the_same_weights_for_other_tasks_are_another_version(store, make_candidate, tmp_path):
     both = make_candidate(1, 0.8)
     one = replace(both, files=replace(both.files, heads={"digits": both.files.heads["digits"]}))
@@ -105,6 +108,7 @@ def test_the_same_weights_for_other_tasks_are_another_version(store, make_candid
     assert len(store.client.search_logged_models([store.experiment_id])) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_upload_for_other_tasks_is_not_taken(store, make_candidate, monkeypatch):
     both = make_candidate(1)
     one = replace(both, evidence=make_evidence(0.8, ("digits",)))
@@ -125,6 +129,7 @@ def lose_files(store, version, inside=""):
     (shutil.rmtree if (folder / inside).is_dir() else Path.unlink)(folder / inside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["", "evidence", "artifacts/model/model.safetensors"])
 def test_lost_files_are_registered_again_under_a_new_number(store, make_candidate, lost):
     register(store, "merged", make_candidate(1))
@@ -140,6 +145,7 @@ def test_lost_files_are_registered_again_under_a_new_number(store, make_candidat
     assert [event.version for event in history(store, "merged")] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_a_withdrawn_model_does_not_come_back_under_a_new_number(store, make_candidate):
     for seed in (1, 2):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
@@ -150,6 +156,7 @@ def test_a_withdrawn_model_does_not_come_back_under_a_new_number(store, make_can
     assert "rollback" in " ".join(promote(store, "merged", 3, GATES).decision.reasons)
 
 
+@pytest.mark.slow
 def test_rollback_any_number_of_times(store, make_candidate):
     for seed in (1, 2, 3):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
@@ -185,6 +192,7 @@ def test_no_rollback_returns_to_a_version_that_one_took_out(store, make_candidat
         rollback(store, "merged")
 
 
+@pytest.mark.slow
 def test_an_alias_moved_by_hand_is_adopted(store, make_candidate):
     for seed in (1, 2, 3):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
@@ -275,6 +283,7 @@ def test_a_version_with_lost_files_is_not_promoted(store, make_candidate):
     assert current(store, "merged").champion is None
 
 
+@pytest.mark.slow
 def test_a_champion_with_lost_files_is_replaced_by_force_alone(store, make_candidate):
     for seed in (1, 2):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))

@@ -49,6 +49,7 @@ def evidence(accuracy, digest):
     return Evidence(tasks, dict.fromkeys(CLASSES, 1.0), right, dict.fromkeys(CLASSES, digest), True)
 
 
+@pytest.mark.slow
 def test_promote_asks_anew_only_where_the_images_changed(store, real, tmp_path):
     splits = {task: prepare(tmp_path / task, task) for task in CLASSES}
     first = replace(real, evidence=evidence(0.9, "old"))

@@ -119,6 +119,7 @@ def test_a_copy_writes_into_its_own_folder(store, make_candidate, tmp_path):
     assert Path(show(connect(project_root=whole), "merged", 1)["source"].removeprefix("file://")).is_relative_to(whole)
 
 
+@pytest.mark.slow
 def test_a_half_made_database_is_not_taken_for_one(tmp_path, template):
     (tmp_path / "mlflow.db.new-dead").write_bytes(template.read_bytes()[:5000])
     connect(project_root=tmp_path)

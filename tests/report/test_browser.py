@@ -100,6 +100,7 @@ def test_it_renders_and_sorts_without_an_error(probed):
     assert found["overflow"] <= 0
 
 
+@pytest.mark.slow
 def test_light_and_dark_follow_the_reader(probed):
     light, _ = look(probed)
     dark, _ = look(probed, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")

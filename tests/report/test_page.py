@@ -46,6 +46,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_no_network(finished):
     page = written(finished)
     tags = Tags(page).found

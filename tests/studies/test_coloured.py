@@ -157,6 +157,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.slow
 def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
     world = {**WORLD, "validation": 24, "test": 24}
     options = {"seeds": [0], "world": world, "lengths": [8], "samples": 16, "step": 1.0}

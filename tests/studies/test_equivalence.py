@@ -84,6 +84,7 @@ def test_the_numbers_behind_the_findings(tables: Tables) -> None:
         assert own[0]["norm"] != own[1]["norm"], "each seed draws its own net"
 
 
+@pytest.mark.slow
 def test_the_study_leaves_every_table_and_figure(io: StageIO, tables: Tables) -> None:
     folder = io.scratch / "building/outputs/studies/equivalence"
     drawn = figures(tables)

@@ -117,6 +117,7 @@ def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Ben
     assert not torch.equal(found["same"]["weight"], bench.inputs.heads["same"]["weight"])
 
 
+@pytest.mark.slow
 def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench) -> None:
     with pytest.raises(MergeflowError, match="where it must not"):
         bench.inputs.blind().accuracy(bench.inputs.base, "test")

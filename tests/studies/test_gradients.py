@@ -42,6 +42,7 @@ def test_the_gradient_in_chunks_is_that_of_the_mean_loss() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
     """G6: how far an epoch goes decides which direction the next gradients have."""
     runs = {"paper": "cold", "hot": "converged"}

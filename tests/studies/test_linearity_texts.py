@@ -138,6 +138,7 @@ def names_of(folder: Path) -> set[str]:
         return set(file.keys())
 
 
+@pytest.mark.slow
 def test_published_checkpoints_take_the_place_of_the_world(tmp_path: Path) -> None:
     size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     asked = published(tmp_path, size, 2)

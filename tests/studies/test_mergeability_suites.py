@@ -20,6 +20,7 @@ RUNS = {"experts": "200 steps"}
 NAMES = "abcde"
 
 
+@pytest.mark.slow
 def test_every_pair_of_the_largest_suite_is_merged_once(many_lab: Path, tmp_path: Path) -> None:
     runs = {**RUNS, "mima_3": "MIMA, N = 2"}
     folder = run_study(many_lab, "mergeability_suites", tmp_path, runs=runs, counts=[2, 3], images=32)

@@ -25,6 +25,7 @@ def result(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResu
     return StudyResult.read(folder)
 
 
+@pytest.mark.slow
 def test_the_study_covers_every_n_task_and_method(result: StudyResult) -> None:
     accuracy, fixed, scales, experts, merged, further = result.tables
     assert [row["N"] for row in accuracy.rows] == [row["N"] for row in scales.rows] == [1, 4, 16]

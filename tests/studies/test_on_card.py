@@ -73,11 +73,13 @@ def takes_a_device(module: str, seen: set[str]) -> bool:
     return any(takes_a_device(one, seen) for one in imported - seen if one.startswith("tasks.studies."))
 
 
+@pytest.mark.slow
 def test_every_study_that_takes_a_device_is_here() -> None:
     takers = {name for name, study in STUDIES.items() if takes_a_device(study.stage.module, set())}
     assert takers == {*SMALL, *ELSEWHERE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.nightly) for name in SMALL]
 )

@@ -167,6 +167,7 @@ NETS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
     """C7: a third task costs every merge accuracy, CART the least; at two tasks CART is the average."""
     result = StudyResult.read(run_study(toy_experts, "subset_scaling", tmp_path, **NETS))

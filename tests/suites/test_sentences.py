@@ -221,6 +221,7 @@ def test_the_suite_is_found_by_name():
     assert home("bill bought the car") == "validation"
 
 
+@pytest.mark.slow
 def test_examples_have_the_columns_of_their_task():
     example = next(TASKS["paraphrase"].draw("test"))
     assert set(example.read()) == {"text", "text_pair"}

@@ -103,6 +103,7 @@ def test_missing_or_broken_files_are_one_message(project: Path) -> None:
         load_graph(project)
 
 
+@pytest.mark.slow
 def test_dvc_reads_our_graph_as_we_do() -> None:
     from dvc.dependency import ParamsDependency
     from dvc.repo import Repo

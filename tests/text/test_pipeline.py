@@ -153,6 +153,7 @@ def test_every_regime_trains_texts(project: Path, tmp_path: Path, regime: str) -
         assert torch.isfinite(load_file(made / "head.safetensors")["weight"]).all()
 
 
+@pytest.mark.slow
 def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> None:
     again = make_text_project(tmp_path / "again")
     run_pipeline(again, ("prepare", "base", "multitask"))

@@ -200,6 +200,7 @@ class TestLinearised:
         assert both.norm() > 0.01
         torch.testing.assert_close(both, alone, rtol=1e-9, atol=1e-9)
 
+    @pytest.mark.slow
     def test_it_learns_from_a_frozen_base_and_resumes_to_the_same_bits(self, encoder: Network, tmp_path: Path) -> None:
         base = {name: value.clone() for name, value in encoder.state().items()}
         whole, killed, resumed = (LinearisedModel.of(copy.deepcopy(encoder), "visual") for _ in range(3))

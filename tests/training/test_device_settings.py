@@ -81,6 +81,7 @@ def test_training_asks_for_the_next_batch_before_it_takes_one(tmp_path: Path, mo
     assert events == ["ask", "take", "ask", "take", "take"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_resuming_in_deterministic_mode_gives_the_same_bits(tmp_path: Path, device: str) -> None:
     settings = SETTINGS.model_copy(update={"deterministic": True})

@@ -58,6 +58,7 @@ def test_an_observed_last_block_sees_every_token(images):
     assert seen == [(6, 17, 128)]
 
 
+@pytest.mark.slow
 def test_a_real_architecture_encodes():
     """ViT-B-32 with random weights: the shortcut holds for it, and its state keeps open_clip's names."""
     clip = load_clip("ViT-B-32")

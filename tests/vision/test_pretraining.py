@@ -62,6 +62,7 @@ def pairs(found, labels, chosen):
     return found[chosen].tolist(), labels[chosen].tolist()
 
 
+@pytest.mark.slow
 def test_training_learns():
     settings = PretrainSettings(images=64, passes=64 * 15, batch=64, confusion=0.0, learning_rate=1e-3)
     images = torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -43,6 +43,7 @@ def adapted(folder, name, seed, **config):
     return read_state(folder / f"whole{seed}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_count_as_what_peft_makes_of_them(tmp_path, kind):
     name, config = KINDS[kind]
