@@ -74,6 +74,7 @@ def test_what_stands_is_not_measured_again_and_what_does_not_fit_is_not_begun(
     assert "causal: not begun" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_section_that_is_stopped_or_fails_keeps_its_rows(tmp_path: Path) -> None:
     code = "import time; print('ROW {\"a\": 1}', flush=True); "
     slow = device.section([sys.executable, "-c", code + "time.sleep(60)"], "slow", 2, tmp_path / "log.txt")

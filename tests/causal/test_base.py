@@ -47,6 +47,7 @@ def test_the_shipped_base_has_its_recipe_and_its_tokenizer() -> None:
     assert sum(path.stat().st_size for path in (ASSETS / "books").iterdir()) < 4e6
 
 
+@pytest.mark.slow
 def test_batches_are_texts_one_after_the_other() -> None:
     words = make_tokenizer(300)
     found = torch.cat(list(batches(TINY, words))).flatten()
@@ -87,6 +88,7 @@ def test_windows_that_overlap_give_every_token_a_context() -> None:
     assert most < half < plain
 
 
+@pytest.mark.slow
 def test_a_book_is_prepared_as_a_task(tmp_path: Path) -> None:
     raw = open_source("tale", "suite:books/orchard", SOURCES, TRANSFORMS)
     manifest = prepare_task(raw, tmp_path, decoding(DataSection(tokenizer="books"), tmp_path))

@@ -171,6 +171,7 @@ def test_a_book_shorter_than_a_block_is_refused(tmp_path: Path) -> None:
         opened(folder, "trees", "train")
 
 
+@pytest.mark.slow
 def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     folder = make_causal_project(tmp_path / "project")
     save_tokenizer(folder / "inputs/other", "ship", "tree")

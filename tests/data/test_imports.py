@@ -56,6 +56,7 @@ def test_what_reads_a_split_reaches_no_reader(start: str) -> None:
     assert readers(modules) == []
 
 
+@pytest.mark.slow
 def test_what_prepares_reaches_every_reader_and_drawing() -> None:
     # `prepare` finds the modality's package by name; that its digest counts it is tested with the digests.
     found = readers(reached("tasks.prepare") | reached("mergeflow.modalities.vision.preparation"))

@@ -60,6 +60,7 @@ def one_choice_of_classes(steps: list[str]) -> bool:
     return sum(step.startswith("classes") for step in steps) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, max_size=4).filter(one_choice_of_classes), st.permutations(range(40)), st.integers(0, 3))
 def test_a_transform_is_a_pure_function_of_example_split_row_and_seed(

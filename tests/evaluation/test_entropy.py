@@ -44,6 +44,7 @@ def unlabelled(world: Path, split: str = "test") -> dict[str, Classification]:
     return found
 
 
+@pytest.mark.slow
 def test_reference_loss_and_gradient(world: Path):
     """The loss written out on whole splits, and its slope along a direction by central differences."""
     model, tasks = image_model(load_clip("pocket-clip")), unlabelled(world)

@@ -99,6 +99,7 @@ def test_the_winner_is_a_recipe_that_merges_to_its_score(world: Path, grid: Swee
     assert plain_accuracy(world, dict(open_checkpoint(made.path))) == grid.winner.score.accuracy
 
 
+@pytest.mark.slow
 def test_deterministic_and_a_second_run_scores_nothing(world: Path, grid: SweepResult, tmp_path: Path):
     before = files(grid.folder)
     again = run_sweep(grid.sweep, grid.folder)

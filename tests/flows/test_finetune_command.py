@@ -83,6 +83,7 @@ def test_a_failing_task_does_not_stop_the_others_and_the_rest_continues(
     assert (folder / "outputs/some/red/training.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tasks", "regime", "changes", "expected"),
     [
@@ -102,6 +103,7 @@ def test_bad_input(folder: Path, tasks: list[str], regime: str, changes: dict[st
     assert not (folder / "no").exists()
 
 
+@pytest.mark.slow
 def test_missing_data_are_prepared_first(folder: Path) -> None:
     import shutil
 

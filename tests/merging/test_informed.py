@@ -97,6 +97,7 @@ def towards(target):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["task", "layer"])
 def test_learn_finds_the_coefficients_of_a_known_merge(granularity):
     base, experts = model()

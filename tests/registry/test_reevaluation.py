@@ -95,6 +95,7 @@ def test_other_classes_and_other_sizes(store, real, tmp_path):
         evaluate_version(store, "merged", 1, small, evidence(0.5, "x"))
 
 
+@pytest.mark.slow
 def test_a_task_that_the_candidate_lacks_is_not_forgotten(store, real, tmp_path):
     register(store, "merged", replace(real, evidence=evidence(0.5, "old")))
     promote(store, "merged", 1, GateSettings())

@@ -47,6 +47,7 @@ def test_no_model_no_address(store, make_candidate, told, name, which, words):
     assert told == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("192.0.2.1", 0), ("127.0.0.1", 99999)])
 def test_a_port_that_cannot_be_had(store, make_candidate, told, host, port):
     register(store, "merged", make_candidate(1))

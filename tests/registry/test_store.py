@@ -87,6 +87,7 @@ def test_a_damaged_database_is_named_with_the_way_out(tmp_path):
     assert (tmp_path / "mlflow.db").read_text() == "garbage\n"
 
 
+@pytest.mark.slow
 def test_a_moved_project_takes_its_files_along(store, make_candidate, tmp_path):
     run = store.client.create_run(store.experiment_id).info.run_id
     register(store, "merged", make_candidate(1, run_id=run))

@@ -103,6 +103,7 @@ def test_tuning_learns_a_colour_from_a_base_that_all_experts_share(
     assert found["0.05"] < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["zero-shot", "trained"])
 def test_a_clip_begins_with_a_head_from_prompts_and_learns_a_colour(
     world: ColouredWorld, splits: dict[str, Digits], head: str

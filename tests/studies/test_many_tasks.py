@@ -70,6 +70,7 @@ def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_p
     assert len({digest for digest, split, _ in inputs._judged if split == "test"}) == 1
 
 
+@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
     """C1, C6: CART leads the baselines on small nets, and the experts lead all merges."""
     scale = {"low": 0.2, "high": 2.0, "step": 0.2, "start": 1.0}

@@ -17,6 +17,7 @@ RUNS = {"mima_1": "one shot", "converged": "converged"}
 SMALL: dict[str, Any] = {"runs": RUNS, "rounds": [1, 4, 16], "images": 64}
 
 
+@pytest.mark.slow
 def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: Path, tmp_path: Path) -> None:
     folder = run_study(toy_lab, "mergeability", tmp_path, **SMALL)
     result = StudyResult.read(folder)

@@ -122,6 +122,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, wanted: str
         device_names(wanted)
 
 
+@pytest.mark.slow
 def test_a_runner_s_threads_take_the_cards_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three experts, three threads, two cards: two are trained at once, each on its own card, and the third waits."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test alone

@@ -188,6 +188,7 @@ def test_undeclared_paths_are_an_error_of_the_project(project: Path, run) -> Non
         run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.15, 0.45, 0.75, 0.9, 1.0])
 def test_killed_at_any_moment_it_resumes(project: Path, run, delay: float) -> None:  # type: ignore[no-untyped-def]
     text = (project / "params.yaml").read_text().replace("pause: none", "pause: long")

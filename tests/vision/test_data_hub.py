@@ -114,6 +114,7 @@ def test_splits_that_are_not_used_are_listed(own_cache: Path, monkeypatch: pytes
     assert raw.templates == REAL_TASKS["SVHN"].templates
 
 
+@pytest.mark.slow
 def test_an_offline_hub_is_one_clear_error(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     code = (

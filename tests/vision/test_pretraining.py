@@ -35,6 +35,7 @@ def test_the_shipped_base_was_made_by_its_recipe(name):
         assert base.metadata["vocabulary"] == vocabulary_digest(texts)
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_file_whatever_the_workers(tmp_path):
     seen = []
     one = pretrain(TINY, tmp_path / "one.safetensors", lambda *step: seen.append(step), workers=1)
