@@ -1,5 +1,5 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
-# make test    install what is needed, check and test what a change may break
+# make test    install what is needed, check and test what a change may break (8 minutes on two cores of an AMD EPYC)
 # make test-slow  the tests that kill, start servers or run whole pipelines and studies; CI runs both
 # make test-all  all of them, with the tests for the night
 # make clean   remove everything that git does not track
