@@ -57,13 +57,14 @@ class Once(Generic[Opened]):
 
     def __init__(self, make: Callable[[], Opened]) -> None:
         self._make = cache(make)
+        # As bytes: torch would put tensors into shared memory, of which a container has little. Every piece has them.
+        self._packed = cache(lambda: pickle.dumps(self()))
 
     def __call__(self) -> Opened:
         return self._make()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As bytes: torch would put tensors into shared memory, of which a container has little.
-        return _unpacked, (pickle.dumps(self()),)
+        return _unpacked, (self._packed(),)
 
 
 def _unpacked(made: bytes) -> Once[Any]:

@@ -56,18 +56,16 @@ def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4, wo
     return root
 
 
-def study_io(root: Path, study: str, scratch: Path, **options: Any) -> StageIO:
+def study_io(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> StageIO:
     """Return what the stage of a study gets in a laboratory, with some of its choices changed."""
     stage = find_studies(ROOT)[study].stage
     small = replace(stage, deps=(*stage.deps, "outputs/studies/runs"))  # the lab has its own runs
-    return open_lab(root, small, scratch, {study: options})
+    return open_lab(root, small, scratch, {study: options}, workers)
 
 
 def run_study(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> Path:
     """Run a study in a laboratory, with some of its choices changed; return the folder that it wrote."""
-    io = study_io(root, study, scratch, **options)
-    run = io.params.run.model_copy(update={"workers": workers})
-    io = replace(io, params=io.params.model_copy(update={"run": run}))
+    io = study_io(root, study, scratch, workers, **options)
     import_module(io.stage.module).run(io)
     return io.scratch / "building" / io.stage.outs[0]
 
@@ -89,14 +87,14 @@ def train_run(root: Path, item: str) -> None:
     record.write_text(json.dumps(io.costs))
 
 
-def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]]) -> StageIO:
+def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]], workers: int = 1) -> StageIO:
     """Return what a stage gets in a laboratory; from here on this process computes on one thread, as stages do.
 
-    It works alone: one more process would spend longer on its imports than on a small study.
+    It works alone unless it is told: one more process would spend longer on its imports than on a small study.
     """
     compute_on_one_thread()
     params = load_params(root / "params.yaml")
-    params = params.model_copy(update={"run": params.run.model_copy(update={"workers": 1})})
+    params = params.model_copy(update={"run": params.run.model_copy(update={"workers": workers})})
     studies = load_study_params(root / "studies/params.yaml", params)
     for name, changes in options.items():
         studies.studies[name] = {**studies.studies.get(name, {}), **changes}

@@ -33,9 +33,7 @@ KILLED = """if True:
 
 
 def two_workers(scratch: Path) -> StageIO:
-    io = study_io(ROOT, "laboratory", scratch)
-    run = io.params.run.model_copy(update={"workers": 2})
-    return replace(io, params=io.params.model_copy(update={"run": run}))
+    return study_io(ROOT, "laboratory", scratch, workers=2)
 
 
 def test_a_kept_piece_is_measured_once(tmp_path: Path) -> None:
