@@ -149,6 +149,8 @@ def test_published_checkpoints_take_the_place_of_the_world(tmp_path: Path) -> No
         f"{stack}.block.{n}" for stack in ("encoder", "decoder") for n in (0, 1)
     }
     assert "Whole answers that are right, on test" not in [table.title for table in result.tables]
+    features = [row["apart"] for row in result.rows if row["part"] == "features"]
+    assert max(features) < 1e-5, "T5's dropout is off where features are looked at"
 
 
 def run_root(folder: Path) -> Path:

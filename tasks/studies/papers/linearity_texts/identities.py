@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import read_state, write_checkpoint
+from mergeflow.linearity.affine import borrowed
 from mergeflow.linearity.layers import find_layers
 from mergeflow.merging.files.vectors import extract
 from mergeflow.merging.streaming import merge
@@ -83,18 +84,19 @@ def feature_rows(done: TunedModels, seed: int) -> list[Row]:
         seed: in every row.
     """
     model, layers = done.model, find_layers(done.model.module)
-    model.load(done.start)
     rows = []
-    for task, data in done.tests.items():
-        every = torch.arange(min(_TEXTS, len(data)))
-        alone = _features(data, model, [every[n : n + 1] for n in every.tolist()], layers)
-        others = {"batches of 7": every.split(7), "all, backwards": [every.flip(0)]}
-        for way, batches in others.items():
-            found, order = _features(data, model, batches, layers), torch.cat(list(batches))
-            for layer in layers:
-                expected = alone[layer][order]
-                apart = (found[layer] - expected).norm(dim=1) / expected.norm(dim=1)
-                rows.append({"seed": seed, "tasks": task, "way": way, "layer": layer, "apart": float(apart.max())})
+    with borrowed(model):
+        model.load(done.start)
+        for task, data in done.tests.items():
+            every = torch.arange(min(_TEXTS, len(data)))
+            alone = _features(data, model, [every[n : n + 1] for n in every.tolist()], layers)
+            others = {"batches of 7": every.split(7), "all, backwards": [every.flip(0)]}
+            for way, batches in others.items():
+                found, order = _features(data, model, batches, layers), torch.cat(list(batches))
+                for layer in layers:
+                    expected = alone[layer][order]
+                    apart = (found[layer] - expected).norm(dim=1) / expected.norm(dim=1)
+                    rows.append({"seed": seed, "tasks": task, "way": way, "layer": layer, "apart": float(apart.max())})
     return rows
 
 
