@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,8 +134,9 @@ def check_finite(name: str, state: Mapping[str, Tensor]) -> None:
 
 def all_finite(part: Tensor) -> bool:
     """Whether a flat piece [n] is free of NaN and infinity; an empty one is."""
-    # x·0 is 0 for every finite x and NaN for the others: one fused pass and no mask in memory.
-    return bool((part if part.dtype.itemsize >= 4 else part.float()).mul(0).sum() == 0)
+    # A finite sum has finite terms; where it overflows, x·0 is 0 for every finite x and NaN for the others.
+    wide = part if part.dtype.itemsize >= 4 else part.float()
+    return math.isfinite(float(wide.sum())) or bool(wide.mul(0).sum() == 0)
 
 
 def not_finite(owner: str, tensor: str) -> MergeflowError:

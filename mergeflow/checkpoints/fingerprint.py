@@ -114,9 +114,9 @@ def blocks(tensor: Tensor) -> Iterable[Tensor]:
     return (flat[start : start + BLOCK] for start in range(0, flat.numel(), BLOCK))
 
 
-def block_digest(part: Tensor, scheme: str = SCHEME) -> bytes:
-    """Return the digest of the raw bytes of a flat piece [n]."""
-    found: bytes = _HASHES[scheme](raw_bytes(part)).digest()
+def block_digest(part: Tensor | memoryview, scheme: str = SCHEME) -> bytes:
+    """Return the digest of the raw bytes of a flat piece [n], or of these bytes."""
+    found: bytes = _HASHES[scheme](part if isinstance(part, memoryview) else raw_bytes(part)).digest()
     return found
 
 

@@ -15,9 +15,10 @@ from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.fit import check_inputs, weights_by_name
+from mergeflow.merging.known import model_of
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.stack import Stack
-from mergeflow.merging.stacks import Stacks, Unit, model_of
+from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.treatment import survey
 
 if TYPE_CHECKING:

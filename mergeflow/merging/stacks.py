@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapted import LoraEntry
 from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
-from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
-from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.fingerprint import BLOCK, raw_bytes
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, tied_names
+from mergeflow.checkpoints.reader import FileEntry, LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.architectures.depth import depth
-from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.stack import Model, Stack
 from mergeflow.merging.values import at
 
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 State = Mapping[str, "Tensor"]
-OnPiece = Callable[[str, str, int, "Tensor"], None]
-"""Takes a piece that was read: owner, tensor, first element, flat values as stored."""
+OnPiece = Callable[[str, str, int, "Tensor | memoryview"], None]
+"""Takes a piece that was read: owner, tensor, first element, flat values as stored or the bytes of a block of them."""
 
 
 @dataclass(frozen=True)
@@ -38,51 +35,6 @@ class Unit:
     start: int
     stop: int
     shape: tuple[int, ...]
-
-
-def model_of(
-    base: State,
-    experts: Mapping[str, State],
-    weights: Mapping[str, float] | None = None,
-    data: Mapping[str, Any] | None = None,
-    cache: FactorCache | None = None,
-    config: Mapping[str, Any] | None = None,
-    kept: Collection[str] = (),
-    varied: Mapping[str, Any] | None = None,
-    beside: int = 0,
-) -> Model:
-    """Return what methods may know about the whole model, from shapes and types alone.
-
-    Args:
-        base: The base's state dict, in memory or lazy.
-        experts: The experts' state dicts by name, in the order of the recipe.
-        weights: Weights by expert; missing ones are 1.
-        data: Statistics of data that some methods need, by kind, then expert.
-        cache: Kept factorisations.
-        config: The base's config.json, for a base in memory.
-        kept: Names of tensors that stay the base's.
-        varied: Weights that vary over the model, by expert.
-        beside: As of `Model`.
-    """
-    infos, given = infos_of(base), weights or {}
-    found = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
-    return Model(
-        experts=tuple(sorted(experts)),
-        listed=tuple(experts),
-        weights=tuple(float(given.get(name, 1.0)) for name in sorted(experts)),
-        shapes={
-            name: info.shape
-            for name, info in sorted(infos.items())
-            if info.dtype.is_floating_point and name not in kept
-        },
-        dtype=FLOAT64 if FLOAT64 in found else FLOAT32,
-        data=data or {},
-        tied=common_ties(base, experts),
-        cache=cache,
-        varied=varied or {},
-        architecture=architecture_of(base, config),
-        beside=beside,
-    )
 
 
 @dataclass
@@ -116,10 +68,8 @@ class Stacks:
 
     def stack(self, unit: Unit, on_piece: OnPiece | None = None) -> Stack:
         """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
-        base, taus = self._buffers(unit.stop - unit.start)
-        self._load("base", self.base, unit, base, on_piece)
-        for row, name in zip(taus, self.model.experts, strict=True):
-            self._task_vector(name, unit, base, row, on_piece)
+        count = unit.stop - unit.start
+        base, taus = self._block(unit, on_piece) if count <= BLOCK else self._tensor(unit, on_piece)
         return Stack(
             self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),
@@ -128,6 +78,46 @@ class Stacks:
             self.model_at(unit.name),
             partial(self.factors, unit.name),
         )
+
+    def _tensor(self, unit: Unit, on_piece: OnPiece | None) -> tuple[Tensor, Tensor]:
+        """Return a unit of many blocks, checked one by one: the base [n] and the task vectors [T, n]."""
+        count = unit.stop - unit.start
+        base, taus = self._empty(count), self._empty(len(self.experts), count)  # apart: a method lets go of the second
+        self._load("base", self.base, unit, base, on_piece)
+        for row, name in zip(taus, self.model.experts, strict=True):
+            self._task_vector(name, unit, base, row, on_piece)
+        return base, taus
+
+    def _block(self, unit: Unit, on_piece: OnPiece | None) -> tuple[Tensor, Tensor]:
+        """Return a block of the base [n], and the task vectors [T, n], in the worker's own buffer.
+
+        Workers wait for each other at every call of torch, however small: there are few for each unit, not for each
+        expert.
+        """
+        experts, rows = self.model.experts, self._rows(unit.stop - unit.start)
+        data, width = raw_bytes(rows), rows.shape[1] * rows.itemsize
+        differ = []  # rows that hold weights, not differences
+        for index, name in enumerate(("base", *experts)):
+            state = self.experts[name] if index else self.base
+            if index and self._is_zero(name, unit.name):
+                rows[index].zero_()
+                continue
+            entry = state.entries[unit.name] if isinstance(state, LazyStateDict) else None
+            if isinstance(entry, FileEntry) and entry.info.dtype.torch == rows.dtype:
+                entry.read_bytes(data[index * width : (index + 1) * width], unit.start)
+                self._tell(name, unit, data[index * width : (index + 1) * width], on_piece)
+            else:
+                self._load_piece(name, state, unit, rows[index], on_piece)
+            if index and not self._is_difference(name, unit.name):
+                differ.append(index)
+        if len(differ) == len(experts):
+            rows[1:].sub_(rows[0])
+        else:
+            for index in differ:
+                rows[index].sub_(rows[0])
+        if not all_finite(rows):
+            self._refuse(unit)
+        return rows[0], rows[1:]
 
     def factors(self, name: str) -> list[tuple[Tensor, Tensor] | None] | None:
         """Return A and B, scaled, of each adapter's change [out, in]; None where some expert has no factors."""
@@ -214,14 +204,21 @@ class Stacks:
 
     def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, on_piece: OnPiece | None) -> None:
         """Fill `out` with a unit of one expert's task vector."""
-        state = self.experts[name]
-        difference = getattr(state, "is_task_vector", False) and unit.name not in getattr(state, "absolute", ())
-        if name == self.same or (difference and unit.name not in state):
+        if self._is_zero(name, unit.name):
             out.zero_()
             return
-        self._load(name, state, unit, out, on_piece)
-        if not difference:
+        self._load(name, self.experts[name], unit, out, on_piece)
+        if not self._is_difference(name, unit.name):
             out.sub_(base)
+
+    def _is_difference(self, expert: str, name: str) -> bool:
+        """Whether what an expert stores of a tensor is its task vector already."""
+        state = self.experts[expert]
+        return getattr(state, "is_task_vector", False) and name not in getattr(state, "absolute", ())
+
+    def _is_zero(self, expert: str, name: str) -> bool:
+        """Whether an expert's task vector is 0 in a tensor, and nothing has to be read."""
+        return expert == self.same or (self._is_difference(expert, name) and name not in self.experts[expert])
 
     def _load(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
         """Fill `out` with a unit of a state, checked; `on_piece` sees it in its storage type, block by block."""
@@ -230,7 +227,10 @@ class Stacks:
         step = BLOCK if apart else max(len(out), 1)
         for begin in range(0, max(len(out), 1), step):
             start, stop = unit.start + begin, min(unit.start + begin + step, unit.stop)
-            self._load_piece(owner, state, Unit(unit.name, start, stop, ()), out[begin : begin + step], on_piece)
+            piece = out[begin : begin + step]
+            self._load_piece(owner, state, Unit(unit.name, start, stop, ()), piece, on_piece)
+            if not all_finite(piece):
+                raise not_finite(owner, unit.name)
 
     def _load_piece(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
         if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype.torch == out.dtype:
@@ -239,22 +239,27 @@ class Stacks:
         else:
             stored = read(state, unit.name, unit.start, unit.stop)
             out.copy_(stored)
-        # The sum is finite for finite values of any sane size, and far cheaper than looking at each.
-        if not bool(out.sum().isfinite()) and not all_finite(out):
-            raise not_finite(owner, unit.name)
+        self._tell(owner, unit, stored, on_piece)
+
+    def _tell(self, owner: str, unit: Unit, stored: Tensor | memoryview, on_piece: OnPiece | None) -> None:
         if on_piece is not None:
             on_piece(owner, unit.name, unit.start, stored)
         if self.on_read is not None:
             self.on_read(stored.nbytes)
 
-    def _buffers(self, count: int) -> tuple[Tensor, Tensor]:
-        experts = len(self.experts)
-        if count > BLOCK:
-            return self._empty(count), self._empty(experts, count)
+    def _refuse(self, unit: Unit) -> None:
+        """Name who holds NaN or infinity; none does where finite values lie too far apart for a difference."""
+        for owner, state in {"base": self.base, **self.experts}.items():
+            if unit.name in state and not all_finite(read(state, unit.name, unit.start, unit.stop)):
+                raise not_finite(owner, unit.name)
+
+    def _rows(self, count: int) -> Tensor:
+        """Return the worker's own memory for a block of base and experts, [1 + T, n]."""
+        rows = len(self.experts) + 1
         if not hasattr(self._scratch, "space"):
-            self._scratch.space = self._empty((experts + 1) * BLOCK)
-        space: Tensor = self._scratch.space[: (experts + 1) * count]
-        return space[:count], space[count:].reshape(experts, count)
+            self._scratch.space = self._empty(rows * BLOCK)
+        space: Tensor = self._scratch.space
+        return space[: rows * count].reshape(rows, count)
 
     def _empty(self, *shape: int) -> Tensor:
         # A device reads pinned memory without a copy in between.
@@ -276,21 +281,3 @@ def read(state: State, name: str, start: int, stop: int) -> Tensor:
     if isinstance(state, LazyStateDict):
         return state.read(name, start, stop)
     return state[name].detach().reshape(-1)[start:stop]
-
-
-def common_ties(base: State, experts: Mapping[str, State]) -> dict[str, str]:
-    """Return the names that share storage in the base and stay equal in every expert, with the first of their group."""
-    return {
-        name: first
-        for name, first in tied_names(base).items()
-        if all(_tied_in(state, name, first) for state in experts.values())
-    }
-
-
-def _tied_in(state: State, name: str, first: str) -> bool:
-    """Whether two names tied in the base are so in an expert; of task vectors only their values can tell."""
-    if tied_names(state).get(name) == first:
-        return True
-    if not getattr(state, "is_task_vector", False) or (name in state) != (first in state):
-        return False
-    return name not in state or torch.equal(state[name], state[first])

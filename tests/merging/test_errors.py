@@ -129,6 +129,25 @@ def test_nan_and_inf_name_expert_and_tensor(files, value, method):
         prepare(configure(method), base, experts)
 
 
+def test_an_infinity_that_base_and_expert_share_is_the_base_s(files):
+    base, experts = awkward(torch.float32)
+    for state in (base, experts["expert1"]):
+        state["blocks.1.mlp.weight"][3, 2] = float("inf")
+    write_checkpoint(files / "base.safetensors", base)
+    write_checkpoint(files / "expert1.safetensors", experts["expert1"])
+    with pytest.raises(MergeflowError, match=r"'base' holds NaN or infinity in tensor 'blocks\.1\.mlp\.weight'"):
+        merge(recipe(files))
+
+
+def test_finite_values_whose_difference_overflows_are_nobody_s_infinity(files):
+    base, experts = awkward(torch.float32)
+    base["blocks.1.mlp.weight"][3, 2], experts["expert1"]["blocks.1.mlp.weight"][3, 2] = -3e38, 3e38
+    write_checkpoint(files / "base.safetensors", base)
+    write_checkpoint(files / "expert1.safetensors", experts["expert1"])
+    with pytest.raises(MergeflowError, match=r"tensor 'blocks\.1\.mlp\.weight' of the result overflows"):
+        merge(recipe(files))
+
+
 def test_large_finite_values_are_not_taken_for_infinity():
     base = {"w": torch.full((4,), 3e38)}
     found = prepare(configure("average"), base, {"a": {"w": torch.full((4,), 3e38)}}).at(1.0)

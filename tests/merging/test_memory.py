@@ -132,7 +132,8 @@ from pathlib import Path
 from mergeflow.merging import configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.methods import inner_products
-from mergeflow.merging.stacks import Stacks, model_of
+from mergeflow.merging.known import model_of
+from mergeflow.merging.stacks import Stacks
 inner_products.LARGE = 2**20
 base, *experts = ({"w": torch.full((1,), float(n)).expand(2**26)} for n in range(3))
 named = dict(zip("ab", experts))

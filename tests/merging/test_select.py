@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from mergeflow.checkpoints.dtype import dtype_of
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
+from mergeflow.merging.known import model_of
 from mergeflow.merging.passes import Pass
-from mergeflow.merging.stacks import Stacks, model_of
+from mergeflow.merging.stacks import Stacks
 from mergeflow.merging.thresholds.select import kth_largest_passes, ordered_bits
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.

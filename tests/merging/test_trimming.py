@@ -16,7 +16,8 @@ from mergeflow.merging import engine as engine_module
 from mergeflow.merging import prepare
 from mergeflow.merging.catalog import MethodCall, configure
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.stacks import Stacks, model_of
+from mergeflow.merging.known import model_of
+from mergeflow.merging.stacks import Stacks
 from mergeflow.merging.thresholds import tally, trimming
 
 State = dict[str, Tensor]

@@ -21,8 +21,9 @@ from mergeflow.merging.compression.catalog import CompressorCall, configure_comp
 from mergeflow.merging.compression.compressor import Payload, Stored
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.origin import check_origin
+from mergeflow.merging.known import model_of
 from mergeflow.merging.stack import Stack
-from mergeflow.merging.stacks import Stacks, Unit, model_of
+from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.treatment import survey
 
 _WHOLE = "@whole"

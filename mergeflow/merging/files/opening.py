@@ -23,10 +23,10 @@ from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.files.slices import stacked
 from mergeflow.merging.files.step_fields import Slices, step_named
+from mergeflow.merging.known import model_of
 from mergeflow.merging.preflight.adapters import adapter_findings
 from mergeflow.merging.preflight.compare import compare
 from mergeflow.merging.preflight.findings import check_findings, running_findings
-from mergeflow.merging.stacks import model_of
 from mergeflow.merging.vocabulary.fitting import fit_vocabularies
 from mergeflow.merging.vocabulary.templates import chosen_templates
 

@@ -43,18 +43,21 @@ class Digests:
     blocks: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def add(self, owner: str, name: str, start: int, values: Tensor) -> None:
+    def add(self, owner: str, name: str, start: int, values: Tensor | memoryview) -> None:
         """Take a piece of a tensor that passes.
 
         Args:
             owner: Whose tensor it is: "base", an expert's name.
             name: The tensor.
             start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
-            values: [n], in the storage type.
+            values: [n], in the storage type; or the bytes of a block.
         """
-        found = {
-            start + at: block_digest(values[at : at + BLOCK], self.scheme) for at in range(0, values.numel(), BLOCK)
-        }
+        if isinstance(values, memoryview):
+            found = {start: block_digest(values, self.scheme)} if values else {}
+        else:
+            found = {
+                start + at: block_digest(values[at : at + BLOCK], self.scheme) for at in range(0, values.numel(), BLOCK)
+            }
         with self.lock:
             self.blocks.setdefault((owner, name), {}).update(found)
 
