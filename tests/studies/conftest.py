@@ -35,6 +35,7 @@ TOY: dict[str, dict[str, Any]] = {
     "joint": {"regime": "joint", "steps": 64},
     "joint_half": {"seeds": 1, "regime": "joint", "steps": 64, "learning_rate": 1e-6},
     "mima_1": _rounds(1),
+    "linearised": {"regime": "linearised", "steps": 64},
     "published": {
         "seeds": 1,
         "checkpoints": "outputs/studies/runs/mima_1/seed_{seed}/experts/{task}/model.safetensors",

@@ -17,6 +17,45 @@ RUNS = {"mima_1": "one shot", "converged": "converged"}
 SMALL: dict[str, Any] = {"runs": RUNS, "rounds": [1, 4, 16], "images": 64}
 
 
+def test_linearised_experts_are_linear_and_lose_what_the_expansion_loses(toy_lab: Path, tmp_path: Path) -> None:
+    runs = {"linearised": "linearised", "mima_1": "one shot"}
+    result = StudyResult.read(run_study(toy_lab, "mergeability", tmp_path, **{**SMALL, "runs": runs, "rounds": [1, 4]}))
+    linear = [row for row in result.rows if row["run"] == "linearised"]
+    nets = [row for row in result.rows if row["run"] == "linearised as ordinary nets"]
+    assert {row["block_1"] for row in linear} == {0.0}
+    assert min(row["block_1"] for row in nets) > 0
+    assert [row["cosine"] for row in linear] == [row["cosine"] for row in nets]
+    assert [row["loss"] for row in linear] != [row["loss"] for row in nets]
+    assert [row["experts"] for row in result.tables[2].rows][-1] == "linearised as ordinary nets"
+    assert "linearised as ordinary nets" not in result.tables[0].rows[0], "they are judged as what they are"
+    inputs = StudyInputs(study_io(toy_lab, "mergeability", tmp_path / "again", **SMALL))
+    run, first = inputs.run("linearised"), linear[0]
+    i, j = first["pair"].split(" – ")
+    one, other = run.expert(first["seed"], i), run.expert(first["seed"], j)
+    data, lost = inputs.examples("test"), 0.0
+    for task, own in ((i, one), (j, other)):
+        middle = {name: (one[name] + other[name]) / 2 for name in one}
+        lost += 50 * (
+            accuracy_of_expansion(inputs, data[task], own) - accuracy_of_expansion(inputs, data[task], middle)
+        )
+    assert first["loss"] == pytest.approx(lost, abs=0.3), "one of 200 images more or less is rounding"
+
+
+def accuracy_of_expansion(inputs: StudyInputs, data: Any, state: Any) -> float:
+    """By the derivative of one function of all weights, in float64."""
+    module = inputs.model.module.double()
+    inputs.model.load(inputs.base)
+    origin = {name: value.double() for name, value in inputs.base.items()}
+    change = {name: state[name].double() - value for name, value in origin.items()}
+
+    def logits(weights: Any) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(module, weights, data.inputs.double())
+        return out
+
+    value, slope = torch.func.jvp(logits, (origin,), (change,))
+    return float(((value + slope).argmax(1) == data.labels).double().mean())
+
+
 @pytest.mark.slow
 def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: Path, tmp_path: Path) -> None:
     folder = run_study(toy_lab, "mergeability", tmp_path, **SMALL)

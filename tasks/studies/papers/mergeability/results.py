@@ -15,6 +15,11 @@ Prediction = Callable[[Row], float]
 judge_ranks = partial(judge, "L1", unit="", digits=2, ours=True)
 
 
+def as_nets(run: str) -> str:
+    """Return what the rows of a run's linearised experts are called that are judged as ordinary nets."""
+    return f"{run} as ordinary nets"
+
+
 def blocks_of(row: Row) -> list[str]:
     """Return the columns of the blocks' CTL errors, from the first block to the last."""
     return [key for key in row if key.startswith("block_")]
@@ -122,6 +127,9 @@ def tables(rows: Sequence[Row], runs: Mapping[str, str], iterative: Mapping[int,
         iterative: N → run.
     """
     blocks = {f"block {n}": _column(key) for n, key in enumerate(blocks_of(rows[0]), start=1)}
+    measured = {row["run"] for row in rows}
+    beside = {as_nets(run): as_nets(label) for run, label in runs.items() if as_nets(run) in measured}
+    kinds = {**{run: f"MIMA, N = {n}" for n, run in iterative.items()}, **runs, **beside}
     return [
         Table("Rank correlation with the loss of merging, by way of training", _ranks(rows, runs, PREDICTIONS)),
         Table("The same of the CTL error at each block", _ranks(rows, runs, blocks)),
@@ -135,7 +143,7 @@ def tables(rows: Sequence[Row], runs: Mapping[str, str], iterative: Mapping[int,
                     "cosine": with_interval(_means(rows, run, _column("cosine")), 3),
                     "sign conflict": with_interval(_means(rows, run, _column("sign_conflict")), 3),
                 }
-                for run, label in {**{run: f"MIMA, N = {n}" for n, run in iterative.items()}, **runs}.items()
+                for run, label in kinds.items()
             ],
         ),
     ]

@@ -15,7 +15,8 @@ on their own tests less those of ½θ_i + ½θ_j, mean of the two tasks. *Predic
 
 A prediction is as good as its rank correlation (Spearman) with the loss over all pairs of one way of training; the
 mean over the ways is judged, ± is over seeds. *Across*: the same over the pairs of all ways together. *Rounds*: the CTL
-error of the last block, mean of all pairs, of the last experts of merge-and-tune over N rounds.
+error of the last block, mean of all pairs, of the last experts of merge-and-tune over N rounds. *Linearised* experts
+are networks in the tangent space of the base, and so are their averages; what they make as ordinary nets is beside it.
 
 **Source.** Ours, beyond Zhou et al. 2024; sign conflicts: Yadav et al. 2023, TIES-Merging, Section 3.
 """
@@ -26,22 +27,28 @@ from itertools import combinations
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from mergeflow.analysis.geometry import dot, norm
-from mergeflow.linearity.affine import Combination, affine, combine
+from mergeflow.linearity.affine import Combination, Featured, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import State
+from mergeflow.training import LinearisedModel
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mergeability.figures import figures
-from tasks.studies.papers.mergeability.results import findings, tables
+from tasks.studies.papers.mergeability.results import as_nets, findings, tables
 from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
+from tasks.studies.tangent import TangentFeatures, in_tangent_space
+
+ROUNDING = 1e-10
+"""A squared relative error that float32's arithmetic makes of features that are linear."""
 
 
 class Options(Section):
@@ -89,32 +96,57 @@ def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> dict
         seed: of the run.
     """
     experts = inputs.run(name).experts(seed)
+    if inputs.run(name).settings(seed)["regime"] != "linearised":
+        return {"rows": of_pairs(inputs, experts, options.images, {"seed": seed, "run": name})}
+    linear = of_pairs(in_tangent_space(inputs), experts, options.images, {"seed": seed, "run": name})
+    return {"rows": [*linear, *of_pairs(inputs, experts, options.images, {"seed": seed, "run": as_nets(name)})]}
+
+
+def of_pairs(inputs: StudyInputs, experts: Mapping[str, dict[str, Tensor]], images: int, known: Row) -> list[Row]:
+    """Return a row for each pair.
+
+    Args:
+        inputs: the study's inputs, whose model the experts are weights of.
+        experts: task → weights.
+        images: of each task's validation.
+        known: what every row begins with.
+    """
     own = inputs.individual(experts, "test")
-    errors = ctl_errors(inputs, experts, options.images)
+    errors = ctl_errors(inputs, experts, images)
     vectors = {task: task_vector(state, inputs.base) for task, state in experts.items()}
     rows = []
     for i, j in combinations(experts, 2):
         merged = inputs.accuracy(combine([experts[i], experts[j]], [0.5, 0.5]), "test", [i, j])
         lost = 50 * sum(own[task] - merged[task] for task in (i, j))
-        known = {"seed": seed, "run": name, "pair": f"{i} – {j}", "loss": lost}
-        rows.append({**known, **of_weights(vectors[i], vectors[j]), **errors[i, j]})
-    return {"rows": rows}
+        rows.append({**known, "pair": f"{i} – {j}", "loss": lost, **of_weights(vectors[i], vectors[j]), **errors[i, j]})
+    return rows
 
 
 def ctl_errors(inputs: StudyInputs, experts: Mapping[str, State], images: int) -> dict[tuple[str, str], Row]:
-    """Return each pair's CTL error at every block, as `block_1` and so on.
+    """Return each pair's CTL error at every block, as `block_1` and so on; what is below `ROUNDING` as 0.
 
     Args:
-        inputs: the study's inputs.
+        inputs: the study's inputs, whose model the experts are weights of.
         experts: task → weights.
         images: of each task's validation, without their labels.
     """
-    layers = find_layers(inputs.model.module)
-    sources = {task: Subset.first(one, images) for task, one in inputs.examples("validation").items()}
+    sources: dict[str, Featured] = {
+        task: Subset.first(one, images) for task, one in inputs.examples("validation").items()
+    }
+    module = inputs.model.module
+    if isinstance(inputs.model, LinearisedModel):
+        module = inputs.model.base.module
+        sources = {task: TangentFeatures(one) for task, one in sources.items()}
+    layers = find_layers(module)
     asked = {f"{i} – {j}": Combination({i: 0.5, j: 0.5}, on=frozenset({i, j})) for i, j in combinations(experts, 2)}
     found = affine(inputs.model, sources, experts, asked, layers)
+
+    def error(pair: str, layer: str) -> float:
+        mean = float(found[pair][layer].error.mean())
+        return mean if mean > ROUNDING else 0.0
+
     return {
-        (i, j): {f"block_{n}": float(found[f"{i} – {j}"][layer].error.mean()) for n, layer in enumerate(layers, 1)}
+        (i, j): {f"block_{n}": error(f"{i} – {j}", layer) for n, layer in enumerate(layers, 1)}
         for i, j in combinations(experts, 2)
     }
 

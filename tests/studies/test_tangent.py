@@ -1,0 +1,56 @@
+"""Linearised experts in the tangent space of the base: features to the derivative, losses of what was trained."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.studies.inputs import StudyInputs
+from tasks.studies.scales import task_vector
+from tasks.studies.tangent import TangentFeatures, in_tangent_space
+from tests.studies.small_lab import study_io
+
+SMALL = {"runs": {"linearised": "linearised"}, "rounds": [1, 4], "images": 64}
+
+
+@pytest.fixture
+def inputs(toy_lab: Path, tmp_path: Path) -> StudyInputs:
+    return StudyInputs(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
+
+
+def test_an_expert_reaches_the_accuracy_that_its_training_ended_with(inputs: StudyInputs) -> None:
+    own, run = in_tangent_space(inputs), inputs.run("linearised")
+    for task in inputs.tasks:
+        trained = run.training(0, task)
+        state = run.expert(0, task)
+        assert own.accuracy(state, "validation", [task])[task] == pytest.approx(trained["validation_accuracy"])
+        assert inputs.accuracy(state, "validation", [task])[task] == pytest.approx(
+            trained["validation_accuracy_nonlinear"]
+        )
+
+
+def test_features_are_those_of_the_first_order_expansion(inputs: StudyInputs) -> None:
+    own, rows, step = in_tangent_space(inputs), torch.arange(5), 1e-3
+    data, expert = inputs.examples("validation")["north"], inputs.run("linearised").expert(0, "north")
+    own.model.load(expert)
+    layers = [name for name, part in inputs.model.module.named_modules() if isinstance(part, torch.nn.ReLU)]
+    found = TangentFeatures(data).features(own.model, rows, layers)
+    tau = task_vector(expert, inputs.base)
+    near = []
+    for sign in (1, -1):
+        inputs.model.load({name: value + sign * step * tau[name] for name, value in inputs.base.items()})
+        near.append(data.features(inputs.model, rows, layers))
+    inputs.model.load(inputs.base)
+    origin = data.features(inputs.model, rows, layers)
+    for layer in layers:
+        expected = origin[layer] + (near[0][layer] - near[1][layer]) / (2 * step)
+        torch.testing.assert_close(found[layer], expected.flatten(1), atol=2e-3, rtol=2e-3)
+
+
+def test_what_was_opened_before_is_left_alone(inputs: StudyInputs) -> None:
+    state = inputs.run("linearised").expert(0, "north")
+    before = inputs.accuracy(state, "test")
+    own = in_tangent_space(inputs)
+    assert own.accuracy(state, "test") != before
+    assert inputs.accuracy(state, "test") == before
+    assert all(part.requires_grad for part in inputs.model.module.parameters())
