@@ -82,6 +82,7 @@ def train_run(root: Path, item: str) -> None:
         runs.run(io)
     (root / stage.outs[0]).parent.mkdir(parents=True, exist_ok=True)
     shutil.move(scratch / "building" / stage.outs[0], root / stage.outs[0])
+    shutil.rmtree(scratch)  # of a large model gigabytes for each round
     record = root / ".mergeflow" / "records" / f"{stage.folder_name}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(io.costs))

@@ -100,7 +100,7 @@ OF_CART: dict[str, dict[str, Any]] = {
         "near": 3,
     },
 }
-FEW_ROUNDS, THEIR_RUNS = ("alignment", "projection"), ("joint", "mima_1", "mima_4")
+FEW_ROUNDS, THEIR_RUNS = ("alignment", "projection", "linearity_experts"), ("joint", "mima_1", "mima_4")
 FEW_CART = ("rank_curve", "interference")
 EXAMPLES = {
     "rounds_vit_b_32": (ROUNDS, OF_ROUNDS),
