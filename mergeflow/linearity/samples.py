@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mergeflow.data.arrays import array_file, load_split
 from mergeflow.data.task import Example, Place, RawTask
+from mergeflow.data.utf8 import decoded
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
 from mergeflow.modality import Model, device_of
@@ -153,11 +154,11 @@ def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences
         length: Tokens per text at most; longer ones are cut.
 
     Raises:
-        MergeflowError: there is no such file, or it has no lines.
+        MergeflowError: there is no such file, it is not in UTF-8, or it has no lines.
     """
     if not path.is_file():
         raise MergeflowError(f"text:{path} does not exist; expected a file with one text a line.")
-    lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()][:count]
+    lines = [line for line in decoded(path.read_bytes(), f"text:{path}").splitlines() if line.strip()][:count]
     if not lines:
         raise MergeflowError(f"text:{path} has no text; expected one text a line.")
     tokenizer.padding_side = "right"

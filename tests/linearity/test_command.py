@@ -165,6 +165,9 @@ def test_encoders_of_texts_with_heads_of_their_own(tmp_path: Path, tokenizer: An
     assert "reviews – questions" in done.output
     told = run(*experts, "--base", str(tmp_path / "base"), "--data", "suite:pocket8/signs").exception
     assert "expected text:FILE" in str(told)
+    (tmp_path / "wide.txt").write_text("good film", encoding="utf-16")
+    told = run(*experts, "--base", str(tmp_path / "base"), "--data", f"text:{tmp_path / 'wide.txt'}").exception
+    assert "wide.txt is not a text in UTF-8: it begins as UTF-16 does" in str(told)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "roberta"])

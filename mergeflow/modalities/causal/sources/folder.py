@@ -8,6 +8,7 @@ from mergeflow.data.address import rooted
 from mergeflow.data.arrays import quoted
 from mergeflow.data.locations import Location, split_of
 from mergeflow.data.task import RawTask
+from mergeflow.data.utf8 import decoded
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import text_task
 
@@ -51,9 +52,4 @@ def _documents(location: Location, files: tuple[tuple[str, ...], ...]) -> Iterat
     for parts in files:
         path = location.join(parts) if parts else location.path
         name = "/".join(parts) or path.rsplit("/", 1)[-1]
-        try:
-            yield name, location.read(path).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise MergeflowError(
-                f"{path} is not a text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}. Convert it."
-            ) from None
+        yield name, decoded(location.read(path), path)
