@@ -194,6 +194,20 @@ def test_a_file_that_is_not_of_its_kind_is_refused(tmp_path: Path) -> None:
         open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "encoding"),
+    [
+        ("train.tsv", "text\tlabel\ncat\t1", "utf-16"),
+        ("train.csv", "text,label\ncafé,1\n", "latin-1"),
+        ("train.jsonl", '{"text": "café", "label": 1}\n', "latin-1"),
+    ],
+)
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path, name: str, content: str, encoding: str) -> None:
+    (tmp_path / name).write_text(content, encoding=encoding)
+    with pytest.raises(MergeflowError, match=rf"{name} (is not in UTF-8|cannot be read: .*(?i:UTF8))"):
+        open_source("task", f"{name.partition('.')[2]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
+
+
 def test_f1_is_taken_of_the_two_classes_that_a_transform_leaves(tmp_path: Path) -> None:
     write(tmp_path / "three/train.jsonl", [*ROWS, {"text": "dog", "label": "maybe"}, {"text": "emu", "label": "maybe"}])
     raw = open_source("task", "jsonl:three?classes=1,2&metric=f1", SOURCES, TRANSFORMS, root=tmp_path)

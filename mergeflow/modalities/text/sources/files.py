@@ -66,12 +66,18 @@ def _table(location: Location, path: str, read: Read) -> pa.Table:
     try:
         with location.open_file(path) as stream:
             table = read(stream)
+        names = table.column_names
+        table.validate(full=True)  # the reader of JSON lines takes any bytes for text
+    except UnicodeDecodeError as error:
+        raise MergeflowError(
+            f"{path} is not in UTF-8: its columns' names are {error.object!r:.40}. Convert it."
+        ) from None
     except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowNotImplementedError) as error:
         raise MergeflowError(
             f"{path} cannot be read: {str(error).splitlines()[0]}. Correct the file, or name it by its kind: parquet, "
             "jsonl, csv (with quotes), tsv (without)."
         ) from error
-    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise MergeflowError(f"{path}: two columns are called '{twice[0]}'; expected names that differ. Rename one.")
     return table
 
