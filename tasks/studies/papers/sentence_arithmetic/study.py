@@ -20,10 +20,10 @@ each. The three other targets of these four tasks are left out: they would doubl
 
 A figure is the accuracy of sentiment, or Matthews' correlation of acceptability. The rules beside the findings were
 written before any run but tiny ones that looked for faults in the code. Experts of seed 0 alone, on their validation
-texts, set the length of the training: sentiment of reviews was at 51 % before it, 58 after 160 steps, 68.5 after 320 and
-99.5 after 960; acceptability of events was at 83 after 960 steps and at 90 after 1280. A first measurement of the five
-seeds with 320 steps and half the texts, when the experts knew sentiment to 71 ± 7 %, left eleven of the fifteen claims
-undecided; claims, rules and margins are the same now.
+texts, set the length of the training: sentiment of reviews was at 51 % before it, 58 after 160 steps, 68.5 after 320
+and 99.5 after 960; acceptability of events was at 83 after 960 steps and at 90 after 1280. A first measurement of the
+five seeds with 320 steps and half the texts, when the experts knew sentiment to 71 ± 7 %, left eleven of the fifteen
+claims undecided; claims, rules and margins are the same now.
 
 **Source.** Li et al. 2025, Section 2.1; Ilharco et al. 2023, Editing models with task arithmetic, Sections 3 to 5.
 """
