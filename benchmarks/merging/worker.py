@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         return swept(Path(job["sweep"]), out)
     from mergeflow.merging import check_recipe, make_recipe, merge
 
+    with suppress(ModuleNotFoundError):  # an older checkout leaves the allocator as it is
+        import_module("mergeflow.commands.allocation").reuse_freed_memory()  # as the command `merge` does
     names = {f"e{index:02d}": str(path) for index, path in enumerate(experts)}
     made = make_recipe(
         {"method": job["method"], "args": job["args"], "base": str(base), "experts": names, "out": str(out)}

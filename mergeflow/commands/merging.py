@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.commands.allocation import reuse_freed_memory
 from mergeflow.commands.device_option import checked
 from mergeflow.commands.inputs import Force, local
 from mergeflow.errors import MergeflowError
@@ -52,6 +53,7 @@ def merge(
     from mergeflow.merging import load_recipe
     from mergeflow.merging import merge as run
 
+    reuse_freed_memory()
     _add_files(files)
     loaded = load_recipe(recipe, overrides or [])
     console = Console()

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mergeflow.commands.allocation import reuse_freed_memory
+
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
     from mergeflow.search.sweep_file import Sweep
@@ -48,6 +50,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
 
         if to_log and log is None:
             raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
+        reuse_freed_memory()
         loaded = load_sweep(file)
         console = Console()
         if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen

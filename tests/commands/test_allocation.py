@@ -1,0 +1,82 @@
+"""The allocator's settings: which commands choose them, and that no result depends on them."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+from mergeflow.checkpoints import write_checkpoint
+from mergeflow.commands import merging, sweep
+from mergeflow.commands.allocation import reuse_freed_memory
+
+# A process that holds a tensor of 16 MiB and prints how many bytes the allocator has mapped apart: the field hblkhd of
+# glibc's mallinfo2.
+HOLDING = """
+import ctypes, sys, torch
+from mergeflow.commands.allocation import reuse_freed_memory
+
+if sys.argv[1] == "reuse":
+    assert reuse_freed_memory()
+
+class Counts(ctypes.Structure):
+    _fields_ = [(f"field{index}", ctypes.c_size_t) for index in range(10)]
+
+held = torch.ones(4 * 2**20)
+ask = ctypes.CDLL(None).mallinfo2
+ask.restype = Counts
+print(ask().field4)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc from 2.33 on")
+@pytest.mark.parametrize(("setting", "apart"), [("default", True), ("reuse", False)])
+def test_a_large_block_comes_from_what_was_freed_and_not_from_the_kernel(setting: str, apart: bool) -> None:
+    found = subprocess.run([sys.executable, "-c", HOLDING, setting], capture_output=True, text=True, check=True)
+    assert (int(found.stdout) >= 16 * 2**20) == apart
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert not reuse_freed_memory()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    for name in ("base", "a", "b"):
+        weights = {"attn.weight": torch.randn(300, 200, generator=generator), "bias": torch.zeros(4)}
+        write_checkpoint(tmp_path / f"{name}.safetensors", weights)
+    (tmp_path / "recipe.yaml").write_text(
+        f"method: slerp\nargs: {{t: 0.3}}\nbase: {tmp_path}/base.safetensors\n"
+        f"experts: {{a: {tmp_path}/a.safetensors, b: {tmp_path}/b.safetensors}}\nout: {tmp_path}/merged.safetensors\n"
+    )
+    return tmp_path / "recipe.yaml"
+
+
+def test_merge_chooses_them_and_writes_the_same_bytes(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    app = Typer(pretty_exceptions_enable=False)
+    merging.add_commands(app)
+    written = []
+    for choose in (lambda: calls.append(False), lambda: calls.append(reuse_freed_memory())):
+        monkeypatch.setattr(merging, "reuse_freed_memory", choose)
+        result = CliRunner().invoke(app, ["merge", str(recipe)])
+        assert result.exit_code == 0, result.output
+        written.append((recipe.parent / "merged.safetensors").read_bytes())
+    assert len(calls) == 2
+    assert written[0] == written[1]
+
+
+def test_a_sweep_chooses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(sweep, "reuse_freed_memory", lambda: calls.append(True))
+    app = Typer()
+    app.callback()(lambda: None)
+    sweep.add_commands(app)
+    CliRunner().invoke(app, ["sweep", str(tmp_path / "absent.yaml")])
+    assert calls == [True]
