@@ -131,7 +131,7 @@ def kept_by_seed(io: StageIO, seeds: Sequence[int], measure: Callable[[int], Row
         measure: gives the row of a seed, wherever it is unpickled.
         name: of the pieces, and of what progress counts.
     """
-    return _kept(io, {f"{name}_{seed}": partial(measure, seed) for seed in seeds}, name)
+    return kept_all(io, {f"{name}_{seed}": partial(measure, seed) for seed in seeds}, name)
 
 
 def kept_by_run(inputs: StudyInputs, names: Iterable[str], measure: Callable[[str, int], Row]) -> list[Row]:
@@ -144,11 +144,14 @@ def kept_by_run(inputs: StudyInputs, names: Iterable[str], measure: Callable[[st
     """
     asked = [(name, seed) for name in names for seed in inputs.run(name).seeds]
     measures = {f"{name}_{seed}": partial(measure, name, seed) for name, seed in asked}
-    return _kept(inputs.io, measures, "runs and seeds")
+    return kept_all(inputs.io, measures, "runs and seeds")
 
 
-def _kept(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
-    """Keep the pieces side by side on the processor, one after the other on a device, which is held for one of them."""
+def kept_all(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
+    """Keep the pieces side by side on the processor, one after the other on a device, which is held for one of them.
+
+    Args: As of `kept_side_by_side`.
+    """
     keep = kept_side_by_side if device_names(io.params.run.device) == ["cpu"] else _kept_in_turn
     return keep(io, measures, what)
 

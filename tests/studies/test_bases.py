@@ -22,7 +22,7 @@ from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, make_lab, open_lab
 
-CHOSEN = yaml.safe_load((ROOT / "examples/studies/bases.yaml").read_text())["bases"]
+CHOSEN = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["bases"]
 SMALL: dict[str, Any] = CHOSEN | {
     "seeds": [0],
     "arms": {"confused": CHOSEN["arms"]["confused"], "style": {**CHOSEN["arms"]["style"], "images": 150}},

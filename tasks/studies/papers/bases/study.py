@@ -25,6 +25,7 @@ error and should be the suite's. ± is over seeds: the order of the batches; eve
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -46,7 +47,7 @@ from tasks.studies.papers.bases.arms import Arm, make_base
 from tasks.studies.papers.bases.ranks import ranks_of
 from tasks.studies.papers.bases.results import result
 from tasks.studies.papers.bases.tuned import Bench, State, experts, merged_in_rounds
-from tasks.studies.pieces import choose_scale, grid, kept
+from tasks.studies.pieces import choose_scale, grid, kept_all
 from tasks.studies.rows import Row
 
 SCALES = {
@@ -91,35 +92,55 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/bases`."""
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    rows = []
-    for name, arm in options.arms.items():
-        for seed in options.seeds:
-            rows.append(kept(io, f"{name}_{seed}", partial(measure, inputs, options, name, arm, seed)))
+    for name in options.arms:
+        open_base(inputs, options, name)  # one after the other: each pre-training takes two cores
+    asked = [(name, seed) for name in options.arms for seed in options.seeds]
+    measures = {f"{name}_{seed}": partial(measure, inputs, options, name, seed) for name, seed in asked}
+    rows = kept_all(io, measures, "bases and seeds")
     labels = {name: arm.label for name, arm in options.arms.items()}
     written, figures = result(rows, labels, [name for name, arm in options.arms.items() if arm.style == "other"])
     written.write(io, figures)
 
 
-def measure(inputs: StudyInputs, options: Options, name: str, arm: Arm, seed: int) -> Row:
+def folder_of(inputs: StudyInputs, name: str) -> Path:
+    """Return where a base and what is tuned from it lie, in the stage's scratch.
+
+    Args:
+        inputs: the study's inputs.
+        name: of the base.
+    """
+    return inputs.io.scratch / "bases" / name
+
+
+def open_base(inputs: StudyInputs, options: Options, name: str) -> ClipModel:
+    """Return a base; it is pre-trained once.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        name: of the base.
+    """
+    return make_base(
+        options.arms[name],
+        options.suite,
+        options.passes,
+        folder_of(inputs, name) / "base.safetensors",
+        inputs.io.params.run.workers,
+        lambda what, done, total: inputs.io.report(f"{name}, {what}", done, total),
+    )
+
+
+def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
     """Return one base and seed: test accuracy by model, what was chosen, the rank curve, and ranks of what was undone.
 
     Args:
         inputs: the study's inputs.
         options: its choices.
         name: of the base.
-        arm: how it came about.
         seed: of the order of the batches.
     """
-    folder = inputs.io.scratch / "bases" / name
-    clip = make_base(
-        arm,
-        options.suite,
-        options.passes,
-        folder / "base.safetensors",
-        inputs.io.params.run.workers,
-        lambda what, done, total: inputs.io.report(f"{name}, {what}", done, total),
-    )
-    bench = open_bench(inputs.blind(), clip, folder)
+    clip = open_base(inputs, options, name)
+    bench = open_bench(inputs.blind(), clip, folder_of(inputs, name))
 
     def told(what: str, done: int, total: int) -> None:
         inputs.io.report(f"{name}, seed {seed}, {what}", done, total)
@@ -138,7 +159,7 @@ def measure(inputs: StudyInputs, options: Options, name: str, arm: Arm, seed: in
     }
 
 
-def open_bench(inputs: StudyInputs, clip: ClipModel, folder: Any) -> Bench:
+def open_bench(inputs: StudyInputs, clip: ClipModel, folder: Path) -> Bench:
     """Return a base with the training and validation examples, judged with its own heads.
 
     Args:
