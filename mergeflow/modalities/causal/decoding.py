@@ -46,7 +46,7 @@ def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
 
 def _decoded_piece(content: Mapping[str, Any], tokenizer: CausalTokenizer) -> Decoded:
     text = content["text"]
-    found = tokenizer.encode(text)
+    found = tokenizer.encode_further(text) if content["place"] else tokenizer.encode(text)
     if len(found) >= ROW:  # one place is for the token that ends a document
         raise MergeflowError(
             f"{len(found)} tokens for a piece of {len(text.encode())} bytes; expected less than {ROW}. Choose a "
@@ -65,8 +65,7 @@ def _decoded_piece(content: Mapping[str, Any], tokenizer: CausalTokenizer) -> De
 def _decoded_question(content: Mapping[str, Any], tokenizer: CausalTokenizer, block: int) -> Decoded:
     text, choices, answer = content["text"], list(content["choices"]), content["answer"]
     _check_question(text, choices, answer)
-    asked = tokenizer.encode(text)
-    told = [_continued(asked, text, choice, tokenizer) for choice in choices]
+    asked, told = _asked_and_told(text, choices, tokenizer)
     longest, together = len(asked) + max(map(len, told)), len(asked) + sum(map(len, told))
     if not asked or longest > block or together > 2 * block:
         raise MergeflowError(
@@ -93,15 +92,25 @@ def _check_question(text: str, choices: Sequence[str], answer: int) -> None:
         raise MergeflowError(f"its answer is {answer}; expected the number of a choice, 0 to {len(choices) - 1}.")
 
 
-def _continued(asked: Sequence[int], text: str, choice: str, tokenizer: CausalTokenizer) -> list[int]:
-    """Return a choice's tokens behind the question's: they are those that the whole has more than the question."""
-    whole = text + choice if choice[0].isspace() or text[-1].isspace() else f"{text} {choice}"
-    found = tokenizer.encode(whole)[len(asked) :]
-    if not found:
+def _asked_and_told(text: str, choices: Sequence[str], tokenizer: CausalTokenizer) -> tuple[list[int], list[list[int]]]:
+    """Return a question's tokens, and those of each choice behind them: together they are the tokens of both texts.
+
+    A token that holds the question's end and a choice's beginning, as of a blank and the word behind it, is the
+    choice's.
+    """
+    asked = tokenizer.encode(text)
+    wholes = [tokenizer.encode(_joined(text, choice)) for choice in choices]
+    if short := [choice for choice, whole in zip(choices, wholes, strict=True) if whole == asked[: len(whole)]]:
         raise MergeflowError(
-            f"the choice '{choice}' adds no token to its question: write the question's end otherwise."
+            f"the choice '{short[0]}' adds no token to its question: write the question's end otherwise."
         )
-    return found
+    alike = [len(set(tokens)) == 1 for tokens in zip(asked, *wholes, strict=False)]
+    shared = [*alike, False].index(False)
+    return asked[:shared], [whole[shared:] for whole in wholes]
+
+
+def _joined(text: str, choice: str) -> str:
+    return text + choice if choice[0].isspace() or text[-1].isspace() else f"{text} {choice}"
 
 
 def _filled(ids: Sequence[int], size: int, end: int) -> np.ndarray:

@@ -12,6 +12,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.places import causal_place
 from mergeflow.modalities.text.places import from_place, transformers
 
+_BEFORE = "a"  # a text that white space ends
+
 
 @dataclass(frozen=True)
 class CausalTokenizer:
@@ -45,6 +47,21 @@ class CausalTokenizer:
         """Return the ids of a text."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
+
+    def encode_further(self, text: str) -> list[int]:
+        """Return the ids that a text has behind another one, without what a tokenizer puts before every text.
+
+        Args:
+            text: what goes on; where it does not begin with white space it is encoded alone.
+        """
+        if not text[:1].isspace() or self.decode(self._before).strip() != _BEFORE:
+            return self.encode(text)
+        whole, before = self.encode(_BEFORE + text), len(self._before)
+        return whole[before:] if whole[:before] == self._before else self.encode(text)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return self.encode(_BEFORE)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without the tokens that only mark something."""

@@ -1,0 +1,58 @@
+"""Tokenizers that put something before a text, and questions that end in a blank: tokens are those of the whole."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from mergeflow.commands.texts import read_texts
+from mergeflow.data.task import Example
+from mergeflow.modalities.causal.decoding import causal_decoding
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+
+
+def of_llama() -> Tokenizer:
+    """Return a tokenizer as Llama 2, Mistral and Phi-3 have it: every text gets a blank in front."""
+    letters = "▁abcdefghijklmnopqrstuvwxyz\n"
+    words = ["▁▁", "▁o", "▁on", "▁one", "▁t", "▁tw", "▁two"]
+    merges = [("▁", "▁"), ("▁", "o"), ("▁o", "n"), ("▁on", "e"), ("▁", "t"), ("▁t", "w"), ("▁tw", "o")]
+    vocabulary = {token: number for number, token in enumerate(["</s>", *letters, *words])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def of_gpt2() -> Tokenizer:
+    """Return a tokenizer that keeps a blank with the word behind it."""
+    letters = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġy", "Ġn"]
+    vocabulary = {token: number for number, token in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("Ġ", "y"), ("Ġ", "n")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [of_llama, of_gpt2])
+@pytest.mark.parametrize("between", [" ", "\n"])
+def test_the_tokens_of_a_long_text_are_those_of_the_whole(tmp_path: Path, make, between: str) -> None:  # type: ignore[no-untyped-def]
+    text = between.join(["one two"] * 300)
+    (tmp_path / "text.txt").write_text(text)
+    tokenizer = CausalTokenizer(make().to_str(), 0)
+    found = read_texts("folder:text.txt", None, tokenizer, 32, torch.device("cpu"), tmp_path).blocks
+    inside = torch.arange(found.ids.shape[1]) < found.lengths[:, None]
+    assert found.ids[inside].tolist() == [*tokenizer.encode(text), 0]
+
+
+@pytest.mark.parametrize("question", ["is it so: ", "is it so:", "is it so:\n"])
+def test_a_question_and_its_choice_have_the_tokens_of_the_whole(question: str) -> None:
+    tokenizer, choices = CausalTokenizer(of_gpt2().to_str(), 0), ["yes", "no"]
+    content = {"text": question, "choices": choices, "answer": 0}
+    found = causal_decoding(tokenizer, 64).decode(Example(content, "here"), "rows").arrays
+    asked, ends = int(found["ends"][0]), found["ends"]
+    for number, choice in enumerate(choices):
+        ids = np.append(found["ids"][:asked], found["ids"][ends[number] : ends[number + 1]])
+        blank = "" if question[-1].isspace() else " "
+        assert ids.tolist() == tokenizer.encode(question + blank + choice)
