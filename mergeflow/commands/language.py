@@ -62,6 +62,7 @@ def perplexity(
 
     from mergeflow.commands.device_memory import tell
     from mergeflow.commands.texts import project_models, project_texts, read_texts
+    from mergeflow.errors import MergeflowError
     from mergeflow.memory.language import foretell_perplexity
     from mergeflow.modalities.causal.perplexity import total_loss
 
@@ -69,8 +70,12 @@ def perplexity(
     found: dict[str, dict[str, Any]] = {}
     read: dict[tuple[str, str, int], Any] = {}
     for model, opened in _opened(context, models or project_models(), base):
-        known = getattr(opened.model.module.whole.config, "max_position_embeddings", None) or 1024
-        size = block or min(known, 1024)
+        known = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
+        size = block or min(known or 1024, 1024)
+        if known and size > known:
+            raise MergeflowError(
+                f"--block is {size}, which {model} cannot take (its max_position_embeddings: {known}): lower it."
+            )
         if device != "cpu" and not found:
             tell(foretell_perplexity(opened.config, batch_size, size, device), Console(stderr=True))
         opened.model.module.to(device)

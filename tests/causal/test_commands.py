@@ -18,6 +18,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
+from mergeflow.modalities.causal.places import ASSETS
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from tests.causal.small_project import tale
@@ -54,6 +55,16 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return json.loads(result.stdout) if "--json" in words else result.stdout
 
     return invoke
+
+
+def test_a_block_longer_than_the_positions_is_refused() -> None:
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+    words = ["perplexity", str(ASSETS / "books"), "--data", "suite:books/harbour", "--block", "100000"]
+    with pytest.raises(
+        MergeflowError, match=r"--block is 100000, .*/books cannot take \(its max_position_embeddings: "
+    ):
+        CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
 
 
 @pytest.mark.slow
