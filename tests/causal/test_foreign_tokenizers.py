@@ -56,3 +56,17 @@ def test_a_question_and_its_choice_have_the_tokens_of_the_whole(question: str) -
         ids = np.append(found["ids"][:asked], found["ids"][ends[number] : ends[number + 1]])
         blank = "" if question[-1].isspace() else " "
         assert ids.tolist() == tokenizer.encode(question + blank + choice)
+
+
+@pytest.mark.parametrize("make", [of_llama, of_gpt2])
+def test_what_goes_on_keeps_its_blank(make) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = CausalTokenizer(make().to_str(), 0)
+    before = tokenizer.encode("one two")
+    assert tokenizer.decode_further(before, tokenizer.encode("one two one")[len(before) :]) == " one"
+
+
+def test_a_character_that_lies_in_both_parts_is_decoded_alone() -> None:
+    tokenizer = CausalTokenizer(of_gpt2().to_str(), 0)
+    ids = tokenizer.encode("é no")
+    assert tokenizer.decode(ids[:1]) != "é"
+    assert tokenizer.decode_further(ids[:1], ids[1:]).endswith(" no")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, FNetConfig, FNetModel
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.batches import Tokens, groups, stack
@@ -33,6 +33,14 @@ def test_a_class_of_transformers_gives_what_it_gives_by_itself(kind: str, tmp_pa
     again = build_encoder(config, "first")
     assert again.state_dict().keys() == encoder.state_dict().keys()
     assert not again.training
+
+
+def test_an_encoder_without_a_mask_is_refused(tmp_path: Path) -> None:
+    FNetModel(FNetConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, intermediate_size=16)).save_pretrained(
+        tmp_path / "fnet"
+    )
+    with pytest.raises(MergeflowError, match=r"'fnet' is a fnet, whose features .* takes no attention mask"):
+        load_encoder("fnet", tmp_path, "mean")
 
 
 def tokens_of(lengths: list[int], width: int) -> Tokens:

@@ -144,6 +144,12 @@ def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None
             r"'train.jsonl:20' \(train, 'yes'\) has the content of .*conflicts=keep",
         ),
         ([{"text": "cat", "label": "no"}] * 4, r"one class only \('no'\) found"),
+        ([{"text": ["cat"], "label": "no"}], r"the column 'text' holds values of the type list<.*>; expected texts"),
+        ([{"text": 12, "label": "no"}], "the column 'text' holds values of the type int64; expected texts"),
+        (
+            [{"text": "cat", "label": ["no"]}],
+            r"'label' holds values of the type list<.*>; expected one class or number",
+        ),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(base: Path, tmp_path: Path, rows: Rows, told: str) -> None:
@@ -212,6 +218,25 @@ def test_f1_is_taken_of_the_two_classes_that_a_transform_leaves(tmp_path: Path) 
     write(tmp_path / "three/train.jsonl", [*ROWS, {"text": "dog", "label": "maybe"}, {"text": "emu", "label": "maybe"}])
     raw = open_source("task", "jsonl:three?classes=1,2&metric=f1", SOURCES, TRANSFORMS, root=tmp_path)
     assert raw.transforms[-1].text == "metric=f1"
+
+
+def test_texts_and_labels_that_look_like_dates_stay_as_they_are_written(tmp_path: Path) -> None:
+    rows = [{"text": "2020-01-01", "label": "2021-12-31"}, {"text": "2020-01-02", "label": "2022-12-31"}]
+    write(tmp_path / "rows/train.jsonl", rows)
+    task = open_source("task", "jsonl:rows", SOURCES, TRANSFORMS, root=tmp_path)
+    assert task.class_names == ["2021-12-31", "2022-12-31"]
+    assert [example.content["text"] for example in task.splits["train"]()] == ["2020-01-01", "2020-01-02"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [(["01", "1", "02"], ["01", "02", "1"]), (["10", "9", "9"], ["9", "10"]), (["0", "-1"], ["-1", "0"])],
+)
+def test_labels_of_a_table_that_are_written_differently_are_different(
+    tmp_path: Path, labels: list[str], names: list[str]
+) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"cat,{label}\n" for label in labels))
+    assert open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path).class_names == names
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

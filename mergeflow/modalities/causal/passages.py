@@ -65,6 +65,7 @@ def go_on(
     for known, new in zip(found, told, strict=True):
         own = known[PROMPT : PROMPT + WRITTEN]
         right = sum(a == b for a, b in zip(own, new, strict=True))
-        prompt, rest, written = map(tokenizer.decode, (known[:PROMPT], own, new))
-        continued.append(Continued(prompt, rest, written, right))
+        before = known[:PROMPT]
+        rest, written = (tokenizer.decode_further(before, ids) for ids in (own, new))
+        continued.append(Continued(tokenizer.decode(before), rest, written, right))
     return continued

@@ -19,7 +19,8 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
     prompts, _ = read_rows(loaded.heads, columns, ["text"], lambda row: _prompt(row["text"], tokenizer), "answered")
     module = loaded.model.module
     assert isinstance(module, LanguageModule)
-    return {"continuation": [tokenizer.decode(ids) for ids in continued(module, prompts, how, tokenizer.end)]}
+    written = continued(module, prompts, how, tokenizer.end)
+    return {"continuation": list(map(tokenizer.decode_further, prompts, written))}
 
 
 def _prompt(text: Any, tokenizer: CausalTokenizer) -> list[int]:

@@ -68,6 +68,17 @@ class CausalTokenizer:
         text: str = self._backend.decode(list(ids))
         return text
 
+    def decode_further(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return what ids say behind other ones: with the blank between them, which many tokenizers drop in front.
+
+        Args:
+            before: what stands in front; its text is left out.
+            ids: what goes on.
+        """
+        start, whole = self.decode(before), self.decode([*before, *ids])
+        # They differ where a character lies in both: then its first bytes are no text without the rest.
+        return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
+
 
 def load_tokenizer(place: str, root: Path) -> CausalTokenizer:
     """Load the tokenizer of a base.

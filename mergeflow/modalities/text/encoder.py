@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,11 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         raise MergeflowError(
             f"model.pretrained '{place}' is a {config.model_type} with a decoder; expected an encoder."
+        )
+    if "attention_mask" not in signature(model.forward).parameters:
+        raise MergeflowError(
+            f"model.pretrained '{place}' is a {config.model_type}, whose features depend on a text's padding, since "
+            "it takes no attention mask; expected an encoder that takes one, such as BERT."
         )
     lacking = sorted(name for name in told["missing_keys"] if "pooler." not in name)
     if lacking:

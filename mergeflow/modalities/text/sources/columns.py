@@ -98,6 +98,8 @@ def task_of(
         told = "; ".join(f"{split}: {found}" for split, found in columns.items())
         raise MergeflowError(f"task '{task}': the splits differ in their columns: {told}. Give all the same.")
     found = columns["train"]
+    for split, table in tables.items():
+        _check_types(table, found, where[split])
     tables, where, ignored = _without_secret(tables, where, found.label, list(ignored))
     names = _class_names(tables["train"], found.label)
     labels = {split: _labels(table, found.label, names, where[split]) for split, table in tables.items()}
@@ -112,6 +114,28 @@ def task_of(
         ignored_splits=ignored,
         transforms=(of_pairs(names),) if found.pair else (),
         **more,
+    )
+
+
+def _check_types(table: pa.Table, columns: Columns, where: str) -> None:
+    """Refuse texts that are none, and labels that have parts."""
+    for name in filter(None, (columns.text, columns.pair)):
+        kind = table.schema.field(name).type
+        if not _is_text(kind):
+            raise MergeflowError(f"{where}: the column '{name}' holds values of the type {kind}; expected texts.")
+    kind = table.schema.field(columns.label).type
+    if pa.types.is_nested(kind):
+        raise MergeflowError(
+            f"{where}: the column '{columns.label}' holds values of the type {kind}; "
+            "expected one class or number a row."
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(
+        check(kind)
+        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
     )
 
 

@@ -1,7 +1,7 @@
 """Rows of texts in files: Parquet, JSON lines, and tables with commas or tabs between their columns."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -13,7 +13,7 @@ from mergeflow.data.locations import Location
 from mergeflow.data.shards import list_shards
 from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text.sources.columns import PAIRS, SINGLES, task_of
+from mergeflow.modalities.text.sources.columns import LABELS, PAIRS, SINGLES, task_of
 
 Read: TypeAlias = Callable[[IO[bytes]], pa.Table]
 
@@ -103,18 +103,42 @@ def lines_table(stream: IO[bytes]) -> pa.Table:
     """Return the table of a file with one JSON object a line."""
     import pyarrow.json as pj
 
-    return pj.read_json(stream)
+    content = stream.read()
+    table = pj.read_json(pa.BufferReader(content))
+    dates = [column.name for column in table.schema if pa.types.is_timestamp(column.type)]
+    if not dates:
+        return table
+    # JSON has no dates: texts that look like some are read once more, as they are written.
+    written = pa.schema([(name, pa.string()) for name in dates])
+    return pj.read_json(pa.BufferReader(content), parse_options=pj.ParseOptions(explicit_schema=written))
 
 
 def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
     import pyarrow.csv as pv
 
-    return pv.read_csv(
-        stream,
-        parse_options=pv.ParseOptions(delimiter=delimiter, quote_char='"' if quotes else False),
-        # A column of texts stays one where all texts of a file look like numbers, or like "null".
-        convert_options=pv.ConvertOptions(column_types=dict.fromkeys(_TEXTS, pa.string()), strings_can_be_null=False),
-    )
+    content = stream.read()
+
+    def read(as_written: Iterable[str]) -> pa.Table:
+        return pv.read_csv(
+            pa.BufferReader(content),
+            parse_options=pv.ParseOptions(delimiter=delimiter, quote_char='"' if quotes else False),
+            convert_options=pv.ConvertOptions(
+                column_types=dict.fromkeys(as_written, pa.string()), strings_can_be_null=False
+            ),
+        )
+
+    table = read(_TEXTS)  # they stay texts where all of a file look like numbers, or like "null"
+    numbers = [column.name for column in table.schema if column.name in LABELS and pa.types.is_integer(column.type)]
+    if not numbers or len(numbers) > len(set(numbers)):  # columns of one name are refused later
+        return table
+    written = read({*_TEXTS, *numbers})
+    cells = (cell for name in numbers for cell in written[name].to_pylist())
+    return table if all(map(_is_number, cells)) else written
+
+
+def _is_number(written: str) -> bool:
+    """Whether a cell that reads as a whole number is no more than that: `01` is another class than `1`."""
+    return not written.strip() or written.strip() == str(int(written))
 
 
 FILES: Mapping[str, Opener] = {
