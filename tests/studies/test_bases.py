@@ -1,5 +1,6 @@
 """Study `bases` with bases of a few steps, the other style, and its rule on made-up rows."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from mergeflow.modalities.vision.models import POCKET, load_clip
 from mergeflow.modalities.vision.pretraining import draw_captions
 from mergeflow.suites.pocket import fonts
 from tasks.project.graph import load_graph
+from tasks.project.stage import StageIO
 from tasks.project.study_graph import write_study_graph
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.bases import arms, study, style
@@ -20,6 +22,7 @@ from tasks.studies.papers.bases.ranks import rank_share
 from tasks.studies.papers.bases.results import NAMES, findings, rule_note
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tests.card import card
 from tests.studies.small_lab import ROOT, make_lab, open_lab
 
 CHOSEN = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["bases"]
@@ -35,7 +38,7 @@ SMALL: dict[str, Any] = CHOSEN | {
 
 
 @pytest.fixture(scope="module")
-def io(tmp_path_factory: pytest.TempPathFactory, monkeymodule: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def lab(tmp_path_factory: pytest.TempPathFactory, monkeymodule: pytest.MonkeyPatch) -> Path:
     """A project of three tasks with this study alone; the grids of scales are short."""
     root = make_lab(tmp_path_factory.mktemp("bases") / "project", {})
     (root / "dvc.yaml").symlink_to(ROOT / "dvc.yaml")
@@ -43,10 +46,19 @@ def io(tmp_path_factory: pytest.TempPathFactory, monkeymodule: pytest.MonkeyPatc
         yaml.safe_dump({"seeds": [0], "runs": {"plain": {}}, "studies": {"bases": SMALL}})
     )
     write_study_graph(root)
-    stage = next(stage for stage in load_graph(root, studies=True).values() if stage.name == "bases")
     short = {method: ([0.5, 1.0], 1.0) for method in study.SCALES}
     monkeymodule.setattr(study, "SCALES", short)
-    return open_lab(root, stage, tmp_path_factory.mktemp("scratch"), {})
+    return root
+
+
+def opened(root: Path, scratch: Path) -> StageIO:
+    stage = next(stage for stage in load_graph(root, studies=True).values() if stage.name == "bases")
+    return open_lab(root, stage, scratch, {})
+
+
+@pytest.fixture(scope="module")
+def io(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StageIO:
+    return opened(lab, tmp_path_factory.mktemp("scratch"))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +68,7 @@ def monkeymodule():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
-def test_the_study_measures_every_base_from_its_pretraining_on(io, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monkeypatch: pytest.MonkeyPatch) -> None:
     with io.holds:
         study.run(io)
     result = StudyResult.read(io.scratch / "building/outputs/studies/bases")
@@ -88,7 +100,16 @@ def test_the_study_measures_every_base_from_its_pretraining_on(io, monkeypatch: 
     assert moved["visual.proj"] > 1e-4, "the pre-training moved the random start, and was kept"
 
 
-def test_what_chooses_cannot_open_test(io) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.nightly
+def test_the_study_on_a_card(lab: Path, tmp_path: Path) -> None:
+    with card():
+        io = opened(lab, tmp_path)
+        with io.holds:
+            study.run(io)
+    assert (tmp_path / "building/outputs/studies/bases/result.json").exists()
+
+
+def test_what_chooses_cannot_open_test(io: StageIO) -> None:
     blind, clip = StudyInputs(io).blind(), load_clip(POCKET, "pocket8")
     assert study.opened(blind, clip, "validation").keys() == {"red", "blue", "grey"}
     with pytest.raises(MergeflowError, match="where it must not"):

@@ -53,6 +53,7 @@ SMALL: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "glue": "a laboratory of texts: tests/test_on_card.py trains, judges and adapts texts",
     "structure_suite": "a laboratory of adapters: tests/training/test_on_card.py trains LoRA",
+    "bases": "bases of its own: tests/studies/test_bases.py, nightly",
     "adviser_suites": "what adviser_regimes measures, of more tasks",
 }
 STUDIES = find_studies(ROOT)

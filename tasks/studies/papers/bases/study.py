@@ -169,7 +169,7 @@ def open_bench(inputs: StudyInputs, clip: ClipModel, folder: Path) -> Bench:
     """
     model = image_model(clip)
     model.module.to(inputs.device)
-    base = {name: tensor.clone() for name, tensor in model.state().items()}
+    base = {name: tensor.to("cpu", copy=True) for name, tensor in model.state().items()}
     splits = [opened(inputs, clip, split) for split in ("train", "validation")]
     return Bench(model, base, splits[0], splits[1], folder)
 

@@ -82,7 +82,7 @@ def merged_in_rounds(bench: Bench, settings: FineTuneSettings, seed: int, report
 
 
 def class_means(bench: Bench, state: State, task: str) -> Tensor:
-    """Return the mean feature of each class on validation images, float64 [C, D].
+    """Return the mean feature of each class on validation images, float64 [C, D], on the processor.
 
     Args:
         bench: the base and the tasks.
@@ -95,4 +95,4 @@ def class_means(bench: Bench, state: State, task: str) -> Tensor:
         parts = [data.embeddings(bench.model, rows) for rows in torch.arange(len(data)).split(256)]
     features = torch.cat(parts).double()
     there = data.labels.unique()
-    return torch.stack([features[data.labels == label].mean(dim=0) for label in there])
+    return torch.stack([features[data.labels == label].mean(dim=0) for label in there]).cpu()
