@@ -1,23 +1,20 @@
-"""Study `bases` with bases of a few steps, the other style, and its rule on made-up rows."""
+"""Study `bases` with bases of a few steps and its rule on made-up rows."""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import POCKET, load_clip
-from mergeflow.modalities.vision.pretraining import draw_captions
-from mergeflow.suites.pocket import fonts
 from tasks.project.graph import load_graph
 from tasks.project.stage import StageIO
 from tasks.project.study_graph import write_study_graph
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.bases import arms, study, style
-from tasks.studies.papers.bases.arms import Arm, draw_in_another_style, make_base
+from tasks.studies.papers.bases import arms, study
+from tasks.studies.papers.bases.arms import Arm, make_base
 from tasks.studies.papers.bases.ranks import rank_share
 from tasks.studies.papers.bases.results import NAMES, findings, rule_note
 from tasks.studies.results import StudyResult
@@ -114,24 +111,6 @@ def test_what_chooses_cannot_open_test(io: StageIO) -> None:
     assert study.opened(blind, clip, "validation").keys() == {"red", "blue", "grey"}
     with pytest.raises(MergeflowError, match="where it must not"):
         study.opened(blind, clip, "test")
-
-
-def test_the_other_style_is_another_and_has_as_many_of_each_class() -> None:
-    settings = Arm(label="x", images=124).settings("pocket8", 10)
-    assert settings.confusion == 0
-    pictures = draw_in_another_style(settings, 1)
-    assert len(pictures) == len(draw_captions(settings))
-    assert len(pictures.unique()) <= 5
-    assert not set(style.FACES) & set(fonts.FACES)
-    again = style.draw_chunk("pocket8", "signs", 3, 5, 0)
-    assert np.array_equal(again, style.draw_chunk("pocket8", "signs", 2, 5, 0)[1:])
-
-
-def test_hues_keep_their_order_so_that_right_names_stay_right() -> None:
-    flat = np.full((32, 32, 3), (200, 40, 40), dtype=np.uint8)
-    mean = style.restyled(np.random.default_rng(0), flat).mean(axis=(0, 1))
-    assert mean[0] > mean[1] + 20
-    assert mean[0] > mean[2] + 20
 
 
 def test_the_rank_of_a_permutation_of_class_means_is_told() -> None:

@@ -46,7 +46,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_pipeline(root, ("prepare", "base"))
     (root / "studies").mkdir()
     whole = yaml.safe_load((WORLD / "studies/params.yaml").read_text())
-    whole |= {"seeds": [0], "runs": {**whole["runs"], "mima": {"regime": "iterative", "iterative": {"rounds": 2}}}}
+    whole |= {"seeds": [0, 1], "runs": {**whole["runs"], "mima": {"regime": "iterative", "iterative": {"rounds": 2}}}}
     (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
     for name in whole["runs"]:
         train_run(root, name)
@@ -81,7 +81,7 @@ def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> 
     assert [row["tried"] for row in chosen.rows] == ["1", "1", "2", "2", "2", None]
     assert {row["heads"] for row in result.rows if row["model"] == "cart"} == {"fixed", "probed"}
     assert {row["embeddings"] for row in result.rows if row["model"] == "average"} == {"merged", "base"}
-    assert len({(row["seed"], row["task"]) for row in result.rows}) == 3
+    assert len({(row["seed"], row["task"]) for row in result.rows}) == 6
     assert (folder / "heads.svg").exists()
     own = fmean(row["accuracy"] for row in result.rows if row["model"] == "individual")
     assert str(whole.rows[1]["mean"]).startswith(f"{own:.1f}")

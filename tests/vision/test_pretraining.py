@@ -1,7 +1,6 @@
 """Pre-training of the base: determinism, confused captions, the record."""
 
-import json
-
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,11 +15,12 @@ from mergeflow.modalities.vision.pretraining import (
     PretrainSettings,
     confused_captions,
     draw_captions,
+    draw_images,
     pretrain,
     train_base,
 )
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
-from mergeflow.suites.pocket import get_suite
+from mergeflow.suites.pocket import fonts, get_suite, prints
 
 TINY = PretrainSettings(images=160, passes=48, batch=16, seed=4)
 SUITE = get_suite("pocket8")
@@ -28,10 +28,10 @@ SUITE = get_suite("pocket8")
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_shipped_base_was_made_by_its_recipe(name):
-    suite = get_suite(name)
+    suite = get_suite(RECIPES[name].suite)
     texts = [text for task in suite.tasks.values() for text in (*task.class_names, *task.templates)]
     with open_checkpoint(ASSETS / f"{name}-base.safetensors") as base:
-        assert json.loads(base.metadata["recipe"]) == RECIPES[name].record()
+        assert PretrainSettings.model_validate_json(base.metadata["recipe"]) == RECIPES[name]
         assert base.metadata["vocabulary"] == vocabulary_digest(texts)
 
 
@@ -71,6 +71,23 @@ def test_training_learns():
     _, loss = train_base(settings, images, torch.arange(64) % 4)
     assert loss < 3, "log 124 is 4.8"
     assert torch.get_num_threads() == threads
+
+
+def test_prints_are_of_another_style_and_as_many_of_each_class():
+    settings = PretrainSettings(images=124, style="prints")
+    pictures = draw_images(settings, 1)
+    assert len(pictures) == len(draw_captions(settings))
+    assert len(pictures.unique()) <= 5
+    assert not set(prints.FACES) & set(fonts.FACES)
+    again = prints.draw_chunk("pocket8", "signs", 3, 5, 0)
+    assert np.array_equal(again, prints.draw_chunk("pocket8", "signs", 2, 5, 0)[1:])
+
+
+def test_hues_of_prints_keep_their_order_so_that_right_names_stay_right():
+    flat = np.full((32, 32, 3), (200, 40, 40), dtype=np.uint8)
+    mean = prints.restyled(np.random.default_rng(0), flat).mean(axis=(0, 1))
+    assert mean[0] > mean[1] + 20
+    assert mean[0] > mean[2] + 20
 
 
 def test_settings_refuse_what_they_do_not_know():

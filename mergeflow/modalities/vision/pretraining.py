@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mergeflow.modalities.vision.models import POCKET, ClipModel, ImageEncoder, 
 from mergeflow.modalities.vision.tokenizer import vocabulary_digest
 from mergeflow.processes import worker_pool
 from mergeflow.schema import Frozen
-from mergeflow.suites.pocket import TEMPLATES, Suite, get_suite
+from mergeflow.suites.pocket import TEMPLATES, Suite, get_suite, prints
 from mergeflow.suites.pocket.core import generator
 from mergeflow.suites.pocket.stream import draw_chunk
 
@@ -57,7 +57,8 @@ class PretrainSettings(Frozen):
         learning_rate: peak; linear warm-up, then cosine to 0.
         warmup: share of the steps with rising learning rate.
         weight_decay: on matrices, not on vectors and embeddings.
-        photo_share: share of the drawings in the tasks' own style, the rest is clip art.
+        style: own, as the tasks are drawn, or prints, a style that no task has.
+        photo_share: share of the drawings of `own` as in the tasks, the rest is clip art.
         confused_share: per task, the share of the classes whose captions are confused.
         confusion: probability that an image of such a class carries the next class's caption.
         weights: per task, its share of the drawings relative to 1.
@@ -72,6 +73,7 @@ class PretrainSettings(Frozen):
     learning_rate: float = Field(default=2e-3, gt=0)
     warmup: float = Field(default=0.05, ge=0, lt=1)
     weight_decay: float = Field(default=0.1, ge=0)
+    style: Literal["own", "prints"] = "own"
     photo_share: float = Field(default=0.5, ge=0, le=1)
     confused_share: dict[str, float] = Field(default_factory=lambda: dict(_CONFUSED_SHARE))
     confusion: float = Field(default=0.7, ge=0, le=1)
@@ -138,28 +140,13 @@ def draw_images(settings: PretrainSettings, workers: int, progress: Progress | N
     """Draw the pre-training images, uint8 [N, 32, 32, 3], task by task.
 
     Args:
-        settings: how many images, of which tasks.
+        settings: how many images, of which tasks, in which style.
         workers: processes that draw; no pixel depends on it.
         progress: called with the images done and in all.
     """
     draw = partial(draw_chunk, photo_share=settings.photo_share, seed=settings.seed)
-    return draw_in_chunks(draw, settings, workers, progress)
-
-
-def draw_in_chunks(
-    draw: Callable[[str, str, int, int], np.ndarray],
-    settings: PretrainSettings,
-    workers: int,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Draw all pre-training images of the suite, uint8 [N, 32, 32, 3], task by task.
-
-    Args:
-        draw: of a suite's task, images from one index to another: uint8 [n, 32, 32, 3]; what a process can be sent.
-        settings: how many images, of which tasks.
-        workers: processes that draw; no pixel depends on it.
-        progress: called with the images done and in all.
-    """
+    if settings.style == "prints":
+        draw = partial(prints.draw_chunk, seed=settings.seed)
     jobs = [
         (settings.suite, name, start, min(start + _CHUNK, count))
         for name, count in drawn_counts(settings).items()

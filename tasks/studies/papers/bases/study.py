@@ -98,7 +98,7 @@ def run(io: StageIO) -> None:
     measures = {f"{name}_{seed}": partial(measure, inputs, options, name, seed) for name, seed in asked}
     rows = kept_all(io, measures, "bases and seeds")
     labels = {name: arm.label for name, arm in options.arms.items()}
-    written, figures = result(rows, labels, [name for name, arm in options.arms.items() if arm.style == "other"])
+    written, figures = result(rows, labels, [name for name, arm in options.arms.items() if arm.style == "prints"])
     written.write(io, figures)
 
 

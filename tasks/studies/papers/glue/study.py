@@ -41,7 +41,7 @@ from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.glue.heads import left_heads, probed_heads, trained_jointly
 from tasks.studies.papers.glue.results import figures, findings, notes, tables
 from tasks.studies.papers.many_tasks.study import ADAPTED, Sweep
-from tasks.studies.pieces import grid, kept
+from tasks.studies.pieces import grid, kept, kept_all
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, accuracy_rows
 
@@ -83,11 +83,11 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/glue`."""
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    seeds = inputs.run(EXPERTS).seeds
-    rows: list[Row] = []
-    for done, seed in enumerate(seeds):
-        io.report("seeds", done, len(seeds))
-        rows += Bench.open(inputs, options, seed).measure()
+    first, *others = inputs.run(EXPERTS).seeds
+    io.report("seeds", 0, 1 + len(others))
+    measured = [measure(inputs, options, first)]  # it chooses AdaMerging's rates, which the others read
+    measured += kept_all(io, {f"seed_{seed}": partial(measure, inputs, options, seed) for seed in others}, "seeds")
+    rows = [row for one in measured for row in one["rows"]]
     result = StudyResult(
         tables(rows, options.together),
         findings(rows),
@@ -95,6 +95,17 @@ def run(io: StageIO) -> None:
         accuracy_rows(rows, ("seed", "model", "embeddings"), ("fixed", "probed"), as_column="heads"),
     )
     result.write(io, figures(rows, options.together))
+
+
+def measure(inputs: StudyInputs, options: Options, seed: int) -> Row:
+    """Return the rows of a seed as `rows`.
+
+    Args:
+        inputs: the study's inputs.
+        options: its choices.
+        seed: of the experts.
+    """
+    return {"rows": Bench.open(inputs, options, seed).measure()}
 
 
 @dataclass(frozen=True)

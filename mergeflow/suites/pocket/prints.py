@@ -1,4 +1,4 @@
-"""Drawings in a style that no task has: other typefaces, palettes, strokes and noise. Imports no torch."""
+"""Prints, drawings in a style that no task has: other typefaces, palettes, strokes and noise; imports no torch."""
 
 import numpy as np
 from numpy.random import Generator
@@ -24,7 +24,7 @@ _HATCH = 16.0  # amplitude of the hatching, in grey values
 
 
 def draw_chunk(suite: str, task: str, start: int, stop: int, seed: int) -> np.ndarray:
-    """Draw pictures `start` to `stop` of a task's classes, uint8 [stop - start, 32, 32, 3].
+    """Draw prints `start` to `stop` of a task's classes, uint8 [stop - start, 32, 32, 3].
 
     Args:
         suite: an embedded suite.
