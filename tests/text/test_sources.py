@@ -1,6 +1,7 @@
 """Sources of texts, and what is refused in them: every fault with its row and the way out."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,7 @@ def test_a_file_that_is_not_of_its_kind_is_refused(tmp_path: Path) -> None:
     ("name", "content", "encoding"),
     [
         ("train.tsv", "text\tlabel\ncat\t1", "utf-16"),
+        ("train.csv", "text,label\ncat,1\n", "utf-16"),
         ("train.csv", "text,label\ncafé,1\n", "latin-1"),
         ("train.jsonl", '{"text": "café", "label": 1}\n', "latin-1"),
     ],
@@ -230,13 +232,53 @@ def test_texts_and_labels_that_look_like_dates_stay_as_they_are_written(tmp_path
 
 @pytest.mark.parametrize(
     ("labels", "names"),
-    [(["01", "1", "02"], ["01", "02", "1"]), (["10", "9", "9"], ["9", "10"]), (["0", "-1"], ["-1", "0"])],
+    [
+        (["01", "1", "02"], ["01", "02", "1"]),
+        (["10", "9", "9"], ["9", "10"]),
+        (["0", "-1"], ["-1", "0"]),
+        (["+1", "-1", "-1"], ["+1", "-1"]),
+        ([f"{10**22}", f"{10**22 + 1}"], [f"{10**22}", f"{10**22 + 1}"]),
+    ],
 )
 def test_labels_of_a_table_that_are_written_differently_are_different(
     tmp_path: Path, labels: list[str], names: list[str]
 ) -> None:
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"cat,{label}\n" for label in labels))
     assert open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path).class_names == names
+
+
+@pytest.mark.parametrize("labels", [["1", "2", "NA"], ["0.5", "2", "NaN"]])
+def test_a_cell_without_a_number_among_numbers_is_no_label(tmp_path: Path, labels: list[str]) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"cat,{label}\n" for label in labels))
+    with pytest.raises(MergeflowError, match=r"train.csv, row 2: no label \(1 such rows\)"):
+        open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path)
+
+
+def test_texts_of_several_lines_are_read_from_a_table_of_any_size(tmp_path: Path) -> None:
+    text = "the cat is nice,\n" * 20
+    rows = [f'{["no", "yes"][k % 2]},"{k} {text}"\n' for k in range(6000)]  # 2 MB: more than pyarrow reads at once
+    (tmp_path / "train.csv").write_text("label,text\n" + "".join(rows))
+    task = open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path)
+    examples = list(task.splits["train"]())
+    assert len(examples) == len(rows)
+    assert examples[-1].read() == {"text": f"5999 {text}"}
+
+
+@pytest.mark.parametrize(("scale", "names"), [(1, None), (0, ["0", "1", "2"])])
+def test_decimal_numbers_are_numbers_and_whole_ones_classes(
+    tmp_path: Path, scale: int, names: list[str] | None
+) -> None:
+    written = [Decimal(k % 3).scaleb(-scale) for k in range(20)]
+    label = pa.array(written, pa.decimal128(4, scale))
+    pq.write_table(pa.table({"text": [f"cat {k}" for k in range(20)], "label": label}), tmp_path / "train.parquet")
+    task = open_source("task", "parquet:train.parquet", SOURCES, TRANSFORMS, root=tmp_path)
+    assert task.class_names == names
+    examples = list(task.splits["train"]())
+    assert [one.read()["score"] if names is None else one.label for one in examples[:3]] == [
+        0,
+        10**-scale,
+        2 * 10**-scale,
+    ]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

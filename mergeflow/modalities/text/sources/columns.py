@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -78,8 +79,8 @@ def task_of(
     """Return the task that tables of rows amount to.
 
     Labels are classes where they are texts, whole numbers, truth values, or named by the metadata; they are numbers
-    where they are floating-point. A test split whose labels are all -1 is one whose labels are kept secret: it is left
-    out, and validation becomes test.
+    where they are floating-point, or decimal with places behind the point. A test split whose labels are all -1 is one
+    whose labels are kept secret: it is left out, and validation becomes test.
 
     Args:
         task: the task's name.
@@ -155,7 +156,7 @@ def _without_secret(
 def _class_names(table: pa.Table, label: str) -> list[str] | None:
     """Return the names of the classes in label order; None where labels are numbers."""
     kind = table.schema.field(label).type
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0):
         return None
     declared = _declared(table.schema).get(label, {})
     if isinstance(declared, dict) and declared.get("_type") == "ClassLabel" and declared.get("names"):
@@ -180,7 +181,11 @@ def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str
     if empty:
         raise MergeflowError(f"{where}, row {empty[0]}: no {label} ({len(empty)} such rows). Every row needs one.")
     if names is None:
-        wrong = [row for row, value in enumerate(values) if not isinstance(value, int | float) or not isfinite(value)]
+        wrong = [
+            row
+            for row, value in enumerate(values)
+            if not isinstance(value, int | float | Decimal) or not isfinite(value)
+        ]
         if wrong:
             raise MergeflowError(
                 f"{where}, row {wrong[0]}: {label} {values[wrong[0]]!r} is not a finite number, as those of a "

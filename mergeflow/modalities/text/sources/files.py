@@ -117,28 +117,41 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
     import pyarrow.csv as pv
 
     content = stream.read()
+    content.partition(b"\n")[0].decode()  # a file in UTF-16 is told by its first line
 
     def read(as_written: Iterable[str]) -> pa.Table:
         return pv.read_csv(
             pa.BufferReader(content),
-            parse_options=pv.ParseOptions(delimiter=delimiter, quote_char='"' if quotes else False),
+            parse_options=pv.ParseOptions(
+                delimiter=delimiter, quote_char='"' if quotes else False, newlines_in_values=quotes
+            ),
             convert_options=pv.ConvertOptions(
                 column_types=dict.fromkeys(as_written, pa.string()), strings_can_be_null=False
             ),
         )
 
     table = read(_TEXTS)  # they stay texts where all of a file look like numbers, or like "null"
-    numbers = [column.name for column in table.schema if column.name in LABELS and pa.types.is_integer(column.type)]
+    numbers = [
+        column.name
+        for column in table.schema
+        if column.name in LABELS and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+    ]
     if not numbers or len(numbers) > len(set(numbers)):  # columns of one name are refused later
         return table
     written = read({*_TEXTS, *numbers})
-    cells = (cell for name in numbers for cell in written[name].to_pylist())
-    return table if all(map(_is_number, cells)) else written
+    return table if all(_are_numbers(table[name], written[name]) for name in numbers) else written
 
 
-def _is_number(written: str) -> bool:
-    """Whether a cell that reads as a whole number is no more than that: `01` is another class than `1`."""
-    return not written.strip() or written.strip() == str(int(written))
+def _are_numbers(values: pa.ChunkedArray, written: pa.ChunkedArray) -> bool:
+    """Whether cells that read as numbers are no more than that: `01` is another class than `1`, and `+1` is a class."""
+    cells = [
+        (value, cell.strip())
+        for value, cell in zip(values.to_pylist(), written.to_pylist(), strict=True)
+        if value is not None
+    ]
+    if pa.types.is_integer(values.type):
+        return all(cell == str(value) for value, cell in cells)
+    return not all(cell.lstrip("+-").isdecimal() for _, cell in cells)  # whole numbers that no integer holds
 
 
 FILES: Mapping[str, Opener] = {
