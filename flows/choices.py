@@ -25,8 +25,8 @@ def read_choices(root: Path) -> Params:
 
     Raises:
         MergeflowError: the file is not UTF-8, a file in `methods/` cannot be loaded, a parameter is wrong, or tasks
-            have sources of an unknown kind, with unknown transforms, or on paths where nothing is; all of one sort at
-            once.
+            have sources of an unknown kind, with unknown transforms, or on paths where nothing is, or a method cannot
+            be swept by the pipeline; all of one sort at once.
     """
     path = root / "params.yaml"
     _check_text(path)
@@ -38,7 +38,7 @@ def read_choices(root: Path) -> Params:
         f"tasks.{task}: {fault}"
         for task, source in params.tasks.items()
         for fault in _faults(source, preparation, None if graph[f"prepare@{task}"].frozen else root)
-    ]
+    ] + list(_sweep_faults(params))
     if faults:
         raise refusal(path.name, faults)
     return params
@@ -70,6 +70,24 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
     for name, _ in address.transforms:
         if name not in known:
             yield str(unknown_name("transform", name, known))
+
+
+def _sweep_faults(params: Params) -> Iterator[str]:
+    """Yield which methods no stage can merge by: a stage has the experts' weights, all of them, and nothing else."""
+    for name in params.sweep:
+        method, count = METHODS.get(name), len(params.tasks)
+        if method.given:
+            yield (
+                f"sweep.{name}: it goes by statistics of examples ({', '.join(one.name for one in method.given)}), "
+                "which no stage takes: leave it out, and merge by it with a recipe (`mergeflow docs sweep`)"
+            )
+        least, most = method.experts
+        if count < least or (most is not None and count > most):
+            yield f"sweep.{name}: it takes {_some(least, 'expert')}, and params.yaml has {_some(count, 'task')}"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
 
 
 def _is_missing(address: Address, root: Path) -> bool:
