@@ -43,7 +43,8 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
 
     Args:
         root: the project folder.
-        address: a source (`hf:tanganke/eurosat?classes=0-4`), or a folder that holds one.
+        address: a source (`hf:tanganke/eurosat?classes=0-4`), or a path: the ending of the files' names says of
+            which kind it is, and a folder where they say none is one of class folders.
         name: of the task; None: the last part of the address, and what its transforms say.
 
     Raises:
@@ -53,7 +54,7 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
     source = address if parse_address(address).kind in kinds else _local_source(root, address, kinds)
     if name is None:
         parsed = parse_address(source)
-        last = re.sub(r"[@#].*$", "", parsed.place).rstrip("/").removesuffix(".parquet").split("/")[-1]
+        last = re.sub(r"[@#].*$", "", parsed.place).rstrip("/").removesuffix(f".{parsed.kind}").split("/")[-1]
         whole = "_".join([last, *(f"{transform}{value}" for transform, value in parsed.transforms)])
         name = re.sub(r"[^a-z0-9_-]+", "_", whole.lower()).strip("_-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
@@ -65,7 +66,8 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
 
 def _local_source(root: Path, address: str, kinds: Collection[str]) -> str:
     place = Path(address).resolve()
-    kind = "parquet" if place.suffix == ".parquet" or any(place.glob("**/*.parquet")) else "folder"
+    endings = {path.suffix for path in (place, *place.glob("**/*"))}
+    kind = next((kind for kind in kinds if f".{kind}" in endings), "file" if place.is_file() else "folder")
     found = f"a {kind}, which this project's tasks are not read from" if place.exists() else ""
     if not found or kind not in kinds:
         path = "a path, or " if {"folder", "parquet"} & set(kinds) else ""

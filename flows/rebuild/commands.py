@@ -126,7 +126,7 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
     @app.command("add-task")
     def add_task_(
         name_or_source: Annotated[str, typer.Argument(help="The task's name; or a source alone, whose name is taken.")],
-        source: Annotated[str | None, typer.Argument(help="A folder, or KIND:ADDRESS as in params.yaml.")] = None,
+        source: Annotated[str | None, typer.Argument(help="A path, or KIND:ADDRESS as in params.yaml.")] = None,
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = True,
         full_sweep: Annotated[bool, typer.Option(help="Try every candidate of params.yaml, as a run does.")] = False,
     ) -> None:

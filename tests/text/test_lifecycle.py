@@ -9,16 +9,29 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flows.rebuild.add_task import add_task
+from flows.rebuild.add_task import add_task, read_address
 from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
 from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
+from mergeflow.errors import MergeflowError
 from registry.lookup import current, load, show
 from tests.project_folder import register
-from tests.text.small_project import lines, moods
+from tests.text.small_project import lines, make_text_project, moods
 
 MODEL = "encoders"
+
+
+def test_a_task_is_named_after_its_file_and_a_path_says_how_it_is_read(tmp_path: Path) -> None:
+    inputs = make_text_project(tmp_path) / "inputs"
+    (inputs / "stars").mkdir(parents=True)
+    for name in ("moods.jsonl", "stars/train.csv", "notes.txt"):
+        (inputs / name).write_text("")
+    assert read_address(tmp_path, "jsonl:inputs/moods.jsonl?metric=f1")[0] == "moods_metricf1"
+    assert read_address(tmp_path, str(inputs / "moods.jsonl")) == ("moods", "jsonl:inputs/moods.jsonl")
+    assert read_address(tmp_path, str(inputs / "stars")) == ("stars", "csv:inputs/stars")
+    with pytest.raises(MergeflowError, match=r"is a file, which this project's tasks are not read from: give"):
+        read_address(tmp_path, str(inputs / "notes.txt"))
 
 
 @pytest.mark.nightly
