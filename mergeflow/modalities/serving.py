@@ -86,7 +86,7 @@ def classify(
             outputs = (own if head is None else head(own))[0].double()
             names = list(loaded.class_names[task])
             if not names:
-                labels.append(f"{outputs.item():.6g}")
+                labels.append(f"{outputs.item():.9g}")  # nine digits tell any two numbers of float32 apart
                 probabilities.append({})
                 continue
             chances = torch.softmax(outputs, dim=0).tolist()

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.heads import Head
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.serving import read_model
 from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
@@ -58,6 +59,12 @@ def test_classes_pairs_and_numbers_are_answered(loaded: Loaded) -> None:
     assert sum(found["probabilities"][2].values()) == pytest.approx(1)
     assert found["probabilities"][3] == {}
     assert abs(float(found["label"][3])) < 10
+
+
+def test_a_number_is_told_as_exactly_as_the_head_gives_it(loaded: Loaded) -> None:
+    far = Head(torch.zeros(1, 32), 1.0, [], torch.tensor([1234567.125]), trained=True)
+    found = ask(replace(loaded, heads={**loaded.heads, "near": far}), task=["near"], text=["a cat"], text_pair=["a"])
+    assert found["label"] == ["1234567.12"]
 
 
 def test_a_row_is_answered_the_same_alone_and_without_the_column_of_pairs(loaded: Loaded) -> None:
@@ -120,7 +127,7 @@ def test_all_rows_that_cannot_be_read_are_named(loaded: Loaded) -> None:
         ask(loaded, task=["mood", "moood", "same"], text=["", "cat", 7], text_pair=[None, None, "dog"])
     told = str(caught.value)
     assert "3 of 3 rows" in told
-    assert "row 0: its text is empty" in told
+    assert "row 0: its text is empty: give it some words, or remove the row. row 1" in told
     assert "row 1: unknown task 'moood': did you mean 'mood'" in told
     assert "row 2: 7 is of the type int; expected a text" in told
     with pytest.raises(MergeflowError, match=r"lacks the column\(s\) text; expected text, task"):
