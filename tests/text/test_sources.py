@@ -216,6 +216,13 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path, name: str, conten
         open_source("task", f"{name.partition('.')[2]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "mark"), [("csv", ";"), ("csv", "\t"), ("tsv", ",")])
+def test_a_table_with_another_sign_between_its_columns_is_told(tmp_path: Path, kind: str, mark: str) -> None:
+    (tmp_path / f"rows.{kind}").write_text(f"text{mark}label\n" + f"cat{mark}yes\n" * 4)
+    with pytest.raises(MergeflowError, match=rf"rows.{kind} cannot be read: 'text.+label' is its one column; expected"):
+        open_source("task", f"{kind}:rows.{kind}", SOURCES, TRANSFORMS, root=tmp_path)
+
+
 def test_f1_is_taken_of_the_two_classes_that_a_transform_leaves(tmp_path: Path) -> None:
     write(tmp_path / "three/train.jsonl", [*ROWS, {"text": "dog", "label": "maybe"}, {"text": "emu", "label": "maybe"}])
     raw = open_source("task", "jsonl:three?classes=1,2&metric=f1", SOURCES, TRANSFORMS, root=tmp_path)

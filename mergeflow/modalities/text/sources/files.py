@@ -131,6 +131,9 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
         )
 
     table = read(_TEXTS)  # they stay texts where all of a file look like numbers, or like "null"
+    if table.num_columns == 1 and not table.column_names[0].isidentifier():
+        signs = "commas" if delimiter == "," else "tabs"
+        raise pa.ArrowInvalid(f"{table.column_names[0]!r} is its one column; expected names with {signs} between them")
     numbers = [
         column.name
         for column in table.schema
