@@ -11,6 +11,7 @@ from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.fields import Paths
 from mergeflow.merging.files.recipe import TOKENIZER_SOURCE
 from mergeflow.merging.vocabulary.choice import TokenizerChoice, tokenizer_choice
+from mergeflow.modalities.recorded import is_recorded
 from mergeflow.schema import Frozen, validated
 from mergeflow.search.grid import grid_of
 from mergeflow.search.score_file import CommandScore, ScorePart, read_score
@@ -30,6 +31,16 @@ class ModelPart(Frozen):
     architecture: str
     pretrained: str | None = None
     image_size: int | None = Field(default=None, ge=1)
+
+    @field_validator("architecture")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if is_recorded(value):
+            raise ValueError(
+                f"expected a name of open_clip, since a sweep file's tasks are of images; found '{value}'. Encoders of "
+                "texts are scored by the project's own `sweep` in params.yaml, or by a `score` of yours here"
+            )
+        return value
 
 
 class TaskPart(Frozen):

@@ -43,6 +43,11 @@ def test_unknown_keys_get_the_nearest_right_one():
     refused("did you mean 'low'", search={"trials": 1}, methods={"ties": {"keep": {"lov": 0, "high": 1}}})
 
 
+def test_the_base_of_a_project_is_no_image_encoder():
+    base = "outputs/base/model.safetensors"
+    refused("expected a name of open_clip.*'outputs/base.*project's own `sweep`", model={"architecture": base})
+
+
 def test_values_out_of_range_are_named():
     refused("keep", methods={"ties": {"keep": [0.2, 1.5]}})
     refused("batch_size.*found 0", batch_size=0)
