@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, FNetConfig, FNetModel
+from transformers import AutoModel, AutoTokenizer, FNetConfig, FNetModel, T5Config, T5EncoderModel
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.batches import Tokens, groups, stack
@@ -41,6 +41,13 @@ def test_an_encoder_without_a_mask_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(MergeflowError, match=r"'fnet' is a fnet, whose features .* takes no attention mask"):
         load_encoder("fnet", tmp_path, "mean")
+
+
+def test_a_model_that_transformers_builds_with_a_decoder_is_refused(tmp_path: Path) -> None:
+    small = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+    T5EncoderModel(T5Config(**small)).save_pretrained(tmp_path / "t5")  # type: ignore[arg-type]
+    with pytest.raises(MergeflowError, match=r"'t5' is a t5 with a decoder; expected an encoder"):
+        load_encoder("t5", tmp_path, "mean")
 
 
 def tokens_of(lengths: list[int], width: int) -> Tokens:

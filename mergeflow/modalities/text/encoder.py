@@ -113,7 +113,8 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
             "the model", place, lambda: transformers("AutoModel").from_pretrained(found, **options)
         )
     config = model.config
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+    decodes = any(getattr(config, name, False) for name in ("is_encoder_decoder", "is_decoder"))
+    if decodes or hasattr(model, "decoder"):  # of T5 transformers builds both, whichever part was saved
         raise MergeflowError(
             f"model.pretrained '{place}' is a {config.model_type} with a decoder; expected an encoder."
         )
