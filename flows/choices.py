@@ -6,9 +6,11 @@ from pathlib import Path
 from mergeflow.data.address import Address, parse_address
 from mergeflow.data.decoding import Preparation
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging import configure
 from mergeflow.merging.catalog import METHODS
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.schema import refusal
+from mergeflow.search.grid import grid_of
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
 from tasks.project.sources import INPUTS
@@ -74,7 +76,7 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
 
 def _sweep_faults(params: Params) -> Iterator[str]:
     """Yield which methods no stage can merge by: a stage has the experts' weights, all of them, and nothing else."""
-    for name in params.sweep:
+    for name, grid in params.sweep.items():
         method, count = METHODS.get(name), len(params.tasks)
         if method.given:
             yield (
@@ -84,6 +86,11 @@ def _sweep_faults(params: Params) -> Iterator[str]:
         least, most = method.experts
         if count < least or (most is not None and count > most):
             yield f"sweep.{name}: it takes {_some(least, 'expert')}, and params.yaml has {_some(count, 'task')}"
+        for args in grid_of(name, grid):
+            try:
+                configure(name, args).arguments.check_experts(count)
+            except MergeflowError as error:
+                yield f"sweep.{name}: {error}"
 
 
 def _some(count: int, what: str) -> str:

@@ -52,16 +52,18 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
 
 def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path) -> None:
     project = make_toy_project(tmp_path / "toy")
-    change(project, sweep={"average": {}, "slerp": {}, "fisher": {}, "regmean": {}, "adamerging": {}, "nearswap": {}})
+    informed = {"fisher": {}, "regmean": {}, "adamerging": {}}
+    change(project, sweep={"average": {}, "slerp": {}, **informed, "nearswap": {}, "consensus": {"min_agree": [2, 3]}})
     with pytest.raises(MergeflowError) as told:
         read_choices(project)
     lines = str(told.value).splitlines()
-    assert lines[0] == "params.yaml has 4 faults:"
+    assert lines[0] == "params.yaml has 5 faults:"
     for line, (name, statistic) in zip(
         lines[1:4], [("fisher", "fisher"), ("regmean", "gram"), ("adamerging", "coefficients")], strict=True
     ):
         assert f"sweep.{name}: it goes by statistics of examples ({statistic}), which no stage takes" in line
     assert "sweep.nearswap: it takes 1 expert, and params.yaml has 2 tasks" in lines[4]
+    assert "sweep.consensus: method 'consensus': min_agree is 3, but there are 2 experts" in lines[5]
 
 
 def test_a_mistyped_task_takes_no_outputs_away(tmp_path: Path) -> None:
