@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow.commands.device_option import Device
-from mergeflow.commands.inputs import local
-
-if TYPE_CHECKING:
-    from mergeflow.modalities.causal.opening import Opened
 
 Base = Annotated[
     str | None,
-    typer.Option(help="What they were tuned from: a file, a folder or an id. In a project its base; else each itself."),
+    typer.Option(
+        help="What files of weights and adapters were tuned from: a file, a folder or an id; in a project its base. "
+        "A folder with config.json says itself what it is."
+    ),
 ]
+_MOST = 709.0  # nats: the exponential of more is no floating-point number
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -61,7 +61,8 @@ def perplexity(
     import torch
 
     from mergeflow.commands.device_memory import tell
-    from mergeflow.commands.texts import project_models, project_texts, read_texts
+    from mergeflow.commands.judged import opened_models
+    from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
     from mergeflow.errors import MergeflowError
     from mergeflow.memory.language import foretell_perplexity
     from mergeflow.modalities.causal.perplexity import total_loss
@@ -69,12 +70,14 @@ def perplexity(
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
     read: dict[tuple[str, str, int], Any] = {}
-    for model, opened in _opened(context, models or project_models(), base):
+    blocks = {source: prepared_block(source, block) for source in sources}
+    for model, opened in opened_models(context, models or project_models(), base):
         known = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
         size = block or min(known or 1024, 1024)
-        if known and size > known:
+        longest = max(held or size for held in blocks.values())
+        if known and longest > known:
             raise MergeflowError(
-                f"--block is {size}, which {model} cannot take (its max_position_embeddings: {known}): lower it."
+                f"--block is {longest}, which {model} cannot take (its max_position_embeddings: {known}): lower it."
             )
         if device != "cpu" and not found:
             tell(foretell_perplexity(opened.config, batch_size, size, device), Console(stderr=True))
@@ -84,17 +87,30 @@ def perplexity(
             if key not in read:
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
             total, tokens = total_loss(opened.model, read[key], batch_size, stride)
-            numbers = {"perplexity": math.exp(total / tokens), "loss": total / tokens, "tokens": tokens}
+            loss = total / tokens
+            if not math.isfinite(loss):
+                raise MergeflowError(f"the loss of {source} under {model} is {loss}: its weights are of no use.")
+            numbers = {"perplexity": math.exp(loss) if loss < _MOST else None, "loss": loss, "tokens": tokens}
             found.setdefault(model, {})[_name(source, sources)] = numbers
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    rows = {model: [f"{one['perplexity']:.3f}" for one in texts.values()] for model, texts in found.items()}
+    rows = {
+        model: ["∞" if one["perplexity"] is None else f"{one['perplexity']:.3f}" for one in texts.values()]
+        for model, texts in found.items()
+    }
     texts = next(iter(found.values()))
-    counts = ", ".join(f"{name} {one['tokens']}" for name, one in texts.items())
+    counts = {
+        model: ", ".join(f"{name} {one['tokens']}" for name, one in texts.items()) for model, texts in found.items()
+    }
     over = f"; windows begin {stride} tokens apart" if stride else ""
     _print(f"Perplexity, smaller is better{over}", list(texts), rows)
-    typer.echo(f"predicted tokens: {counts}")
+    if len(set(counts.values())) == 1:
+        typer.echo(f"predicted tokens: {counts[next(iter(found))]}")
+        return
+    typer.echo("Perplexities of different tokens do not compare; predicted tokens of")
+    for model, told in counts.items():
+        typer.echo(f"  {model}: {told}")
 
 
 def lm_eval(
@@ -113,6 +129,7 @@ def lm_eval(
     as_json: AsJson = False,
 ) -> None:
     """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
+    from mergeflow.commands.judged import opened_models
     from mergeflow.errors import unknown_name
     from mergeflow.search.lm_eval import evaluate, find_tasks
     from mergeflow.search.score_file import LmEvalScore
@@ -123,7 +140,7 @@ def lm_eval(
     part = LmEvalScore(lm_eval=tasks, include=include, few_shot=num_fewshot, limit=limit, batch_size=batch_size)
     manager = find_tasks(part)
     found: dict[str, dict[str, float]] = {}
-    for model, opened in _opened(context, models, base):
+    for model, opened in opened_models(context, models, base):
         with TemporaryDirectory(prefix="mergeflow-lm-eval-") as folder:
             opened.save(Path(folder))
             results = evaluate(part, Path(folder), split, manager, device)
@@ -147,28 +164,6 @@ def _metrics(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in result.items():
         if isinstance(value, int | float):
             yield key.partition(",")[0], value
-
-
-def _opened(context: typer.Context, models: Sequence[str], base: str | None) -> "Iterator[tuple[str, Opened]]":
-    """Yield each model by its name, loaded; all share one module where a base is named, or the project has one."""
-    from mergeflow.commands.texts import project_base
-    from mergeflow.errors import MergeflowError
-    from mergeflow.modalities.causal.opening import open_language
-
-    chosen = base or project_base()
-    shared = None if chosen is None else open_language(chosen, Path())
-    for model in models:
-        path = local(context, model)
-        if shared is None and not (Path(path) / "config.json").is_file():
-            raise MergeflowError(
-                f"--base is missing: {model} is not a folder with config.json, and a file of weights does not say what "
-                "its texts are tokens by. Name the base that it was tuned from."
-            )
-        opened = shared or open_language(path, Path())
-        if shared is not None:
-            opened.load(path)
-        opened.model.module.eval()
-        yield model, opened
 
 
 def _name(source: str, sources: Sequence[str]) -> str:

@@ -91,6 +91,27 @@ def read_texts(
     return PackedText(source, cut(_tokens(raw, split, tokenizer, block), block, tokenizer.end), device)
 
 
+def prepared_block(source: str, block: int | None) -> int | None:
+    """Return how long the blocks of a prepared task are; None for a source, which is cut as one likes.
+
+    Args:
+        source: as `read_texts` has it, relative to the current folder.
+        block: what was asked for; None: nothing.
+
+    Raises:
+        MergeflowError: another length was asked for.
+    """
+    if not (Path(source) / MANIFEST).is_file():
+        return None
+    held = load_manifest(Path(source))["decoding"].get("block")
+    if block is not None and held is not None and block != held:
+        raise MergeflowError(
+            f"{source} was prepared in blocks of {held} tokens, --block is {block}: leave it out, or give the source, "
+            "such as folder:texts/."
+        )
+    return held
+
+
 def _prepared(folder: Path, split: str, tokenizer: CausalTokenizer, device: torch.device) -> PackedText:
     decoding = load_manifest(folder)["decoding"]
     if decoding.get("tokenizer") != tokenizer.digest:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer import Typer
 from typer.testing import CliRunner
@@ -21,7 +22,7 @@ from mergeflow.modalities.causal.opening import open_language
 from mergeflow.modalities.causal.places import ASSETS
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
-from tests.causal.small_project import tale
+from tests.causal.small_project import make_base, save_tokenizer, tale
 
 Run = Callable[..., Any]
 BASE = "outputs/base/model.safetensors"
@@ -140,13 +141,156 @@ def test_outside_of_a_project_the_base_and_the_texts_have_to_be_named(
         run("perplexity", base)
     with pytest.raises(MergeflowError, match="no model is named"):
         run("perplexity", "--data", "folder:.")
-    from tests.causal.small_project import save_tokenizer
-
     opened = open_language(str(base), Path())
     opened.save(tmp_path / "other")
-    save_tokenizer(tmp_path / "other", "more")
+    turn_vocabulary(tmp_path / "other")
     with pytest.raises(MergeflowError, match="prepared with another tokenizer"):
         run("perplexity", tmp_path / "other", "--data", project / "outputs/data/test/ships")
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str | Path) -> dict[str, Any]:
+    """Return what `mergeflow perplexity --json` finds outside of a project, of blocks of 45 tokens of one text."""
+    monkeypatch.chdir(folder)
+    (folder / "texts").mkdir(exist_ok=True)
+    (folder / "texts/one.txt").write_text(tale("ship", 40, 1))
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+    asked = ["perplexity", *map(str, words), "--data", "folder:texts", "--block", "45", "--json"]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False, standalone_mode=False)
+    found: dict[str, Any] = json.loads(result.stdout)
+    return {model: texts["folder:texts"] for model, texts in found.items()}
+
+
+def own_loss(folder: Path, model: torch.nn.Module) -> float:
+    """Return what transformers and PEFT find for the same text."""
+    words, total, count = AutoTokenizer.from_pretrained(folder), 0.0, 0
+    ids = [*words(tale("ship", 40, 1))["input_ids"], words.eos_token_id]
+    for start in range(0, len(ids), 45):
+        block = torch.tensor([ids[start : start + 45]])
+        with torch.no_grad():
+            total += float(model(input_ids=block, labels=block).loss) * (block.shape[1] - 1)
+        count += block.shape[1] - 1
+    return total / count
+
+
+def test_a_folder_is_judged_by_its_own_tokens_and_ties_whatever_the_base(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untied = AutoModelForCausalLM.from_pretrained(base)
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().flip(0).clone())
+    untied.config.tie_word_embeddings = False
+    untied.save_pretrained(tmp_path / "untied")
+    untied.save_pretrained(tmp_path / "wordless")
+    save_tokenizer(tmp_path / "untied")
+    make_base(tmp_path / "turned")
+    turn_vocabulary(tmp_path / "turned")
+    found = judged(monkeypatch, tmp_path, base, "untied", "wordless", "turned", "--base", base)
+    assert found["untied"]["loss"] == pytest.approx(own_loss(tmp_path / "untied", untied), rel=1e-5)
+    assert found["wordless"] == found["untied"]
+    own = AutoModelForCausalLM.from_pretrained(tmp_path / "turned")
+    assert found["turned"]["loss"] == pytest.approx(own_loss(tmp_path / "turned", own), rel=1e-5)
+    assert found["turned"]["loss"] != pytest.approx(found[str(base)]["loss"], rel=1e-5)
+    with pytest.raises(MergeflowError, match=r"'lm_head.weight' is another weight than 'model.embed_tokens.weight'"):
+        judged(monkeypatch, tmp_path, "untied/model.safetensors", "--base", base)
+
+
+def turn_vocabulary(folder: Path) -> None:
+    """Give the letters of a saved tokenizer other rows."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    content["model"]["vocab"] = {word: 255 - number for word, number in words.items()}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
+def test_an_adapter_is_judged_on_the_base_that_it_names(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(tmp_path / "adapter")
+    wanted = own_loss(base, model.eval())
+    found = judged(monkeypatch, tmp_path, base, "adapter")
+    assert found["adapter"]["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert found[str(base)]["loss"] != pytest.approx(wanted, rel=1e-3)
+    assert judged(monkeypatch, tmp_path, "adapter", "--base", base)["adapter"] == found["adapter"]
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": "elsewhere/base"}))
+    with pytest.raises(MergeflowError, match=r"adapter was made for 'elsewhere/base', which is not on this machine"):
+        judged(monkeypatch, tmp_path, "adapter")
+    assert judged(monkeypatch, tmp_path, "adapter", "--base", base)["adapter"] == found["adapter"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
+def test_an_adapter_is_judged_on_the_base_of_a_project(run: Run, project: Path, base: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(open_language(str(base), Path()).model.module.whole, config)
+    model.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": None}))
+    found = run("perplexity", tmp_path / "adapter", BASE, "--json")
+    assert found[str(tmp_path / "adapter")]["ships"]["loss"] != found[BASE]["ships"]["loss"]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    save_tokenizer(make_base(tmp_path), "runs", "rests")
+    with pytest.raises(MergeflowError, match=r"has 259 tokens and its model 257"):
+        open_language(str(tmp_path), Path())
+
+
+def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(make_base(tmp_path / "huge", "phi"))
+    save_tokenizer(tmp_path / "broken")
+    with torch.no_grad():
+        model.lm_head.weight *= 1e6
+    model.save_pretrained(tmp_path / "huge")
+    found = judged(monkeypatch, tmp_path, "huge")["huge"]
+    assert found["perplexity"] is None
+    assert found["loss"] > 800
+    with torch.no_grad():
+        model.lm_head.weight *= float("nan")
+    model.save_pretrained(tmp_path / "broken")
+    with pytest.raises(MergeflowError, match=r"the loss of folder:texts under broken is nan"):
+        judged(monkeypatch, tmp_path, "broken")
+
+
+def test_tokens_are_counted_by_model_where_they_differ(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_base(tmp_path / "wide", "phi")
+    save_tokenizer(tmp_path / "wide")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
+    model.resize_token_embeddings(258)
+    model.save_pretrained(tmp_path / "wide")
+    save_tokenizer(tmp_path / "wide", "ship")
+    found = judged(monkeypatch, tmp_path, base, "wide")
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+    words = ["perplexity", str(base), "wide", "--data", "folder:texts", "--block", "45"]
+    told = CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False).stdout
+    assert "do not compare" in told
+    assert f"wide: folder:texts {found['wide']['tokens']}" in told
+
+
+def test_a_prepared_text_keeps_its_blocks(run: Run) -> None:
+    with pytest.raises(MergeflowError, match=r"ships was prepared in blocks of 64 tokens, --block is 32"):
+        run("perplexity", BASE, "--data", "outputs/data/validation/ships", "--block", "32")
+
+
+def test_a_saved_model_has_the_token_that_its_tokenizer_begins_with(tmp_path: Path) -> None:
+    folder = make_base(tmp_path / "base")
+    words = AutoTokenizer.from_pretrained(folder)
+    words.bos_token = "!"
+    words.save_pretrained(folder)
+    open_language(str(folder), Path()).save(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert (saved.bos_token, saved.eos_token) == ("!", "<end>")
 
 
 @pytest.fixture

@@ -53,9 +53,9 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     else:
         model, config = load_model(section.pretrained, base.root)
     check_vocabulary(model, tokenizer.size, data.block)
-    record = {"role": "base", SECTION: section.model_dump_json(), "config": config, "tokenizer": tokenizer.content}
+    record = {"role": "base", SECTION: section.model_dump_json(), "config": config, **tokenizer.record}
     state = {name: value.contiguous() for name, value in model.state().items()}
-    write_checkpoint(base.model, state, {**record, "end": str(tokenizer.end)})
+    write_checkpoint(base.model, state, record)
 
 
 def open_examples(

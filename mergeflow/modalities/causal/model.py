@@ -63,11 +63,16 @@ class LanguageModel:
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights by transformers' names, a tied weight by its first; they share memory with the module."""
-        first: dict[int, str] = {}
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            first.setdefault(id(parameter), name)
-        tied = {name for name, p in self.module.named_parameters(remove_duplicate=False) if first[id(p)] != name}
+        tied = self.tied()
         return {name: value.detach() for name, value in self.module.state_dict().items() if name not in tied}
+
+    def tied(self) -> dict[str, str]:
+        """Return the first name of each tied weight by its further ones."""
+        first: dict[int, str] = {}
+        named = list(self.module.named_parameters(remove_duplicate=False))
+        for name, parameter in named:
+            first.setdefault(id(parameter), name)
+        return {name: first[id(parameter)] for name, parameter in named if first[id(parameter)] != name}
 
     @torch.no_grad()
     def load(self, state: State) -> None:

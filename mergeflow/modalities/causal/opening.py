@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
@@ -35,13 +36,19 @@ class Opened:
             path: a checkpoint: a file, or a folder in the layout of Hugging Face.
 
         Raises:
-            MergeflowError: it cannot be read or does not fit.
+            MergeflowError: it cannot be read, does not fit, or has two weights where the model has a tied one.
         """
-        second = self.model.module.state_dict().keys() - self.model.state().keys()
+        tied = self.model.tied()
         with open_checkpoint(path) as state:
             if state.is_task_vector:
                 raise MergeflowError(f"{path} is a task vector, which is not a model: add it to its base first.")
-            self.model.load({name: state[name] for name in state if name not in second})
+            for second, first in tied.items():
+                if second in state and first in state and not torch.equal(state[second], state[first]):
+                    raise MergeflowError(
+                        f"{path}: '{second}' is another weight than '{first}', and the base ties the two: give a "
+                        "folder whose config.json says `tie_word_embeddings: false`."
+                    )
+            self.model.load({name: state[name] for name in state if name not in tied})
 
     def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a folder that transformers reads: config.json, the tokenizer, model.safetensors.
@@ -50,26 +57,34 @@ class Opened:
             folder: made where it is missing.
             state: the weights; those of the model by default.
         """
-        words = {"tokenizer": self.tokenizer.content, "end": str(self.tokenizer.end)}
-        write_companions({"config": self.config, **words}, folder)
+        write_companions({"config": self.config, **self.tokenizer.record}, folder)
         state = self.model.state() if state is None else state
         write_checkpoint(folder / "model.safetensors", state, {"format": "pt"})
 
 
-def open_language(base: str, root: Path) -> Opened:
+def open_language(base: str, root: Path, tokenizer: CausalTokenizer | None = None) -> Opened:
     """Open a causal model by its base.
 
     Args:
         base: the file of weights that the stage `base` wrote, a folder in the layout of Hugging Face, the name of an
             embedded base, or an id of the hub.
         root: what a relative folder starts from.
+        tokenizer: of a folder that has none; its own by default.
 
     Raises:
-        MergeflowError: it cannot be read, or is not a causal model.
+        MergeflowError: it cannot be read, is not a causal model, or has fewer rows than its tokenizer has tokens.
     """
     if not is_recorded(base):
         model, config = load_model(base, root)
-        return Opened(model, config, load_tokenizer(base, root))
+        words = tokenizer or load_tokenizer(base, root)
+        rows = model.module.whole.config.vocab_size
+        if words.size > rows:
+            raise MergeflowError(
+                f"the tokenizer of '{base}' has {words.size} tokens and its model {rows}: texts would have ids that "
+                "the model does not know. Save it with its own tokenizer, or give it rows with "
+                "`resize_token_embeddings`."
+            )
+        return Opened(model, config, words)
     with open_checkpoint(root / base) as state:
         record = dict(state.metadata)
         if not is_causal(record):
@@ -79,7 +94,7 @@ def open_language(base: str, root: Path) -> Opened:
             )
         model = build_model(record["config"])
         model.load(state)
-    return Opened(model, record["config"], CausalTokenizer(record["tokenizer"], int(record["end"])))
+    return Opened(model, record["config"], CausalTokenizer.of_record(record))
 
 
 def is_causal(record: Mapping[str, str]) -> bool:
@@ -96,7 +111,7 @@ def write_companions(record: Mapping[str, str], folder: Path) -> None:
     """Write what a folder of transformers has beside the weights: config.json and the tokenizer.
 
     Args:
-        record: `config`, `tokenizer` and `end` of a base's metadata.
+        record: `config`, `tokenizer`, `end` and perhaps `start` of a base's metadata.
         folder: made where it is missing.
     """
     from tokenizers import Tokenizer
@@ -104,6 +119,7 @@ def write_companions(record: Mapping[str, str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.json", record["config"] + "\n")
     write_text(folder / "tokenizer.json", record["tokenizer"])
-    end = Tokenizer.from_str(record["tokenizer"]).id_to_token(int(record["end"]))
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    known, places = Tokenizer.from_str(record["tokenizer"]), {"bos_token": "start", "eos_token": "end"}
+    marks = {name: known.id_to_token(int(record[place])) for name, place in places.items() if place in record}
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
     write_text(folder / "tokenizer_config.json", json.dumps(told, ensure_ascii=False) + "\n")

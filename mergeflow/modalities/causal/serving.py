@@ -14,7 +14,7 @@ from mergeflow.modalities.serving import check_columns, read_rows
 
 def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
     check_columns(columns, ["text", "task"])
-    tokenizer = CausalTokenizer(loaded.record["tokenizer"], int(loaded.record["end"]))
+    tokenizer = CausalTokenizer.of_record(loaded.record)
     how = ModelSection.model_validate_json(loaded.record[SECTION]).generation
     prompts, _ = read_rows(loaded.heads, columns, ["text"], lambda row: _prompt(row["text"], tokenizer), "answered")
     module = loaded.model.module

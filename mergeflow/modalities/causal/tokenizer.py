@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +22,28 @@ class CausalTokenizer:
     Attributes:
         content: Its tokenizer.json, without padding and truncation.
         end: The id of the token that ends a document; padding has it too, where no loss is computed.
+        start: The id of the token that others may put before a text (`bos_token`); None: there is none.
     """
 
     content: str
     end: int
+    start: int | None = None
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, str]) -> "CausalTokenizer":
+        """Return the tokenizer that a base's metadata hold.
+
+        Args:
+            record: `tokenizer`, `end` and, where there is one, `start`.
+        """
+        start = record.get("start")
+        return cls(record["tokenizer"], int(record["end"]), None if start is None else int(start))
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What a base's metadata hold of it."""
+        start = {} if self.start is None else {"start": str(self.start)}
+        return {"tokenizer": self.content, "end": str(self.end), **start}
 
     @property
     def digest(self) -> str:
@@ -101,4 +119,4 @@ def load_tokenizer(place: str, root: Path) -> CausalTokenizer:
     backend.no_padding()
     backend.no_truncation()
     content = json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":"))
-    return CausalTokenizer(content, int(tokenizer.eos_token_id))
+    return CausalTokenizer(content, int(tokenizer.eos_token_id), tokenizer.bos_token_id)
