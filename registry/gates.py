@@ -125,14 +125,20 @@ def comparable(candidate: Evidence, champion: Evidence) -> bool:
 
 
 def _complete(who: str, evidence: Evidence) -> Gate:
-    wrong = [task for task in evidence.accuracy if not -1.0 <= evidence.accuracy[task] <= 1.0]
-    wrong += [task for task in evidence.accuracy if not 0.0 < evidence.expert_accuracy.get(task, math.nan) <= 1.0]
-    wrong += [task for task in evidence.expert_accuracy if task not in evidence.accuracy]
+    own, experts = evidence.accuracy, evidence.expert_accuracy
+    wrong = [
+        task
+        for task in {**own, **experts}
+        if not (-1.0 <= own.get(task, math.nan) <= 1.0 and 0.0 < experts.get(task, math.nan) <= 1.0)
+    ]
     if not evidence.accuracy:
         return Gate("metrics", False, f"the {who} has no validation accuracy at all")
     if wrong:
-        names = ", ".join(sorted(set(wrong)))
-        return Gate("metrics", False, f"the {who}'s validation figures are missing or out of range for: {names}")
+        told = "; ".join(
+            f"'{task}' ({own.get(task, 'missing')}, its expert's {experts.get(task, 'missing')})" for task in wrong
+        )
+        asked = "at most 1 is expected, and of an expert more than 0"
+        return Gate("metrics", False, f"the {who}'s validation figures are missing or out of range ({asked}): {told}")
     return Gate("metrics", True, f"the {who} has every validation figure of {len(evidence.accuracy)} tasks")
 
 

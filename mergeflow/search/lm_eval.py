@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def find_tasks(part: LmEvalScore) -> Any:
 
 
 def _near(task: str, known: Any) -> list[str]:
-    """Return the tasks that begin alike: the harness knows thousands, too many for a message."""
-    return [name for name in known if name[:2] == task[:2]][:200]
+    """Return the nearest tasks: the harness knows thousands, too many for a message."""
+    return get_close_matches(task, known, n=12, cutoff=0.0)
 
 
 def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, Any]:

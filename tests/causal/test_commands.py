@@ -20,6 +20,8 @@ from mergeflow.evaluation import accuracies
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
 from mergeflow.modalities.causal.places import ASSETS
+from mergeflow.search.lm_eval import find_tasks
+from mergeflow.search.score_file import LmEvalScore
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from tests.causal.small_project import make_base, save_tokenizer, tale
@@ -291,6 +293,15 @@ def test_a_saved_model_has_the_token_that_its_tokenizer_begins_with(tmp_path: Pa
     open_language(str(folder), Path()).save(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (saved.bos_token, saved.eos_token) == ("!", "<end>")
+
+
+def test_of_thousands_of_tasks_the_nearest_are_told() -> None:
+    pytest.importorskip("lm_eval", reason="needs mergeflow[lm-eval]")
+    with pytest.raises(MergeflowError, match="did you mean 'hellaswag'") as told:
+        find_tasks(LmEvalScore(lm_eval=["helaswag"]))
+    assert len(str(told.value)) < 600
+    with pytest.raises(MergeflowError, match=r"nosuch.*Known: .*, "):
+        find_tasks(LmEvalScore(lm_eval=["zzz_nosuch"]))
 
 
 @pytest.fixture

@@ -37,6 +37,13 @@ def test_incomplete_metrics_never_pass(accuracy):
     assert failed(Evidence(accuracy, whole.expert_accuracy), whole) == ["metrics"]
 
 
+def test_an_expert_that_knows_nothing_is_named_with_its_figure():
+    candidate = Evidence({"digits": 0.8, "signs": 0.5, "land": 0.5}, {"digits": 0.9, "signs": 0.0})
+    (gate,) = [one for one in decide(candidate, None, NO_INTERVAL).gates if one.name == "metrics"]
+    assert not gate.passed
+    assert "'signs' (0.5, its expert's 0.0); 'land' (0.5, its expert's missing)" in gate.reason
+
+
 def test_the_first_becomes_champion_and_an_equal_one_does_not_replace_it():
     assert decide(make_evidence(0.1), None, GateSettings()).promote
     assert failed(make_evidence(0.8), make_evidence(0.8)) == ["margin"]
