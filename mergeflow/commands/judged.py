@@ -45,6 +45,8 @@ def opened_models(context: typer.Context, models: Sequence[str], base: str | Non
         elif folder is not None and (folder / "config.json").is_file():
             own = chosen is None or any((folder / name).is_file() for name in _TOKENIZERS)
             opened = open_language(str(folder), Path(), None if own else shared(str(chosen), Path()).tokenizer)
+        elif folder is None and not Path(path).exists():
+            raise MergeflowError(f"there is no model at '{model}'. Check the path, or fetch the model by its id first.")
         elif chosen is None:
             raise MergeflowError(
                 f"--base is missing: {model} is not a folder with config.json, and a file of weights does not say what "

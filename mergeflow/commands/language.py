@@ -35,7 +35,9 @@ def perplexity(
     context: typer.Context,
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Checkpoints, folders or models:/NAME@ALIAS; in a project base, experts and merges."),
+        typer.Argument(
+            help="Checkpoints, folders, adapters or models:/NAME@ALIAS; in a project base, experts and merges."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -115,7 +117,7 @@ def perplexity(
 
 def lm_eval(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(help="Checkpoints, folders or models:/NAME@ALIAS.")],
+    models: Annotated[list[str], typer.Argument(help="Checkpoints, folders, adapters or models:/NAME@ALIAS.")],
     tasks: Annotated[list[str], typer.Option("--task", help="A task of the harness by its name; repeat.")],
     base: Base = None,
     include_path: Annotated[Path | None, typer.Option(help="A folder with tasks of yours in its format.")] = None,

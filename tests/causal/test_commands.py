@@ -139,6 +139,8 @@ def test_outside_of_a_project_the_base_and_the_texts_have_to_be_named(
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(MergeflowError, match="--base is missing"):
         run("perplexity", project / EXPERT, "--data", "folder:.")
+    with pytest.raises(MergeflowError, match="there is no model at 'nowhere'"):
+        run("perplexity", "nowhere", "--data", "folder:.")
     with pytest.raises(MergeflowError, match="--data is missing"):
         run("perplexity", base)
     with pytest.raises(MergeflowError, match="no model is named"):
