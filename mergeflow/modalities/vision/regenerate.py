@@ -14,7 +14,7 @@ from mergeflow.errors import MergeflowError, unknown_name
 
 
 def regenerate(
-    name: Annotated[str, typer.Argument(help="A recipe: pocket8 or pocket20.")],
+    name: Annotated[str, typer.Argument(help="A recipe: pocket8, pocket20, pocket8-prints or pocket20-prints.")],
     out: Annotated[Path, typer.Argument(help="The safetensors file; it appears whole or not at all.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes that draw.")] = 2,
 ) -> None:
