@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
-from tasks.studies.coloured import ColouredWorld, Digits, Pretrained, open_digits
+from tasks.studies.coloured import Adapting, ColouredWorld, Digits, Pretrained, open_digits
 from tasks.studies.digit_tasks import Look, shown
 from tasks.studies.papers.analogy.measuring import ATTRIBUTES, SCALES, Experts, _target_rows
 from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, findings, with_nearest
+from tasks.studies.papers.unseen_tasks import measuring
 from tasks.studies.papers.unseen_tasks import results as unseen
 from tasks.studies.papers.unseen_tasks.combining import (
     Answered,
@@ -22,7 +24,7 @@ from tasks.studies.papers.unseen_tasks.combining import (
     by_theory,
     similarities,
 )
-from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, TARGETS, few
+from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, TARGETS, Group, few, left_out_loss
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.studies.small_lab import ROOT, run_study
@@ -30,7 +32,7 @@ from tests.studies.test_coloured import WORLD
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"seeds": [0], "world": {**WORLD, "validation": 24, "test": 24}, "steps": 6}
+SMALL: dict[str, Any] = {"seeds": [0], "world": {**WORLD, "validation": 24, "test": 24}, "steps": 6}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,9 @@ def test_an_analogy_takes_the_third_vector_away() -> None:
 
 
 def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> None:
-    found = StudyResult.read(run_study(root, "unseen_tasks", tmp_path, **SMALL, short=4, counts=[8, 16]))
+    found = StudyResult.read(
+        run_study(root, "unseen_tasks", tmp_path, **SMALL, short=[2, 4], factors=[1.0], counts=[8, 16])
+    )
     assert len(found.rows) == sum(map(len, TARGETS.values())) * (3 + 2 * 5)
     for row in found.rows:
         scales = [row[f"scale_{number}"] for number in range(1, 5)]
@@ -99,6 +103,34 @@ def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> N
         assert (None in scales) == (row["way"] not in (unseen.NEAREST, unseen.THEORY, unseen.RIDGE, unseen.SEARCH))
     assert (len(found.tables), len(found.findings), found.figures) == (2, 8, ["samples"])
     assert all(len(values) == 4 for values in EXPERTS.values())
+
+
+def pictures(examples: Classification) -> set[bytes]:
+    return {picture.tobytes() for picture in np.asarray(examples.inputs)}
+
+
+def test_tuning_is_judged_on_samples_that_it_left_out(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[bytes]] = []
+    samples = few(shown(digits, Look(), "a"), 9, 0)
+
+    def learn(model: Any, start: Any, data: Classification, tuning: Adapting, seed: int) -> Any:
+        seen.append(pictures(data))
+        if tuning.learning_rate > 1:
+            raise MergeflowError("diverged")
+        return {}
+
+    def answer(model: Any, state: Any, held: Classification) -> torch.Tensor:
+        assert not seen[-1] & pictures(held)
+        return torch.zeros(len(held), 10)
+
+    monkeypatch.setattr(measuring, "trained", learn)
+    monkeypatch.setattr(measuring, "logits_of", answer)
+    nothing: Any = None
+    group = Group(Pretrained(nothing, {}), {}, Adapting(steps=1, learning_rate=1.0))
+    assert left_out_loss(group, samples, group.adapting, 0) == pytest.approx(np.log(10))
+    assert [len(one) for one in seen] == [6, 6, 6]
+    assert set.union(*(pictures(samples) - one for one in seen)) == pictures(samples), "each is left out once"
+    assert left_out_loss(group, samples, Adapting(steps=1, learning_rate=2.0), 0) == np.inf
 
 
 @pytest.fixture

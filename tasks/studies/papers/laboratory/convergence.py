@@ -1,4 +1,4 @@
-"""Steps until a task is solved, over step size, share of relevant tokens and number of labels; loss over the batch."""
+"""Steps until a task is solved, over step size, share of relevant tokens and labels; early loss over the batch."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tasks.studies.rows import Row
 
 
 def convergence_rows(options: Options, seed: int) -> Iterator[Row]:
-    """Yield the steps until the task is solved over η, δ_*, c and B, and over B the loss after the usual steps."""
+    """Yield the steps until the task is solved over η, δ_*, c and B, and over B the loss early and at the end."""
     begin, output = start(options, seed)
     first, _, rest = related_patterns(0.0, options.dimensions)
     task = task_of(options, first, rest)
@@ -27,8 +27,11 @@ def convergence_rows(options: Options, seed: int) -> Iterator[Row]:
     ]
     for name, at, changed, training in varied:
         steps = steps_to(options, begin, output, changed, training)
-        ended = _ended(options, begin, output, changed, training) if name == "batch" else {}
-        yield _row(seed, name, at, steps=steps, **ended)
+        losses: dict[str, float] = {}
+        if name == "batch":
+            early = _ended(options, begin, output, changed, replace(training, steps=options.early))
+            losses = _ended(options, begin, output, changed, training) | {"early_hinge": early["hinge"]}
+        yield _row(seed, name, at, steps=steps, **losses)
 
 
 def row_norm_rows(options: Options, seed: int) -> Iterator[Row]:

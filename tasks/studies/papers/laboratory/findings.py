@@ -32,12 +32,12 @@ def training_findings(rows: Rows, options: Options) -> Iterator[Finding]:
         rule = f"log–log slope in {low} … {high}"
         yield Finding("P12", claim, f"slope {with_interval(slopes, 2)}", within(slopes, low, high), rule)
     own = picked(rows, part="convergence", varied="batch")
-    gains = by_seed(own, lambda one: one[0]["hinge"] - one[-1]["hinge"])
+    gains = by_seed(own, lambda one: one[0]["early_hinge"] - one[-1]["early_hinge"])
     ends = f"{own[0]['at']:g} and {own[-1]['at']:g}"
     yield Finding(
         "P12",
         "The error falls as the batch grows.",
-        f"hinge at B = {ends} differs by {with_interval(gains, 4)} after {options.steps} steps",
+        f"hinge at B = {ends} differs by {with_interval(gains, 4)} after {options.early} steps",
         within(gains, low=0.001),
         "difference ≥ 0.001",
     )

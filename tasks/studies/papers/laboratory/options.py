@@ -33,6 +33,7 @@ class Options(Section):
         step_sizes: η of the convergence table.
         shares: δ_* P of the convergence table.
         batches: B of the convergence table and of the rows' table.
+        early: steps after which the error over B is taken, before any B has brought it to 0.
         widths: m of the rows' table.
         spreads: ξ√m of the rows' table.
         bits: c of the tasks with c labels.
@@ -62,6 +63,7 @@ class Options(Section):
     step_sizes: list[float] = Field([0.125, 0.25, 0.5], min_length=2)
     shares: list[int] = Field([4, 6, 8], min_length=2)
     batches: list[int] = Field([4, 16, 64, 264], min_length=2)
+    early: int = Field(35, ge=1)
     widths: list[int] = Field([128, 512, 1024], min_length=1)
     spreads: list[float] = Field([0.1, 0.5, 1.0], min_length=1)
     bits: list[int] = Field([1, 2, 3], min_length=2)

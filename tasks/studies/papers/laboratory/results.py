@@ -76,11 +76,12 @@ def _convergence_table(rows: Rows) -> Table:
     for varied, at in dict.fromkeys((row["varied"], row["at"]) for row in own):
         cells = picked(own, varied=varied, at=at)
         line: dict[str, Cell] = {"varied": f"{names[varied]} = {at:g}"}
-        for key, digits in (("steps", 0), ("hinge", 4), ("large_rows", 3)):
+        for key, digits in (("steps", 0), ("early_hinge", 4), ("hinge", 4), ("large_rows", 3)):
             values = [row[key] for row in cells if row.get(key) is not None]
             line[key.replace("_", " ")] = with_interval(values, digits) if values else None
         lines.append(line)
-    return Table("P12, P17, P23: steps until solved, hinge after all steps, share of large rows of ΔV", lines)
+    title = "P12, P17, P23: steps until solved, hinge after some and after all steps, share of large rows of ΔV"
+    return Table(title, lines)
 
 
 def _structure_table(rows: Rows) -> Table:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from tasks.studies.coloured import Adapting, ColouredWorld, Digits, Pretrained, accuracy, coloured, pretrained
@@ -19,6 +21,7 @@ from tasks.studies.tuning import trained
 
 COLOURS, ANGLES = "colourings", "rotations"
 EXPERTS = {COLOURS: (0.95, 0.75, 0.5, 0.05), ANGLES: (0.0, 30.0, 60.0, 90.0)}
+_PARTS = 3  # of the samples, each left out once
 TARGETS = {COLOURS: (0.9, 0.6, 0.2), ANGLES: (15.0, 45.0, 75.0)}
 
 
@@ -84,13 +87,16 @@ def few(examples: Classification, count: int, seed: int) -> Classification:
         count: how many.
         seed: of the draw.
     """
+    return _only(examples, torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))[:count])
+
+
+def _only(examples: Classification, rows: Tensor) -> Classification:
     assert isinstance(examples.inputs, Tensor)
-    rows = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))[:count]
     return replace(examples, inputs=examples.inputs[rows], labels=examples.labels[rows])
 
 
 def group_rows(
-    group: Group, name: str, splits: Mapping[str, Digits], counts: Sequence[int], short: int, seed: int
+    group: Group, name: str, splits: Mapping[str, Digits], counts: Sequence[int], ways: Sequence[Adapting], seed: int
 ) -> Iterator[Row]:
     """Yield test accuracy of each way of reaching each unseen task from so many labelled samples.
 
@@ -99,7 +105,7 @@ def group_rows(
         name: of the group.
         splits: the digits; samples are training digits, and validation is not read.
         counts: of labelled samples.
-        short: steps of tuning on them alone.
+        ways: of tuning on them alone; the best on samples left out is taken.
         seed: of the samples.
     """
     start, model = group.base.start, group.base.model
@@ -117,8 +123,9 @@ def group_rows(
             samples = few(train, count, 1000 * seed + count)
             for way, scales in _coefficients(group, samples).items():
                 yield told(way, count, group.merged(scales)) | _lambdas(scales)
-            adapting = group.adapting.model_copy(update={"steps": short})
-            yield told("tuned on the samples", count, trained(model, start, samples, adapting, seed))
+            best = min(ways, key=lambda way, few=samples: left_out_loss(group, few, way, seed))  # type: ignore[misc]
+            chosen = {"steps": best.steps, "rate": best.learning_rate}
+            yield told("tuned on the samples", count, trained(model, start, samples, best, seed)) | chosen
 
 
 def _lambdas(scales: np.ndarray) -> Row:
@@ -140,6 +147,27 @@ def _coefficients(group: Group, samples: Classification) -> dict[str, np.ndarray
         "ridge": by_ridge(answered),
         "search": by_search(count, loss_of(group, samples)),
     }
+
+
+def left_out_loss(group: Group, samples: Classification, adapting: Adapting, seed: int) -> float:
+    """Return the loss on samples that were not tuned on, each third left out once; infinite where tuning diverges.
+
+    Args:
+        group: whose base is tuned.
+        samples: with labels.
+        adapting: how it is tuned.
+        seed: of the order.
+    """
+    model, total = group.base.model, 0.0
+    for third in range(_PARTS):
+        out = torch.arange(len(samples)) % _PARTS == third
+        try:
+            state = trained(model, group.base.start, _only(samples, ~out), adapting, seed)
+        except MergeflowError:
+            return inf
+        held = _only(samples, out)
+        total += float(cross_entropy(logits_of(model, state, held), held.labels, reduction="sum"))
+    return total / len(samples)
 
 
 def loss_of(group: Group, samples: Classification) -> Callable[[Sequence[float]], float]:
