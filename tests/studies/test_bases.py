@@ -85,7 +85,7 @@ def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monk
     def never(*args: Any) -> Any:
         raise AssertionError("trained twice")
 
-    for module, name in ((arms, "train_base"), (study, "merged_in_rounds")):
+    for module, name in ((arms, "pretrain"), (study, "merged_in_rounds")):
         monkeypatch.setattr(module, name, never)
     arm = Arm.model_validate(SMALL["arms"]["style"])
     kept = make_base(arm, "pocket8", 300, io.scratch / "bases/style/base.safetensors", 1, lambda *told: None)

@@ -29,7 +29,7 @@ def text_decoding(tokenizer: TextTokenizer) -> Decoding:
         try:
             return _decoded(row, example.label, tokenizer)
         except MergeflowError as error:
-            raise MergeflowError(f"{where} ('{example.path}'): {error}.") from None
+            raise MergeflowError(f"{where} ('{example.path}'): {error}") from None
 
     size = tokenizer.max_length * (5 if tokenizer.segments else 4) + 12
     return Decoding(tokenizer.settings, decode, text_schema, size)

@@ -26,10 +26,7 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
             raise MergeflowError(f"{wrong!r} is of the type {type(wrong).__name__}; expected a text.")
         if row["task"] in transforms:  # versions of former days do not say which tasks are of pairs
             _check_number(row["task"], PAIRS in transforms[row["task"]], pair)
-        try:
-            return tokenizer.encode(text, pair)
-        except MergeflowError as error:
-            raise MergeflowError(f"{error}.") from None  # a sentence among those of other rows
+        return tokenizer.encode(text, pair)
 
     def batch(rows: list[Encoded]) -> TokenBatch:
         segments = [row.segments for row in rows] if tokenizer.segments else None

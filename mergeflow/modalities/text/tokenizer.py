@@ -62,7 +62,7 @@ class TextTokenizer:
         """
         for name, value in (("text", text), ("text_pair", text_pair)):
             if value is not None and not value.strip():
-                raise MergeflowError(f"its {name} is empty: give it some words, or remove the row")
+                raise MergeflowError(f"its {name} is empty: give it some words, or remove the row.")
         found = self._backend.encode(text, text_pair)
         return Encoded(found.ids, found.type_ids, bool(found.overflowing))
 

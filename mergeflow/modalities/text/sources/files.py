@@ -117,7 +117,7 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
     import pyarrow.csv as pv
 
     content = stream.read()
-    content.partition(b"\n")[0].decode()  # a file in UTF-16 is told by its first line
+    content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
 
     def read(as_written: Iterable[str]) -> pa.Table:
         return pv.read_csv(

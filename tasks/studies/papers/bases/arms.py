@@ -6,14 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.vision.models import POCKET, ClipModel, load_clip
-from mergeflow.modalities.vision.pretraining import (
-    PretrainSettings,
-    draw_captions,
-    draw_images,
-    train_base,
-)
+from mergeflow.modalities.vision.pretraining import PretrainSettings, pretrain
 from tasks.project.sections import Section
 
 Report = Callable[[str, int, int], None]
@@ -53,9 +47,5 @@ def make_base(arm: Arm, suite: str, passes: int, path: Path, workers: int, repor
     if arm.pretrained is not None:
         return load_clip(POCKET, arm.pretrained)
     if not path.exists():
-        settings = arm.settings(suite, passes)
-        clip, _ = train_base(settings, draw_images(settings, workers, report), draw_captions(settings), report)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        state = {name: value.contiguous() for name, value in clip.model.state_dict().items()}
-        write_checkpoint(path, state, {"kind": "base", "architecture": POCKET})
+        pretrain(arm.settings(suite, passes), path, report, workers)
     return load_clip(POCKET, str(path))
