@@ -70,9 +70,10 @@ def test_every_family_competes(toy_lab: Path, tmp_path: Path) -> None:
     assert methods == ["average", "task_arithmetic", "ties", "cart", "tsv"]
 
 
-def made_up(run: str, accuracy: float) -> list[Row]:
+def made_up(run: str, accuracy: float, validation: float | None = None) -> list[Row]:
     rounds = int(run.removeprefix("mima_")) if run.startswith("mima") else 0
-    known = {"run": run, "test": {"a": accuracy}, "tried": int(run == "one_epoch"), "rounds": rounds, "budget": 240}
+    known = {"run": run, "test": {"a": accuracy}, "tried": int("epoch" in run), "rounds": rounds, "budget": 240}
+    known["validation"] = accuracy if validation is None else validation
     return [{**known, "seed": seed} for seed in range(3)]
 
 
@@ -93,3 +94,9 @@ def test_findings_follow_the_numbers() -> None:
     bad = [*made_up("joint", 0.9), *made_up("mima_1", 0.9), *made_up("mima_16", 0.7), *made_up("one_epoch", 0.8)]
     assert [finding.holds for finding in cost.findings(bad)] == [False, False]
     assert all(finding.ours for finding in cost.findings(bad))
+
+
+def test_the_one_shot_row_that_is_compared_is_the_best_on_validation_not_on_test() -> None:
+    others = [*made_up("joint", 0.9), *made_up("mima_1", 0.5), *made_up("mima_16", 0.85)]
+    once = [*made_up("one_epoch", 0.8, validation=0.84), *made_up("epoch", 0.88, validation=0.83)]
+    assert cost.findings([*others, *once])[1].holds is True
