@@ -14,7 +14,7 @@ Report = Callable[[str, int, int], None]
 
 
 class Arm(Section):
-    """One base. label: for readers. pretrained: a shipped base instead of a pre-training.
+    """One base. label: for readers. pretrained: a shipped base, which is this pre-training already made.
 
     confusion: the probability of the next class's caption, for classes that are confused at all. style: of the
     drawings, as in `PretrainSettings`. images: how many are drawn; they are shown as often as `passes` says.

@@ -183,7 +183,7 @@ def rule_note(rows: Sequence[Row], labels: Labels, asked: Sequence[str]) -> str:
     verdict = (
         f"By the rule the suite's base should be: {', '.join(kept)}."
         if kept
-        else "By the rule the suite keeps its base of confused names: no base without a planted error shows these gaps."
+        else "By the rule no base without a planted error shows the gaps of the field."
     )
     return f"{verdict} CART against task arithmetic, points: {told}."
 

@@ -1,16 +1,16 @@
 """Study `bases` (C1, C2): which part of what merging shows here comes from how the base was pre-trained?
 
-**Question.** The suite's base sees drawings of the tasks' own style, and a share of the classes under wrong names. What
-do the merge methods show on bases of the same pre-training with right names, with right names in another style, and
-with right names and few drawings? Undoing a permutation of names may itself be of low rank: is it?
+**Question.** The suite's first base saw drawings of the tasks' own style, and a share of the classes under wrong names.
+What do the merge methods show on bases of the same pre-training with right names, with right names in another style,
+and with right names and few drawings? Undoing a permutation of names may itself be of low rank: is it?
 
 **Method.** Every base has the architecture, steps, batches and schedule of the embedded one and differs in one thing:
-*confused* names (the shipped base: an image of a confused class mostly carries the next class's name), *right* names,
-right names in *another style* (other typefaces, pale colours on tinted paper, dark outlines, hatching, few levels of
-colour; no task has any of these), and right names with *few* drawings, shown as often. From each base one expert a
-task is tuned, merged by average, task arithmetic, TIES, TSV-M, Iso-C and CART over its rank, and MIMA is run with as
-many steps a task. Every scale is chosen on validation, CART's for each rank; then one look at test. Heads are those of
-the base's own text tower.
+*confused* names (`pocket8`: an image of a confused class mostly carries the next class's name), *right* names, right
+names in *another style* (`pocket8-prints`: other typefaces, pale colours on tinted paper, dark outlines, hatching, few
+levels of colour; no task has any of these), and right names with *few* drawings, shown as often. From each base one
+expert a task is tuned, merged by average, task arithmetic, TIES, TSV-M, Iso-C and CART over its rank, and MIMA is run
+with as many steps a task. Every scale is chosen on validation, CART's for each rank; then one look at test. Heads are
+those of the base's own text tower.
 
 *What fine-tuning undoes.* For the matrices of attention and MLP, the share of ‖τ_t‖² in the leading 8 % of the rank,
 and the rank, as a share, that holds 90 % of it. For the features, the change of the class means

@@ -9,8 +9,8 @@ over the whole budget, frozen text head. The experts of the last round are merge
 
     θ0 + λ Σ_t τ_t (task arithmetic),    θ0 + λ · TIES(τ_1 … τ_T, keep 20 %),
 
-with λ from validation (0 … 1 in steps of 0.05, 0.2 … 1.8 in steps of 0.1) and, without validation, λ = 0.4 and λ = 1. The grid is
-walked from the usual value both ways until validation accuracy has fallen by 1 point. Relative accuracy is
+with λ from validation (0 … 1 in steps of 0.05, 0.2 … 1.8 in steps of 0.1) and, without validation, λ = 0.4 and λ = 1.
+The grid is walked from the usual value both ways until validation accuracy has fallen by 1 point. Relative accuracy is
 (1/T) Σ_t merged_t / expert_t; the gap is expert_t − merged_t in points.
 
 *Budget.* The paper has S = 2000; what few steps a round do to the experts is a matter of S, so the smallest and a large
