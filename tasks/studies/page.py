@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mergeflow.layout import CODE
 from tasks.project.files import read_yaml
 from tasks.project.stage import read_record
 from tasks.project.studies import Study
@@ -23,7 +24,8 @@ _INDEX = (
     "[Systems](systems.md) lists every claim by the system of the papers that it is of. "
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
     "raw rows. Another model and other tasks are a matter of `params.yaml`. *In dvc.lock*: whether the "
-    "lock file names the code that made the record; where it does not, a run of the study makes it anew."
+    "lock file names the code that made the record; where it does not, or names other choices than `params.yaml` and "
+    "`studies/params.yaml` have today, a run of the study makes it anew."
 )
 _SYSTEMS = (
     "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "
@@ -154,7 +156,7 @@ def index_text(folder: Path, studies: Iterable[Study]) -> str:
             found = Counter(finding.verdict for finding in StudyResult.parse(path.read_text()).findings)
             cost = costs.get(stage.name)
             measured = f"{cost['seconds']} s, {cost['hardware']}" if cost else ""
-            locked = "yes" if stage.name in _locked(study.root) else "no"
+            locked = _lock_names(study.root, stage.name)
             cells = [f"[{stage.name}]({stage.name}.md)", " ".join(stage.systems), study.question]
             rows.append(f"| {' | '.join([*cells, *(str(found[word]) for word in WORDS.values()), locked, measured])} |")
     heads = ["study", "systems", "question", *WORDS.values(), "in dvc.lock", "time without training runs"]
@@ -168,11 +170,36 @@ def _finding(one: Finding) -> str:
     return f"- **{one.system}, {one.verdict}.** {claim}{rule} *Measured:* {one.measured}"
 
 
+def _lock_names(root: Path, name: str) -> str:
+    """Return whether the lock file of a project's studies names a stage, and with the choices of today."""
+    entry = _locked(root).get(name)
+    if entry is None:
+        return "no"
+    made = {file: values for file, values in entry.get("params", {}).items() if file != CODE}
+    return "yes" if made == {file: _chosen(root / file, values) for file, values in made.items()} else "other choices"
+
+
+def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the values that a file of parameters has for keys such as `studies.mima`."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        value = _parameters(path)
+        for part in key.split("."):
+            value = (value or {}).get(part)
+        found[key] = value
+    return found
+
+
 @cache
-def _locked(root: Path) -> frozenset[str]:
-    """Return the stages that the lock file of a project's studies names."""
+def _locked(root: Path) -> dict[str, Any]:
+    """Return the stages of the lock file of a project's studies."""
     path = root / "studies/dvc.lock"
-    return frozenset(read_yaml(path)["stages"]) if path.exists() else frozenset()
+    return dict(read_yaml(path)["stages"]) if path.exists() else {}
+
+
+@cache
+def _parameters(path: Path) -> Any:
+    return read_yaml(path) if path.exists() else {}
 
 
 def _costs(folder: Path) -> dict[str, dict[str, Any]]:

@@ -3,10 +3,12 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
@@ -149,3 +151,29 @@ def test_rows_that_cannot_be_handed_over_are_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(MergeflowError, match=message):
             check_rows_file(path, names)
+
+
+@pytest.mark.parametrize(
+    ("model", "seeds", "told"),
+    [("right", [0, 1], "yes"), ("confused", [0, 1], "other choices"), ("right", [0], "other choices")],
+)
+def test_the_index_tells_a_record_of_other_choices(tmp_path: Path, model: str, seeds: list[int], told: str) -> None:
+    study = STUDIES["mima"]
+    shutil.copytree(PAGES / "results", tmp_path / "pages/results")
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "params.yaml").write_text("model: {pretrained: right}\n")
+    (tmp_path / "studies/params.yaml").write_text("seeds: [0, 1]\nstudies: {mima: {keep: 0.2}}\n")
+    locked = {
+        "params.yaml": {"model": {"pretrained": model}},
+        "studies/params.yaml": {"seeds": seeds, "studies.mima": {"keep": 0.2}},
+        "outputs/code.yaml": {"mima": "0"},
+    }
+    (tmp_path / "studies/dvc.lock").write_text(yaml.safe_dump({"stages": {"mima": {"params": locked}}}))
+    text = index_text(tmp_path / "pages", [replace(study, root=tmp_path)])
+    assert text.splitlines()[-1].split(" | ")[6] == told
+
+
+def test_the_index_tells_a_record_that_the_lock_file_does_not_name(tmp_path: Path) -> None:
+    shutil.copytree(PAGES / "results", tmp_path / "pages/results")
+    text = index_text(tmp_path / "pages", [replace(STUDIES["mima"], root=tmp_path)])
+    assert text.splitlines()[-1].split(" | ")[6] == "no"
