@@ -88,9 +88,9 @@ def _edit_findings(edits: list[Row]) -> list[Finding]:
         claim = f"What unlearning a task of a suite costs the others {better}."
         rule = "paired difference of rank correlations ≥ 0"
         gain = {"rank correlation": paired(own, cosine)}
-        found.append(judge("P10", claim, gain, rule, low=0, digits=2, unit="", ours=key != "eq11", beside=beside))
+        found.append(judge("P10", claim, gain, rule, low=0, digits=2, unit="", ours=True, beside=beside))
     fell = paired(by_seed(edits, column("left_out")), by_seed(edits, column("left")))
-    claim = "A task is unlearned by its negated vector, and not by leaving it out alone."
+    claim = "Negating a task's vector unlearns it further than leaving the vector out."
     measured = {"accuracy from 0 to −λ falls by": fell}
     return [*found, judge("P10", claim, measured, "by ≥ 5 points", low=5, ours=True)]
 
