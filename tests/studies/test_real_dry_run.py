@@ -66,7 +66,6 @@ OF_ROUNDS: dict[str, dict[str, Any]] = {
 }
 CART: dict[str, dict[str, Any]] = {"experts": {"tasks": TWO}, "mima_8": {"tasks": TWO, "steps": 8}}
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
-# subset_scaling draws subsets of several sizes: two tasks have one.
 OF_CART: dict[str, dict[str, Any]] = {
     "many_tasks": {
         "counts": [TWO],
@@ -90,6 +89,17 @@ OF_CART: dict[str, dict[str, Any]] = {
         "factors": [1.0],
     },
     "compression": {"counts": [TWO], "ratios": [0.04, 0.08], "thresholds": [0.4]},
+    # of two tasks there are subsets of one and of both
+    "subset_scaling": {
+        "sizes": [1, TWO],
+        "starts": [1],
+        "pilot": 3,
+        "most": 3,
+        "validation": 4,
+        "test": 4,
+        "grids": {"average": {}, "ties": {"keep": [0.2], "scale": [1.0]}, "cart": {"rank_ratio": [0.08], "scale": [1.0]}},
+        "wider": {},
+    },
     "cart_landscape": {
         "tasks": TWO,
         "images": 4,
