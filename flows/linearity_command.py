@@ -84,13 +84,10 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         from tasks.studies.papers.mergeability.answer import predicted
 
         console, states = Console(), opened.experts
-        conflicts = {
-            f"{one.first} – {one.second}": predicted(opened.base, states[one.first], states[one.second])
-            for one in pairs
-        }
-        show(pairs, conflicts, console)
+        costs = {f"{one.first} – {one.second}": predicted(states[one.first], states[one.second]) for one in pairs}
+        show(pairs, costs, console)
         if out is not None:
-            write(pairs, conflicts, out)
+            write(pairs, costs, out)
             console.print(f"[bold]Outputs[/]   {out}", highlight=False)
 
 

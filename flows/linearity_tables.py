@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _SHOWN = 4  # pairs in the picture, those with the largest error
 
 
-def show(pairs: Sequence["Pair"], conflicts: Mapping[str, float], console: Console) -> None:
+def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) -> None:
     """Print rows for the layers and the pairs, and what to expect: of features, and of merging.
 
     Args:
         pairs: what was measured.
-        conflicts: pair → by which merging is predicted.
+        costs: pair → by which what its merge costs is predicted.
         console: where to.
     """
     from mergeflow.linearity.layers import short_names
@@ -53,14 +53,12 @@ def show(pairs: Sequence["Pair"], conflicts: Mapping[str, float], console: Conso
         )
     console.print(table)
     console.print(sentence(pairs), highlight=False)
-    table = Table("pair", title="By what merging will cost", **shared)
-    for column in (ANSWER.prediction, "such pairs lost, points"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, value in sorted(conflicts.items(), key=lambda one: -one[1]):
-        low, middle, high = ANSWER.lost(value)
-        table.add_row(name, f"{value:.3f}", f"{middle:.1f} ({low:.1f} to {high:.1f})")
+    table = Table("pair", title="By what merging will cost, most first", **shared)
+    table.add_column(ANSWER.prediction, justify="right", no_wrap=True)
+    for name, value in sorted(costs.items(), key=lambda one: -one[1]):
+        table.add_row(name, f"{value:.4g}")
     console.print(table)
-    console.print(answer(conflicts), highlight=False)
+    console.print(answer(costs), highlight=False)
 
 
 def small(value: float) -> str:
@@ -130,12 +128,12 @@ def sentence(pairs: Sequence["Pair"]) -> str:
     return said + "."
 
 
-def write(pairs: Sequence["Pair"], conflicts: Mapping[str, float], out: Path) -> None:
+def write(pairs: Sequence["Pair"], costs: Mapping[str, float], out: Path) -> None:
     """Write `result.json`, one Parquet row for each pair, α, layer and sample, and the picture of the worst pairs.
 
     Args:
         pairs: what was measured.
-        conflicts: pair → by which merging is predicted.
+        costs: pair → by which what its merge costs is predicted.
         out: the folder, which is there.
     """
     import pyarrow as pa
@@ -147,7 +145,7 @@ def write(pairs: Sequence["Pair"], conflicts: Mapping[str, float], out: Path) ->
     from tasks.studies.papers.mergeability.answer import ANSWER
 
     margins = {"direction": verdict.DIRECTION, "trivial": verdict.TRIVIAL, "length": verdict.LENGTH}
-    told = zip(pairs, conflicts.values(), strict=True)
+    told = zip(pairs, costs.values(), strict=True)
     content = {"margins": margins, "pairs": [pair.as_json() | {ANSWER.prediction: value} for pair, value in told]}
     (out / "result.json").write_text(json.dumps(content, indent=1) + "\n")
     pq.write_table(pa.Table.from_pylist([row for pair in pairs for row in pair.rows()]), out / "samples.parquet")

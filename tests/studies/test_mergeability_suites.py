@@ -6,11 +6,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
-from tasks.studies.papers.mergeability.answer import ANSWER, Answer
-from tasks.studies.papers.mergeability.choosing import chosen, losses_by_thirds
+from tasks.studies.papers.mergeability.answer import ANSWER, predicted, sentence
+from tasks.studies.papers.mergeability.choosing import chosen
 from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, across_runs, within_runs
+from tasks.studies.papers.mergeability.study import of_weights
 from tasks.studies.papers.mergeability_suites.results import findings, pairs_of, tables
 from tasks.studies.results import StudyResult
 from tests.studies.documented import RESULTS
@@ -60,13 +62,6 @@ def test_the_command_answers_by_weights_alone_where_features_rank_no_better() ->
     assert chosen(made_up(1), RUNS) == "cosine of task vectors"
 
 
-def test_losses_are_told_by_thirds_of_the_prediction() -> None:
-    """Of 30 pairs with losses 0 to 9, three of each, the first ten lose 0, 0, 0, 1, … 3."""
-    thirds = losses_by_thirds(made_up(0), RUNS, LAST)
-    assert [high for high, _ in thirds] == pytest.approx([0.03, 0.06, 0.09])
-    assert thirds[0][1] == pytest.approx((0.25, 1.0, 2.0))
-
-
 def test_the_commands_answer_is_what_the_record_chose() -> None:
     rows = pq.read_table(RESULTS / "mergeability.parquet").to_pylist()
     judged = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["mergeability"]["runs"]
@@ -74,16 +69,18 @@ def test_the_commands_answer_is_what_the_record_chose() -> None:
     assert name == ANSWER.prediction
     assert round(fmean(within_runs(rows, judged, PREDICTIONS[name])), 2) == ANSWER.within
     assert round(fmean(across_runs(rows, judged, PREDICTIONS[name])), 2) == ANSWER.across
-    thirds = [
-        (round(high, 3), tuple(round(one, 1) for one in lost)) for high, lost in losses_by_thirds(rows, judged, name)
-    ]
-    assert thirds == [(high, lost) for high, lost in ANSWER.thirds]
     page = (ROOT / "docs/linearity.md").read_text()
     assert f"the {name}" in page
     assert f"{ANSWER.within:.2f}" in page
     assert f"{ANSWER.across:.2f}" in page
 
 
-def test_a_pair_is_told_what_pairs_of_its_third_lost() -> None:
-    answer = Answer("distance", 0.5, 0.6, ((1.0, (0, 1, 2)), (2.0, (1, 2, 3)), (3.0, (2, 3, 4))))
-    assert [answer.lost(value)[1] for value in (0.1, 1.0, 1.5, 2.9, 7.0)] == [1, 1, 2, 3, 3]
+def test_the_prediction_is_the_one_of_the_study() -> None:
+    base, first, second = ({"w": torch.tensor(values)} for values in ([0.0, 1.0], [3.0, 2.0], [0.0, 5.0]))
+    vectors = [{"w": one["w"] - base["w"]} for one in (first, second)]
+    assert predicted(first, second) == pytest.approx(PREDICTIONS[ANSWER.prediction](of_weights(*vectors)))
+
+
+def test_one_pair_is_not_told_that_it_loses_most() -> None:
+    assert sentence({"a – b": 1.0, "a – c": 2.0}).startswith("a – c will lose most")
+    assert "will lose most" not in sentence({"a – b": 1.0})

@@ -97,7 +97,7 @@ OF_CART: dict[str, dict[str, Any]] = {
         "most": 3,
         "validation": 4,
         "test": 4,
-        "grids": {"average": {}, "ties": {"keep": [0.2], "scale": [1.0]}, "cart": {"rank_ratio": [0.08], "scale": [1.0]}},
+        "grids": {"average": {}, "ties": {"keep": [0.2], "scale": [1.0]}, "cart": {"rank_ratio": [0.08]}},
         "wider": {},
     },
     "cart_landscape": {

@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mergeflow.analysis.geometry import norm
 from mergeflow.modality import State
-from tasks.studies.papers.mergeability.results import PREDICTIONS
-from tasks.studies.papers.mergeability.study import of_weights
-
-Quartiles = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -18,48 +15,30 @@ class Answer:
         prediction: its name in PREDICTIONS.
         within: its rank correlation with the loss of merging, mean over ways of training and seeds.
         across: the same over the pairs of all ways together.
-        thirds: of all pairs by the prediction, low, middle and high: the largest value, and the quartiles of the loss
-            in points of accuracy.
     """
 
     prediction: str
     within: float
     across: float
-    thirds: tuple[tuple[float, Quartiles], tuple[float, Quartiles], tuple[float, Quartiles]]
-
-    def lost(self, value: float) -> Quartiles:
-        """Return the quartiles of what pairs of the record lost whose prediction was in the same third."""
-        return next((loss for high, loss in self.thirds if value <= high), self.thirds[-1][1])
 
 
-# tests/studies/test_mergeability_suites.py holds these against docs/studies/results/mergeability.parquet.
-ANSWER = Answer(
-    "sign conflict", 0.28, 0.55, ((0.476, (0.1, 0.4, 2.7)), (0.496, (1.1, 2.2, 3.4)), (0.518, (2.0, 3.4, 5.0)))
-)
+# tests/studies/test_mergeability_suites.py holds this against docs/studies/results/mergeability.parquet.
+ANSWER = Answer("distance", 0.57, 0.51)
 
 
-def predicted(base: State, first: State, second: State) -> float:
-    """Return the prediction of a pair, from its weights alone.
+def predicted(first: State, second: State) -> float:
+    """Return the prediction of a pair, ‖θ_i − θ_j‖ over all tensors of floating-point numbers.
 
     Args:
-        base: θ0.
         first: θ_i.
         second: θ_j.
 
     Example:
         >>> import torch
-        >>> base, one, other = ({"w": torch.tensor(values)} for values in ([0.0, 0.0], [3.0, 1.0], [3.0, -1.0]))
-        >>> predicted(base, one, other)
-        0.25
+        >>> predicted({"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([0.0, 5.0])})
+        5.0
     """
-    try:
-        return PREDICTIONS[ANSWER.prediction](of_weights(_vector(base, first), _vector(base, second)))
-    except ZeroDivisionError:  # there is no weight that both changed, and no conflict
-        return 0.0
-
-
-def _vector(base: State, expert: State) -> State:
-    return {name: expert[name] - value for name, value in base.items() if value.is_floating_point()}
+    return norm({name: value - second[name] for name, value in first.items() if value.is_floating_point()})
 
 
 def sentence(values: Mapping[str, float]) -> str:
@@ -69,10 +48,10 @@ def sentence(values: Mapping[str, float]) -> str:
         values: pair → its prediction.
     """
     worst = max(values, key=values.__getitem__)
-    low, _, high = ANSWER.lost(values[worst])
-    most = "This pair" if len(values) == 1 else f"{worst} will lose most when merged, as far as weights tell: it"
+    told = f"{worst} will lose most when merged, as far as weights tell: its {ANSWER.prediction} is the largest."
+    if len(values) == 1:
+        told = f"The {ANSWER.prediction} of a pair says something beside those of other pairs of the same base alone."
     return (
-        f"{most} has a {ANSWER.prediction} of {values[worst]:.3f}; half of such pairs lost {low:.1f} to {high:.1f} "
-        f"points in the study mergeability (rank correlation {ANSWER.within:.2f} within one way of training, "
-        f"{ANSWER.across:.2f} across ways)."
+        f"{told} In the study mergeability it ranked pairs by what they lost with a rank correlation of "
+        f"{ANSWER.within:.2f} within one way of training and {ANSWER.across:.2f} across ways."
     )
