@@ -172,7 +172,7 @@ def _finding(one: Finding) -> str:
 
 def _lock_names(root: Path, name: str) -> str:
     """Return whether the lock file of a project's studies names a stage, and with the choices of today."""
-    entry = _locked(root).get(name)
+    entry = _read(root / "studies/dvc.lock").get("stages", {}).get(name)
     if entry is None:
         return "no"
     made = {file: values for file, values in entry.get("params", {}).items() if file != CODE}
@@ -183,7 +183,7 @@ def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:
     """Return the values that a file of parameters has for keys such as `studies.mima`."""
     found: dict[str, Any] = {}
     for key in keys:
-        value = _parameters(path)
+        value = _read(path)
         for part in key.split("."):
             value = (value or {}).get(part)
         found[key] = value
@@ -191,14 +191,8 @@ def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:
 
 
 @cache
-def _locked(root: Path) -> dict[str, Any]:
-    """Return the stages of the lock file of a project's studies."""
-    path = root / "studies/dvc.lock"
-    return dict(read_yaml(path)["stages"]) if path.exists() else {}
-
-
-@cache
-def _parameters(path: Path) -> Any:
+def _read(path: Path) -> Any:
+    """Return what a YAML file says, which is read once; nothing where there is none."""
     return read_yaml(path) if path.exists() else {}
 
 
