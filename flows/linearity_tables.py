@@ -53,7 +53,7 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
         )
     console.print(table)
     console.print(sentence(pairs), highlight=False)
-    table = Table("pair", title="By what merging will cost, most first", **shared)
+    table = Table("pair", title="By what merging will cost", **shared)
     table.add_column(ANSWER.prediction, justify="right", no_wrap=True)
     for name, value in sorted(costs.items(), key=lambda one: -one[1]):
         table.add_row(name, f"{value:.4g}")
