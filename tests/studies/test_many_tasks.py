@@ -8,6 +8,7 @@ import pytest
 
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.many_tasks import study as many_tasks
+from tasks.studies.papers.many_tasks.figures import loss_figure
 from tasks.studies.papers.many_tasks.results import findings, tables
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
@@ -113,3 +114,8 @@ def test_a_model_that_some_counts_lack_leaves_its_cells_empty() -> None:
     (line,) = [row for row in tables(rows, {"mima": "MIMA"})[0].rows if row["model"] == "MIMA"]
     assert (line["8 tasks"], line["8 → 20"]) == (None, None)
     assert str(line["20 tasks"]).startswith("85.0")
+
+
+def test_every_number_of_tasks_has_a_tick_though_one_model_is_measured_with_the_largest_alone() -> None:
+    figure = loss_figure({"CART": {8: [90.0], 20: [80.0]}, "MIMA, N = 20": {20: [85.0]}})
+    assert list(figure.axes[0].get_xticks()) == [8, 20]

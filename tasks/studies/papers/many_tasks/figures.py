@@ -45,6 +45,6 @@ def loss_figure(curves: Mapping[str, Samples]) -> Figure:
     dress(panel, "Accuracy and number of tasks", "tasks", "normalised test accuracy, %", grid="both")
     for number, (name, samples) in enumerate(curves.items()):
         curve(panel, samples, name, number)
-        panel.set_xticks(sorted(samples))
+    panel.set_xticks(sorted(set().union(*curves.values())))
     legend(figure, 7.0, loc="outside lower center")
     return figure
