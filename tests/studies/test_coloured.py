@@ -32,6 +32,7 @@ from tasks.studies.coloured import (
 from tasks.studies.coloured_clip import ClipBase
 from tasks.studies.digit_tasks import Look, shown, ten_digits
 from tasks.studies.papers.adviser.measuring import WAYS
+from tasks.studies.papers.coloured_digits.measuring import middle_of_best
 from tasks.studies.results import StudyResult
 from tasks.studies.scales import best_scale
 from tests.studies.small_lab import ROOT, run_study
@@ -228,3 +229,11 @@ def test_mnist_is_coloured_and_a_real_transformer_built_by_configuration(tmp_pat
     assert 21e6 < sum(value.numel() for value in net.state().values()) < 23e6  # ViT-S/16
     seen = coloured(digits["test"], 0.95, "r0.95").log_p(net, torch.arange(2))
     assert seen.shape == (2, 2)
+
+
+def test_of_equally_good_points_the_middle_one_is_taken() -> None:
+    assert middle_of_best({(0.0,): 90.0, (0.2,): 95.0, (0.4,): 95.0, (0.6,): 95.0 - 1e-12, (0.8,): 94.0}) == (0.4,)
+    assert middle_of_best({(0.0,): 95.0, (0.2,): 95.0}) == (0.0,)
+    plateau = {(one, two): 95.0 for one in (0.0, 1.0, 2.0) for two in (0.0, 1.0, 2.0)}
+    assert middle_of_best(plateau) == (1.0, 1.0)
+    assert middle_of_best({**plateau, (2.0, 0.0): 96.0}) == (2.0, 0.0)

@@ -11,6 +11,7 @@ from tasks.plotting.drawing import to_svg
 from tasks.studies.papers.unlearning import study
 from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.figures import figures
+from tasks.studies.papers.unlearning.measuring import smallest_scale
 from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options
 from tasks.studies.papers.unlearning.results import chosen, drops, rises, study_result
 from tasks.studies.results import StudyResult
@@ -106,3 +107,20 @@ def test_the_scale_nearest_to_zero_that_forgets_enough_is_chosen() -> None:
     assert chosen(made, "full", options) == {0: -0.5, 1: -1.0}
     assert drops(made, "full", FORGOTTEN, -1.0) == [75.0, 50.0]
     assert rises(made, "full", FORGOTTEN, -1.0) == pytest.approx([2.0, 0.9])
+
+
+def test_the_scale_is_searched_between_the_grid_s_neighbours() -> None:
+    grid = [0.0, -0.5, -1.0]
+    (found,) = smallest_scale(lambda scale: scale <= -0.63, grid, 0.02)
+    assert -0.65 <= found <= -0.63
+    assert smallest_scale(lambda scale: scale <= -0.5, grid, 0.5) == [-0.5]
+    assert smallest_scale(lambda scale: True, grid, 0.02) == [0.0]
+    assert smallest_scale(lambda scale: False, grid, 0.02) == []
+
+
+def test_a_scale_between_those_of_the_table_is_chosen_and_stays_out_of_the_table() -> None:
+    options = Options.model_validate({"seeds": [0, 1], "scales": [0.0, -1.0]})
+    made = [row(seed, "without", None, 2.0) for seed in (0, 1)]
+    for seed in (0, 1):
+        made += [row(seed, "full", scale, 1 - 2 * scale) for scale in (0.0, -0.5 - seed / 10, -1.0)]
+    assert chosen(made, "full", options) == {0: -0.5, 1: -0.6}

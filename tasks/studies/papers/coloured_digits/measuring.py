@@ -25,6 +25,7 @@ SCALES = grid(-1, 2, 0.2)
 MARGINS = (1.0, 0.2)
 BETA, C = 0.01, 0.02
 GOOD = 2.0
+Point = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -106,20 +107,20 @@ def _case_rows(setting: Setting, case: str) -> Iterator[Row]:
     """Yield validation accuracies over λ, and test accuracies where λ was chosen."""
     second = CASES[case]
 
-    def judged(scale: float, split: str) -> list[float]:
+    def on(split: str, scale: float) -> list[float]:
         return setting.accuracies({FIRST: 1.0, second: scale}, (FIRST, second), split)
 
-    found = {scale: judged(scale, "validation") for scale in SCALES}
+    found = {scale: on("validation", scale) for scale in SCALES}
     for scale, (one, two) in found.items():
         yield {"part": "curve", "case": case, "scale": scale, "validation_1": one, "validation_2": two}
     chosen = {
-        "addition": max(SCALES, key=lambda scale: sum(found[scale])),
-        "unlearning": max(SCALES, key=lambda scale: found[scale][0] - found[scale][1]),
+        "addition": middle_of_best({(scale,): sum(judged) for scale, judged in found.items()})[0],
+        "unlearning": middle_of_best({(scale,): one - two for scale, (one, two) in found.items()})[0],
         "λ = 0": 0.0,
     }
     experts = [setting.accuracies({one: 1.0}, (one,), "test")[0] for one in (FIRST, second)]
     for way, scale in chosen.items():
-        one, two = judged(scale, "test")
+        one, two = on("test", scale)
         yield {
             "part": "chosen",
             "case": case,
@@ -130,6 +131,20 @@ def _case_rows(setting: Setting, case: str) -> Iterator[Row]:
             "expert_1": experts[0],
             "expert_2": experts[1],
         }
+
+
+def middle_of_best(scores: Mapping[Point, float]) -> Point:
+    """Return the point with the best score; of equally good ones that nearest to their mean, the first if two are.
+
+    Accuracies of few samples tie on whole plateaus, of which the first point is a corner.
+
+    Args:
+        scores: point → score; scores that differ by rounding alone are equal.
+    """
+    most = max(scores.values())
+    tied = [point for point, score in scores.items() if score > most - 1e-9]
+    middle = np.mean(tied, axis=0)
+    return min(tied, key=lambda point: round(float(np.linalg.norm(middle - point)), 9))
 
 
 def _target_rows(setting: Setting, alphas: Correlations) -> Iterator[Row]:
@@ -143,7 +158,7 @@ def _target_rows(setting: Setting, alphas: Correlations) -> Iterator[Row]:
         told = {f"promised_{margin:g}": bool(promised[margin][number]) for margin in MARGINS}
         row = {"part": "grid", "scale_1": one, "scale": two, "validation_1": found[number], **told}
         yield {**row, "good": found[number] >= max(found) - GOOD}
-    best = points[int(np.argmax(found))]
+    best = middle_of_best(dict(zip(points, found, strict=True)))
     held: dict[str, dict[float, float]] = {
         "the third task's own expert": {TARGET: 1.0},
         "expert 1": {ONTO[0]: 1.0},

@@ -12,8 +12,9 @@ from −1 to 2 by 0.2, λ is chosen on validation: by the sum of both accuracies
 A third task (r_o = 0.9) is reached from r_o = 0.85 and 0.05 on a grid of λ_1, λ_2 from −2 to 3 by 0.2; a point counts
 as good if its validation accuracy is within 2 points of the best, and Equation 7's region is drawn with γ̂ = α̂ of each
 expert with the third task's, β = 0.01 and c = 0.02 as in the paper, with the theorem's margin 1 and the figure's 0.2.
-Of λ that are equally good on validation the lowest is taken, and on a plateau many are: the chosen λ says little. α̂ is
-of logits less their mean over the two classes. Rules are those of the plan, written before the run.
+Of λ that are equally good on validation the middle one is taken; on a plateau many are, and the chosen λ says little. α̂
+is of logits less their mean over the two classes. Rules are those of the plan, written before the first run; that one
+took the lowest of equally good λ and had 200 digits to choose by in place of 1000.
 
 **Source.** Li et al. 2025, Section 4.1, Tables 1 and 2, Figures 1 and 2, Equations 7 and 11.
 """

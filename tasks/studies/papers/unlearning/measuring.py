@@ -1,7 +1,7 @@
 """What is measured of a model: how well it writes each book, recites it, and knows its people; and all of one seed."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -37,16 +37,44 @@ def seed_rows(options: Options, seed: int, scratch: Path, device: torch.device) 
     model, together, truth = shop.model(), shop.together(), shop.without()
     experts = {title: shop.alone(title) for title in BOOKS}
     rows = [*_judged(model, corpus, "together", together), *_judged(model, corpus, "without", truth)]
+    until = next(row["validation"] for row in rows if row["way"] == "without" and row["book"] == FORGOTTEN)
     for way, expert in (("full", experts[FORGOTTEN]), ("adapters", shop.adapted(FORGOTTEN))):
         vector = task_vector(expert, shop.base)
-        for scale in options.scales:
-            edited = {name: value + scale * vector[name] for name, value in together.items()}
-            rows += _judged(model, corpus, way, edited, scale)
-    until = next(row["validation"] for row in rows if row["way"] == "without" and row["book"] == FORGOTTEN)
+
+        def edited(scale: float, vector: State = vector) -> State:
+            return {name: value + scale * vector[name] for name, value in together.items()}
+
+        def forgets(scale: float, edited: Callable[[float], State] = edited) -> bool:
+            model.load(edited(scale))
+            return math.log(perplexity(model, corpus.held_out[FORGOTTEN, "validation"])) >= until
+
+        finest = smallest_scale(forgets, options.scales, options.within)
+        for scale in dict.fromkeys([*options.scales, *finest]):
+            rows += _judged(model, corpus, way, edited(scale), scale)
     ascended, steps = shop.ascended(together, until)
     rows += [{**row, "steps": steps} for row in _judged(model, corpus, "ascent", ascended)]
     rows += _judged(model, corpus, "rest", shop.after_the_rest(together))
     return [*rows, *_likeness(model, corpus, experts)]
+
+
+def smallest_scale(enough: Callable[[float], bool], scales: Sequence[float], within: float) -> list[float]:
+    """Return the scale nearest to 0 that is enough: of the grid first, then halving towards its neighbour; or none.
+
+    Args:
+        enough: whether a scale is; taken to stay true once it is, away from 0.
+        scales: the grid.
+        within: how far at most the scale found may lie beyond one that is not enough.
+    """
+    rising = sorted(scales, key=abs)
+    place = next((index for index, scale in enumerate(rising) if enough(scale)), None)
+    if place is None:
+        return []
+    found = rising[place]
+    less = rising[place - 1] if place else found
+    while abs(found - less) > within:
+        middle = (found + less) / 2
+        found, less = (middle, less) if enough(middle) else (found, middle)
+    return [found]
 
 
 def _judged(model: LanguageModel, corpus: Corpus, way: str, state: State, scale: float | None = None) -> Iterator[Row]:

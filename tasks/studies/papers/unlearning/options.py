@@ -30,6 +30,7 @@ class Options(Section):
         rank: of adapters.
         targets: the layers that adapters are on, by the last part of their names.
         scales: λ, with 0 among them.
+        within: how near to the smallest λ that forgets enough the comparison's λ is searched for.
         ascent_rate: of gradient ascent.
         ascent_steps: of gradient ascent, at most; it ends where as much is forgotten as the truth forgets.
         rest: epochs of fine-tuning on the other two books.
@@ -52,6 +53,7 @@ class Options(Section):
     rank: int = Field(32, ge=1)
     targets: list[str] = Field(TARGETS, min_length=1)
     scales: list[float] = Field([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], min_length=2)
+    within: float = Field(0.02, gt=0)
     ascent_rate: float = Field(2e-4, gt=0)
     ascent_steps: int = Field(60, ge=1)
     rest: int = Field(1, ge=1)

@@ -54,7 +54,7 @@ def rises(rows: Sequence[Row], way: str, book: str, scale: float) -> list[float]
 
 
 def chosen(rows: Sequence[Row], way: str, options: Options) -> dict[int, float]:
-    """Return, by seed, the λ nearest to 0 that forgets on validation as much as the truth; the last if none does.
+    """Return, by seed, the measured λ nearest to 0 that forgets on validation as much as the truth; else the last.
 
     Args:
         rows: of all seeds.
@@ -64,11 +64,9 @@ def chosen(rows: Sequence[Row], way: str, options: Options) -> dict[int, float]:
     found = {}
     for seed in options.seeds:
         (until,) = values(rows, "validation", way="without", book=FORGOTTEN, seed=seed)
-        scales = sorted(options.scales, key=abs)
-        enough = (
-            s for s in scales if values(rows, "validation", way=way, book=FORGOTTEN, scale=s, seed=seed)[0] >= until
-        )
-        found[seed] = next(enough, scales[-1])
+        measured = {row["scale"]: row["validation"] for row in of(rows, way=way, book=FORGOTTEN, seed=seed)}
+        enough = (scale for scale in sorted(measured, key=abs) if measured[scale] >= until)
+        found[seed] = next(enough, max(options.scales, key=abs))
     return found
 
 
@@ -97,6 +95,7 @@ def _order(rows: Sequence[Row], way: str, last: float) -> list[Finding]:
             low=RISE,
             unit=" nat",
             digits=2,
+            ours=True,
         ),
         judge(
             "P18",
@@ -222,7 +221,7 @@ def _likeness_table(rows: Sequence[Row]) -> Table:
 def _notes(rows: Sequence[Row], options: Options) -> list[str]:
     told = []
     for way in WAYS:
-        scales = ", ".join(f"{scale:g}" for scale in chosen(rows, way, options).values())
+        scales = ", ".join(f"{scale:.3g}" for scale in chosen(rows, way, options).values())
         told.append(f"λ chosen on validation, {WAYS[way]}: {scales}.")
     steps = [row["steps"] for row in rows if row.get("steps") and row["book"] == FORGOTTEN]
     return [*told, f"Gradient ascent took {', '.join(map(str, steps))} steps of at most {options.ascent_steps}."]
