@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mergeflow.advice_document import ADVICE
+from mergeflow.analysis.provable.advising import advise
 from tests.toy_project import make_toy_project, run_pipeline
 
 
@@ -65,3 +66,14 @@ def test_an_expert_that_never_moved_is_named(project: Path) -> None:
         assert len(found["scales"]) == 4
     finally:
         path.write_bytes(kept)
+
+
+def test_of_more_than_eight_experts_the_range_comes_with_a_warning() -> None:
+    """In the study adviser_suites the best λ of 14 and 20 tasks lay below the range."""
+    base = {"w": torch.zeros(9)}
+    experts = {f"task{index}": {"w": one} for index, one in enumerate(torch.eye(9))}
+    (told,) = advise(base, experts).remarks
+    assert "too large for 9 experts" in told
+    assert "half of the smallest" in told
+    eight = dict(list(experts.items())[:8])
+    assert advise(base, eight).remarks == []

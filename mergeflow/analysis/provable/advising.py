@@ -16,6 +16,7 @@ from mergeflow.modality import State
 Matrix = Sequence[Sequence[float]]
 ANSWERED = "α̂, and with it the verdicts"
 _LONGEST = 10.0  # no longer λ is suggested: task vectors that ask for one cancel each other, but for rounding
+_MOST = 8  # experts in one sum for which the suggested range held the best λ, or lost nothing without it
 _DIGITS = 6  # of a document: processors differ in the last bits, and nobody reads so far
 Part = TypeVar("Part")
 
@@ -34,7 +35,7 @@ class Advice:
         scales: The λ to try for the sum of all task vectors.
         theory: The range of the theory, beside it.
         linear: Pair → whether its features combine as its weights do, as `mergeflow linearity --out` found.
-        remarks: What was not computed, and why.
+        remarks: What was not computed, and why; what to be careful with.
     """
 
     names: tuple[str, ...]
@@ -122,6 +123,11 @@ def advise(
             told.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
         else:
             found["scales"] = suggested(lengths)
+            if len(vectors) > _MOST:
+                told.append(
+                    f"the suggested λ may be too large for {len(vectors)} experts: with fourteen and twenty the best "
+                    "lay below the range in our study (docs/advising.md). Try half of the smallest as well."
+                )
     if ask is not None:
         able, cosines = found.get("weighed", tuple(experts)), found.get("cosines")
         answered = or_remark(ANSWERED, lambda: _answered(able, ask(), cosines, told), told, survives) or {}
