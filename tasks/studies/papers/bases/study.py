@@ -9,8 +9,9 @@ and with right names and few drawings? Undoing a permutation of names may itself
 names in *another style* (`pocket8-prints`: other typefaces, pale colours on tinted paper, dark outlines, hatching, few
 levels of colour; no task has any of these), and right names with *few* drawings, shown as often. From each base one
 expert a task is tuned, merged by average, task arithmetic, TIES, TSV-M, Iso-C and CART over its rank, and MIMA is run
-with as many steps a task. Every scale is chosen on validation, CART's for each rank; then one look at test. Heads are
-those of the base's own text tower.
+with as many steps a task. Every scale is chosen on validation, CART's for each rank; then one look at test. Where CART
+took λ = 6, the largest tried, it may do better. Heads are those of the base's own text tower. In the study's first
+record the base of another style was pre-trained by the study; now it is the one that ships, made by the same recipe.
 
 *What fine-tuning undoes.* For the matrices of attention and MLP, the share of ‖τ_t‖² in the leading 8 % of the rank,
 and the rank, as a share, that holds 90 % of it. For the features, the change of the class means
