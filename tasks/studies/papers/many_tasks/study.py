@@ -5,7 +5,8 @@ added? Above them stand the experts and joint training, below them the base.
 
 **Method.** Every method merges the same experts of the first 8, 14 and 20 tasks. Its scale is chosen on validation,
 walking a grid from its usual value until the mean has fallen by one point; every combination of its other arguments is
-tried. CART's grid spans the paper's, λ from 1 to 3 and rank ratios of 4, 8, 16 and 32 %. Then one look at test.
+tried. CART's grid spans the paper's, λ from 1 to 3 and rank ratios of 4, 8, 16 and 32 %; larger ranks than 32 %, which
+is often chosen, are the study rank_curve's. Then one look at test.
 AdaMerging learns its coefficients, one per task and tensor, from the entropy of unlabelled test batches, starting
 from task arithmetic as chosen on validation and from CART as the paper has it, 8 % and λ = 1. Its rate is chosen on
 validation for each number of tasks, on the first seed, by the rule of the study `adaptation`. Joint training sees every
