@@ -57,6 +57,16 @@ def test_alpha_is_chosen_on_validation_and_judged_on_test() -> None:
     assert "1/T, in 6 of 6 cases" in merge_frequency.edge_note(best, [1])
 
 
+def test_of_equally_good_alpha_the_smallest_is_taken_whatever_the_last_bits_say() -> None:
+    one, two = {"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 0.3, "b": 0.2, "c": 0.1}  # their sums differ by rounding
+    rows = [
+        {"schedule": "whole", "multiple": multiple, "rounds": 4, "seed": 0, "validation": found}
+        for multiple, found in ((2, one), (3, two))
+    ]
+    for own in (rows, [{**row, "validation": other} for row, other in zip(rows, (two, one), strict=True)]):
+        assert [row["multiple"] for row in merge_frequency.tuned(own)] == [2]
+
+
 def test_only_seeds_that_every_cell_has_are_compared() -> None:
     rows = [*made_up("whole", 1, 1, 0.5, 0.6), *made_up("whole", 2, 1, 0.5, 0.6)[:2]]
     assert {row["seed"] for row in merge_frequency.common_seeds(rows)} == {0, 1}

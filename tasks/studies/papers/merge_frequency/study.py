@@ -145,11 +145,15 @@ def common_seeds(rows: Sequence[Row]) -> list[Row]:
 
 
 def tuned(rows: Sequence[Row]) -> list[Row]:
-    """Return for each schedule, N and seed the row whose α is best on validation."""
+    """Return for each schedule, N and seed the row whose α is best on validation, of equals the smallest α."""
     groups: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["schedule"], row["rounds"], row["seed"]), []).append(row)
-    return [max(own, key=lambda row: mean_accuracy(row["validation"])) for own in groups.values()]
+    # Means of the same counts of images differ in their last bits, which must not decide.
+    return [
+        max(own, key=lambda row: (round(mean_accuracy(row["validation"]), 9), -row["multiple"]))
+        for own in groups.values()
+    ]
 
 
 def course(inputs: StudyInputs, name: str) -> Row:
