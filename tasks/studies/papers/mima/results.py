@@ -14,6 +14,7 @@ from tasks.studies.rows import Row, of
 TUNED = ("average", "task_arithmetic", "ties")
 FIXED = {"task_arithmetic": "task_arithmetic λ=0.4", "ties": "ties λ=1"}
 MODELS = ("experts", *TUNED, *FIXED.values())
+LARGEST = 2.8  # λ of TIES that is tried
 MANY = 16  # from this N on the paper calls task vectors aligned
 NAMES = {"average": "average", "task_arithmetic": "task arithmetic", "ties": "TIES"}
 
@@ -84,7 +85,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             "M2",
             "The accuracy of the average rises with N.",
             steps_between(over["average"]),
-            "paired difference from each N to the next ≥ −0.5 points (half an image of 100: rounding, not a fall)",
+            "paired difference from each N to the next ≥ −0.5 points",
             low=-0.5,
         ),
         judge(
@@ -96,7 +97,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         ),
         judge(
             "M2",
-            f"The methods converge: at N ≥ {MANY} averaging is as good as task arithmetic and TIES.",
+            f"The methods converge: at N ≥ {MANY} averaging is nearly as effective as task arithmetic and TIES.",
             {f"best − worst, less half of that at N = {first}, N = {n}": _halved(spread, n, first) for n in many},
             "the lead of the best of the three over the worst is at most half of that at the smallest N",
             high=0,
@@ -155,7 +156,7 @@ def further_findings(rows: Sequence[Row], at: Sequence[int], kept: Sequence[int]
         found.append(
             judge(
                 "M1",
-                f"Forgetting AdamW's moments at the merges costs nothing (N = {n}).",
+                f"Forgetting AdamW's moments at the merges costs less than a point (N = {n}).",
                 {f"{model}, kept less reset": values for model, values in pairs.items()},
                 "paired differences within ± 1 point",
                 low=-1,
@@ -205,15 +206,16 @@ def _count(rows: Sequence[Row], rounds: int) -> int:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what the tables do not say by themselves."""
-    ends = {end: sum(row["scale"]["ties"] == end for row in rows) for end in (0.8, 1.8)}
+    beyond = sum(not 0.8 <= row["scale"]["ties"] <= 1.8 for row in rows)
+    last = sum(row["scale"]["ties"] == LARGEST for row in rows)
     tasks = len(rows[0]["average"])
     return [
         "The gap closes from both sides: the merge gains, and the last experts lose what they have of their own, as "
         "far as the schedule leaves them few steps to take away from their common start (`alignment` has the lengths).",
         f"In task arithmetic λ multiplies Σ_t τ_t, so 1/T = {1 / tasks:g} is the average; λ = 0.4 lies "
         f"{0.4 * tasks:.1f} times as far.",
-        f"TIES's λ multiplies the mean of the agreeing entries; of {len(rows)} choices "
-        f"{ends[0.8]} stood at the lower and {ends[1.8]} at the upper end of the paper's grid.",
+        f"TIES's λ multiplies the mean of the agreeing entries; of {len(rows)} choices {beyond} lie outside of the "
+        f"paper's grid, 0.8 to 1.8, and {last} are the largest λ tried, {LARGEST:g}.",
     ]
 
 

@@ -9,7 +9,7 @@ over the whole budget, frozen text head. The experts of the last round are merge
 
     θ0 + λ Σ_t τ_t (task arithmetic),    θ0 + λ · TIES(τ_1 … τ_T, keep 20 %),
 
-with λ from validation (0 … 1 in steps of 0.05, 0.2 … 1.8 in steps of 0.1) and, without validation, λ = 0.4 and λ = 1.
+with λ from validation (0 … 1 in steps of 0.05, 0.2 … 2.8 in steps of 0.1) and, without validation, λ = 0.4 and λ = 1.
 The grid is walked from the usual value both ways until validation accuracy has fallen by 1 point. Relative accuracy is
 (1/T) Σ_t merged_t / expert_t; the gap is expert_t − merged_t in points.
 
@@ -33,6 +33,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mima.results import (
     FIXED,
+    LARGEST,
     MODELS,
     figures,
     findings,
@@ -131,7 +132,7 @@ def measure(inputs: StudyInputs, rounds: int, seed: int, keep: float) -> Row:
     scorer = inputs.blind().scorer(experts)
     ties = {"keep": keep}
     addition = choose_scale(inputs, scorer, "task_arithmetic", grid(0, 1, 0.05), 0.2)
-    elected = choose_scale(inputs, scorer, "ties", grid(0.2, 1.8, 0.1), 1.0, ties)
+    elected = choose_scale(inputs, scorer, "ties", grid(0.2, LARGEST, 0.1), 1.0, ties)
 
     def fixed(method: str, args: dict[str, Any]) -> dict[str, float]:
         return inputs.accuracy(scorer.merge(configure(method, args)), "test")
