@@ -202,12 +202,38 @@ def _findings(count: int, rows: Sequence[Row]) -> list[Finding]:
             unit="",
             digits=3,
         ),
+        judge(
+            "C2",
+            f"{count} tasks: every task's own centred curve peaks near 8 %.",
+            {"tasks with their peak there": [_near_share(row) for row in rows]},
+            "of 90 % of the tasks and more between 4 % and 16 %",
+            low=90,
+            unit=" %",
+        ),
+        judge(
+            "C2",
+            f"{count} tasks: with λ chosen for each rank the centred curve peaks near 8 % as well.",
+            {"place of the peak": [peak(_curve(row, "centred", "per rank")) for row in rows]},
+            "between 4 % and 16 %, a factor of two either way",
+            low=NEAR[0],
+            high=NEAR[1],
+            unit="",
+            digits=3,
+            ours=True,
+        ),
     ]
 
 
-def _curve(row: Row, kind: str) -> dict[float, float]:
-    """Return mean test accuracy in % over the ratio, λ chosen once."""
-    return {point["ratio"]: 100 * mean(point["test"]) for point in row["curves"][kind]["once"]}
+def _curve(row: Row, kind: str, rule: str = "once") -> dict[float, float]:
+    """Return mean test accuracy in % over the ratio."""
+    return {point["ratio"]: 100 * mean(point["test"]) for point in row["curves"][kind][rule]}
+
+
+def _near_share(row: Row) -> float:
+    """Return the share of tasks in % whose centred curve, λ chosen once, is highest near 8 %."""
+    points = row["curves"]["centred"]["once"]
+    peaks = [peak({point["ratio"]: point["test"][task] for point in points}) for task in points[0]["test"]]
+    return 100 * fmean(NEAR[0] <= place <= NEAR[1] for place in peaks)
 
 
 def _inside(curve: dict[float, float]) -> float:
