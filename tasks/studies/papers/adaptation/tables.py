@@ -28,6 +28,19 @@ def accuracy_table(rows: Sequence[Row], starts: Sequence[Row]) -> Table:
             }
         )
         lines += [_line(rows, starts, variant, entropy) for variant in Variant.all() if variant.on == on]
+    tuned = ", ".join(f"{row['cart_tuned']['scale']:g}" for row in starts)
+    level = with_interval(static(starts, "cart_tuned"))
+    lines.append(
+        {
+            "directions": "CART, λ from validation",
+            "coefficients": f"one ({tuned})",
+            "images": "",
+            "test accuracy, %": level,
+            "gain, points": "",
+            "entropy, nats": "",
+            "learning rate": "",
+        }
+    )
     individual = fmean(mean_accuracy(row["experts"]) for row in starts)
     return Table(f"Test accuracy of static merges and of what is adapted from them (experts {individual:.1f} %)", lines)
 
