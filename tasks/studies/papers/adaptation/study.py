@@ -4,8 +4,8 @@
 predictions on images without labels. Does it help, on task vectors and on CART's directions, with one coefficient per
 expert or one per expert and layer? Must the images be those of the test set? What does a step cost with more experts?
 
-**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of the
-smaller side; equation 8 of CART). λ is learned by Adam on
+**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of
+the smaller side; equation 8 of CART). λ is learned by Adam on
 
     L(λ) = Σ_t mean_x H(p_t(x; θ)),    H(p) = − Σ_c p_c log p_c,    ∂L/∂λ_t^l = ⟨∂L/∂θ^l, d_t^l⟩,
 
@@ -13,9 +13,10 @@ over a batch of every task a step; tensors that CART does not treat have no dire
 with the scale that is best on validation, and CART as its paper has it, k = 8 % and λ = 1; the result is held against
 CART of that rank with λ from validation too, which is what the paper's table has as CART. *Images*: those of the test
 set, as the papers do (their labels are not used), or those of validation alone, which leaves the test set unseen.
-*Rate*: every rate is tried on validation images for all steps, on the first seed; the one with the highest accuracy on
-validation is taken, where labels choose and do not adapt, and test cannot be read. `many_tasks` has the same rule and
-the same starts. Layer-wise means one λ per tensor. ± is over seeds: the order of the batches, of experts and of images.
+*Rate*: every rate is tried on validation images for all steps, on the first seed alone; the one with the highest
+accuracy on validation is taken, where labels choose and do not adapt, and test cannot be read. `many_tasks` has the
+same rule and the same starts. Layer-wise means one λ per tensor. ± is over seeds: the order of the batches, of experts
+and of images.
 
 **Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
 """

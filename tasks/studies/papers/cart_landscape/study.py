@@ -15,7 +15,9 @@ fitted to both paths over k, the base and the average: experts are nearly orthog
 to zero, so two components of the experts hold almost nothing of CART's path (the table has both). A task's own plane is
 that of θ_t, CART and task arithmetic, which lie on it exactly. Components come from the n × n Gram matrix of n models,
 summed block by block. *Roundness* is 4π area / length² of the path over k on the plane: 1 for a circle, 0 for a line
-out and back. Findings are for every seed, pictures of the first.
+out and back. That CART's ends are the average, and that task arithmetic passes it at λ = 1/T, are identities, which
+only a mistake can break; the losses are measured. The best CART may lie beyond the largest λ. Findings are for every
+seed, pictures of the first.
 
 **Source.** CART, Section 5.3 (Figure 5) and Appendix E (Figures 11 and 12); the contours after Li et al. 2018.
 """

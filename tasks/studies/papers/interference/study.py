@@ -9,9 +9,10 @@ leading singular values and right singular vectors of every task,
 
     I(k) = Σ_{i≠j} ‖Σ̃_i V_iᵀ V_j Σ̃_j‖_F,  Σ̃ = Σ / ‖τ‖_F;      R(k) = Σ_t ‖τ_t − SVD_k(τ_t)‖²_F.
 
-Equation 5 prints the product the other way round, V_i Σ̃_i Σ̃_j V_jᵀ, whose norm is ‖Σ̃_i Σ̃_j‖_F: no direction enters it.
-Both are measured (`mergeflow.analysis.interference` says why the first is meant), the first also with Σ̃ normalised by
-what is kept. Beside them stands what Theorem 1 calls task interference, for inputs isotropic in a task's own row space,
+Equation 5 prints the product the other way round, V_i Σ̃_i Σ̃_j V_jᵀ, whose norm is ‖Σ̃_i Σ̃_j‖_F: no direction enters
+it, so that it tells how the singular values fall and nothing of row spaces. Both are measured
+(`mergeflow.analysis.interference` says why the first is meant), the first also with Σ̃ normalised by what is kept.
+Beside them stands what Theorem 1 calls task interference, for inputs isotropic in a task's own row space,
 
     L_k = Σ_t ‖Σ_{s≠t} SVD_k(τ_s) V_t‖²_F / Σ_t ‖SVD_k(τ_t)‖²_F,
 

@@ -8,7 +8,7 @@ until validation accuracy has fallen by 1 point), one look at test. `one epoch` 
 rate falls to 0 within the epoch; `converged` has one schedule over all its epochs, and the curve over epochs merges
 its experts as they stand after each: before the last epoch their learning rate has not come down. An epoch of the
 paper's tasks has hundreds of steps. Batches are small here, so that an epoch has as many; further pairs of runs show
-what an epoch of fewer steps is worth. ± is over seeds: the order of the batches.
+what an epoch of fewer steps is worth, in a table and without a verdict. ± is over seeds: the order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 2.1, Figure 2; the curve over epochs is our
 reading of "proficiency and mergeability".

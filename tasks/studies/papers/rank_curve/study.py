@@ -11,10 +11,11 @@ vectors centred at the experts' mean and for the original ones?
 all other tensors are averaged or added with λ. A third curve, *matrices alone*, is the original one with all other
 tensors left as they are in θ0: like the paper's it begins at the pre-trained model. At ratio 0 the centred merge is the
 average, at 1 it is the average whatever λ is, since the centred task vectors add up to 0; the original one ends in task
-arithmetic. λ is chosen on validation, in two ways: *once*, at the ratio where a method is used (0.08 for centred, 1 for
-original), then fixed over all ranks as in the paper's Figures 1 and 6; and *per rank*. Test is looked at once for each
-point drawn. What is called a peak is that of the test curve, a description of the curve and not a choice. ± is over
-seeds: the order of the batches.
+arithmetic. These ends are identities, which only a mistake can break. λ is chosen on validation, in two ways: *once*,
+at the ratio where a method is used (0.08 for centred, 1 for original), then fixed over all ranks as in the paper's
+Figures 1 and 6; and *per rank*, where the largest ratio or λ that is tried, if it is taken, is no peak. Test is looked
+at once for each point drawn. What is called a peak is that of the test curve, a description of the curve and not a
+choice. ± is over seeds: the order of the batches.
 
 **Source.** CART, Section 4.1, equation 4, Figures 1, 6 and 10.
 """
