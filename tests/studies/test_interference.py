@@ -53,6 +53,14 @@ def test_the_study_covers_experts_layers_and_kinds(result: StudyResult) -> None:
     assert {(row["origin"], row["ratio"]) for row in result.rows} >= {("centred", 0.08), ("original", 1.0)}
 
 
+def test_the_rows_give_the_findings_on_the_theorem(result: StudyResult, theorem: dict[str, list[Row]]) -> None:
+    draws = [row for row in result.rows if row["part"] == "draws"]
+    worst = max(row["L"] / row["printed"] for row in draws)
+    assert any(f"of {len(draws)} draws" in f.measured and f"{worst:.2g}" in f.measured for f in result.findings)
+    assert {row["part"] for row in result.rows} == {"layer", "common", *theorem}
+    assert {row["seed"] for row in result.rows if row["part"] in theorem} == {None}  # no seed of experts
+
+
 def test_two_centred_tasks_interfere_as_much_as_can_be(result: StudyResult) -> None:
     """Their row spaces are the same, so the meant and the printed I(k) agree, and centring lowers none."""
     assert result.tables[0].rows[0]["I(k)"] == "0.0 ± 0.0"

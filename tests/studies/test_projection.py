@@ -14,7 +14,7 @@ from tasks.plotting.drawing import new_figure
 from tasks.plotting.labels import place_labels
 from tasks.studies.papers.projection import study as projection
 from tasks.studies.papers.projection.results import Space, findings
-from tasks.studies.results import StudyResult
+from tasks.studies.results import StudyResult, with_interval
 from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 
@@ -55,11 +55,23 @@ def test_dare_lies_where_its_mask_puts_it(result: StudyResult) -> None:
     assert float(law.measured.partition(": ")[2].split()[0]) < 5, law.measured
 
 
+def test_the_rows_give_the_findings_on_distances(result: StudyResult) -> None:
+    """What a page says of DARE's mask and of two merges can be computed from the rows alone."""
+    drops = [row for row in result.rows if row["part"] == "drop"]
+    off = [100 * max(abs(one["distance"] / one["expected"] - 1) for one in drops if one["seed"] == s) for s in (0, 1)]
+    (law,) = [finding for finding in result.findings if "random mask: λ" in finding.claim]
+    assert with_interval(off) in law.measured
+    pairs = {(row["model"], row["other"]) for row in result.rows if row["part"] == "pair"}
+    assert ("ties", "breadcrumbs") in pairs or ("breadcrumbs", "ties") in pairs
+    assert {row["seed"] for row in result.rows if row["part"] == "pair"} == {0, 1}
+    assert any(row["part"] == "seeds" for row in result.rows)
+
+
 def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:
     """G8: DARE is the most lonely merge, and the trajectory ends at a lower loss than one-shot merges."""
 
     def mean(model: str, what: str) -> float:
-        return fmean(row[what] for row in result.rows if row["model"] == model)
+        return fmean(row[what] for row in result.rows if (row["part"], row["model"]) == ("model", model))
 
     others = ("task_arithmetic", "ties", "breadcrumbs")
     assert mean("dare", "to_nearest_merge") > max(mean(name, "to_nearest_merge") for name in others)

@@ -1,13 +1,13 @@
 """Tables, findings and notes of the study `interference` on experts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
 from tasks.studies.claims import judge, paired
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, tidy
 from tasks.studies.verdicts import within
 
 Case = tuple[str, int]
@@ -159,11 +159,26 @@ def _risen(row: Row) -> float:
     return 100 * median(curve[place] / curve[-1] for curve, place in curves)
 
 
-def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row for each run, number of tasks, seed, layer, origin and ratio."""
+def tidy_rows(rows: Sequence[Row], theorem: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """Return what was measured, by `part`.
+
+    layer: one row for each run, number of tasks, seed, layer, origin and ratio; common: how much of the task vectors is
+    common to all; draws, overlap, condition, readings: of the linear model, where `draw` tells the draws of a setting.
+    """
+    common = [{"part": "common", **{key: row[key] for key in ("seed", "run", "tasks", "common")}} for row in rows]
+    drawn = [
+        {"part": part, "draw": row["seed"], **{key: value for key, value in row.items() if key != "seed"}}
+        for part, own in theorem.items()
+        for row in own
+    ]
+    return tidy([*_layer_rows(rows), *common, *drawn])
+
+
+def _layer_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     measures = ("whole", "kept", "spectral", "loss", "error")
     return [
         {
+            "part": "layer",
             **{key: row[key] for key in ("seed", "run", "tasks")},
             "layer": layer["name"],
             "kind": layer["kind"],

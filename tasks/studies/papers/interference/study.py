@@ -99,7 +99,7 @@ def run(io: StageIO) -> None:
         [*tables(rows, shown), *theorem_tables(theorem)],
         [*findings(rows, shown), *theorem_findings(theorem)],
         [*notes(rows, shown), theorem_note(theorem)],
-        tidy_rows(rows),
+        tidy_rows(rows, theorem),
     )
     result.write(io, figures(rows, shown, theorem))
 

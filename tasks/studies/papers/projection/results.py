@@ -13,7 +13,7 @@ from mergeflow.analysis.projection import cosines_from, distances, principal_coo
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, tidy
 
 PAIR = ("ties", "breadcrumbs")
 OTHERS = ("task_arithmetic", "ties", "breadcrumbs", "dare")  # whose merges the paper compares
@@ -253,14 +253,39 @@ def _better(rows: Rows) -> Finding:
     )
 
 
-def tidy_rows(rows: Rows) -> list[dict[str, Any]]:
-    """Return one row for each seed and model: length, cosine with task arithmetic, loss and accuracy where measured."""
+def tidy_rows(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return what was measured, by `part`.
+
+    model: length, cosine with task arithmetic, loss and accuracy of each where measured; pair: distance, and cosine of
+    the moves from the base, of merges, ends of paths and joint training; drop: DARE beside task arithmetic; seeds: the
+    distance of the same model of two seeds.
+    """
+    seeds = [{"part": "seeds", "model": name, "distance": one} for name, own in across.items() for one in own]
+    return tidy([*_model_rows(rows), *_pair_rows(rows), *_drop_rows(rows), *seeds])
+
+
+def _pair_rows(rows: Rows) -> list[dict[str, Any]]:
+    found = []
+    for row in rows:
+        space = Space(row)
+        for one, other in combinations([*row["merges"], *space.ends.values(), row["joint"]], 2):
+            known = {"part": "pair", "seed": row["seed"], "model": one, "other": other}
+            found.append({**known, "distance": space.distance(one, other), "cosine": space.cosine(one, other)})
+    return found
+
+
+def _drop_rows(rows: Rows) -> list[dict[str, Any]]:
+    return [{"part": "drop", "seed": row["seed"], "model": "dare", **one} for row in rows for one in row["drops"]]
+
+
+def _model_rows(rows: Rows) -> list[dict[str, Any]]:
     found = []
     for row in rows:
         space = Space(row)
         for name in row["names"]:
             found.append(
                 {
+                    "part": "model",
                     "seed": row["seed"],
                     "model": name,
                     "length": space.length(name),

@@ -91,7 +91,7 @@ def run(io: StageIO) -> None:
         io.report("seeds", done, len(inputs.seeds))
         rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
     across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
-    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across), tidy_rows(rows))
+    result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across), tidy_rows(rows, across))
     result.write(io, figures(rows))
 
 
