@@ -38,6 +38,7 @@ _EARLIER = (
     "the study measures today, not what gave these numbers."
 )
 _COSTS = "results/costs.json"
+_UNDEFINED = "nan ± nan"
 
 
 def write_page(root: Path, study: Study) -> Path:
@@ -90,10 +91,17 @@ def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> 
         *(_finding(one) for one in found.findings),
         *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
         "## Measured",
-        *(f"**{table.title}**\n\n{markdown_table(table)}" for table in (*found.tables, *times)),
+        *(_measured(table) for table in (*found.tables, *times)),
         *(f"![{figure}](figures/{figure_file(name, figure)})" for figure in found.figures),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _measured(table: Table) -> str:
+    text = markdown_table(table)
+    dashed = text.replace(_UNDEFINED, "–")
+    told = "" if dashed == text else "\n\n–: not defined, as where a baseline is too small to divide by."
+    return f"**{table.title}**\n\n{dashed}{told}"
 
 
 def figure_file(study: str, figure: str) -> str:

@@ -92,6 +92,15 @@ def test_the_page_of_costs_names_figures_that_are_there() -> None:
     assert set(named) <= {path.stem for path in (PAGES / "figures").iterdir()}
 
 
+def test_what_is_not_defined_is_a_dash_with_a_word_on_it() -> None:
+    known = Table("Known", [{"layer": "1", "share": "0.1 ± 0.0"}])
+    table = Table("Shares", [{"layer": "1", "share": "nan ± nan"}, {"layer": "2", "share": "0.1 ± 0.0"}])
+    page = page_text(STUDIES["bases"], StudyResult([known, table], [], [], []))
+    assert "| 1 | – |" in page
+    assert "nan" not in page.partition("## Measured")[2]
+    assert page.count("–: not defined") == 1
+
+
 def test_tables_of_times_keep_the_order_of_their_columns() -> None:
     """The first one names what a row is of; sorted keys would put `GPU-seconds` there."""
     tables = [table for name in RECORDED for table in read_times(PAGES, name)]
