@@ -129,9 +129,7 @@ def expert_paths(inputs: StudyInputs, seed: int) -> dict[str, str]:
 
 
 def start(inputs: StudyInputs, options: Options, seed: int) -> Row:
-    """Return both static merges where adapting starts: scale, test accuracy, and entropy on test images.
-
-    `cart_tuned` is CART of the same rank with its scale from validation, from which nothing starts.
+    """Return both static merges where adapting starts, and `cart_tuned`, CART with its scale from validation.
 
     Args:
         inputs: the study's inputs.

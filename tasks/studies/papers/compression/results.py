@@ -81,13 +81,7 @@ def relative(rows: Sequence[Row]) -> float:
 
 
 def smallest(rows: Sequence[Row], count: int, target: float) -> float | None:
-    """Return the smallest rank ratio of CART-Indexing that keeps the target on validation, mean over seeds.
-
-    Args:
-        rows: as of `suite`.
-        count: how many tasks.
-        target: the share of individual accuracy that is to be kept.
-    """
+    """Return the smallest rank ratio of CART-Indexing that keeps a share of accuracy on validation, mean over seeds."""
     for ratio in sorted({row["args"]["rank_ratio"] for row in of(rows, "cart", count)}):
         if fmean(row["relative"]["validation"] for row in of(rows, "cart", count, ratio)) >= target:
             return float(ratio)
@@ -140,13 +134,7 @@ def low_rank_bits(sizes: Sizes, ratio: float) -> int:
 
 
 def bits_table(rows: Sequence[Row], sizes: Sizes, ratio: float) -> Table:
-    """Return the counted bits of each part beside the paper's formulas.
-
-    Args:
-        rows: as of `suite`.
-        sizes: the shape of every tensor.
-        ratio: the paper's rank ratio.
-    """
+    """Return the counted bits of each part beside the paper's formulas, from the shape of every tensor."""
     count = counts(rows)[0]
     formulas = {"cart": low_rank_bits(sizes, ratio), "emr": mask_bits(sizes), "tall": mask_bits(sizes)}
     lines: list[dict[str, Cell]] = []

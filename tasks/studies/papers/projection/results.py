@@ -68,13 +68,7 @@ class Space:
         )
 
     def planar(self, title: str, one: str, other: str) -> float:
-        """Return the distance of two models on a plane.
-
-        Args:
-            title: of the plane.
-            one: a model's name.
-            other: another model's name.
-        """
+        """Return the distance of two models on the plane with a title."""
         places = self.plane(title).places
         return math.dist(places[one], places[other])
 
