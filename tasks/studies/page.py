@@ -31,7 +31,8 @@ _SYSTEMS = (
     "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "
     "MIMA, C of CART, L of *Cross-Task Linearity*, P of the provable task vectors, B beyond the papers. Rules and "
     "margins stand on the studies' pages. *Seeds*: distinct seeds in the study's raw rows; a finding on a training run "
-    "that took fewer of them has as many as that run. ± is half a 95 % interval."
+    "that took fewer of them has as many as that run, one that counts bytes or compares bits rests on one, and one on "
+    "a theorem on the draws that it tells. ± is half a 95 % interval."
 )
 _EARLIER = (
     "**Recorded earlier.** All that follows was recorded by an earlier version of this study: the text above says what "
