@@ -81,7 +81,12 @@ def relative(rows: Sequence[Row]) -> float:
 
 
 def smallest(rows: Sequence[Row], count: int, target: float) -> float | None:
-    """Return the smallest rank ratio of CART-Indexing that keeps a share of accuracy on validation, mean over seeds."""
+    """Return the smallest rank ratio of CART-Indexing that keeps the target on validation, mean over seeds.
+
+    Args:
+        rows, count: as of `of`.
+        target: the share of individual accuracy that is to be kept.
+    """
     for ratio in sorted({row["args"]["rank_ratio"] for row in of(rows, "cart", count)}):
         if fmean(row["relative"]["validation"] for row in of(rows, "cart", count, ratio)) >= target:
             return float(ratio)
@@ -123,18 +128,16 @@ def mask_bits(sizes: Sizes) -> int:
 
 
 def low_rank_bits(sizes: Sizes, ratio: float) -> int:
-    """Return the bits of one task's low-rank part by the paper's formula, Σ 32 (m + n) k over the treated matrices.
-
-    Example:
-        >>> low_rank_bits({"a.mlp.weight": [4, 3], "b": [3]}, 0.5)
-        448
-    """
+    """Return the bits of one task's low-rank part by the paper's formula, Σ 32 (m + n) k over the treated matrices."""
     treated = [shape for name, shape in sizes.items() if is_matrix(name, shape, "attn_mlp")]
     return sum(32 * sum(shape) * rank_of(shape, ratio, "ceil") for shape in treated)
 
 
 def bits_table(rows: Sequence[Row], sizes: Sizes, ratio: float) -> Table:
-    """Return the counted bits of each part beside the paper's formulas, from the shape of every tensor."""
+    """Return the counted bits of each part beside the paper's formulas.
+
+    Args: As of `result`.
+    """
     count = counts(rows)[0]
     formulas = {"cart": low_rank_bits(sizes, ratio), "emr": mask_bits(sizes), "tall": mask_bits(sizes)}
     lines: list[dict[str, Cell]] = []

@@ -68,7 +68,12 @@ class Space:
         )
 
     def planar(self, title: str, one: str, other: str) -> float:
-        """Return the distance of two models on the plane with a title."""
+        """Return the distance of two models on a plane.
+
+        Args:
+            title: of the plane.
+            one, other: the models' names.
+        """
         places = self.plane(title).places
         return math.dist(places[one], places[other])
 
@@ -248,12 +253,7 @@ def _better(rows: Rows) -> Finding:
 
 
 def tidy_rows(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return what was measured, by `part`.
-
-    model: length, cosine with task arithmetic, loss and accuracy of each where measured; pair: distance, and cosine of
-    the moves from the base, of merges, ends of paths and joint training; drop: DARE beside task arithmetic; seeds: the
-    distance of the same model of two seeds.
-    """
+    """Return what was measured, told by `part`: models, pairs of them, DARE's drops, distances between seeds."""
     seeds = [{"part": "seeds", "model": name, "distance": one} for name, own in across.items() for one in own]
     return tidy([*_model_rows(rows), *_pair_rows(rows), *_drop_rows(rows), *seeds])
 
