@@ -109,6 +109,33 @@ def test_findings_follow_the_numbers() -> None:
     assert len(tables(made_up(8, **good), {})[0].rows) == 6
 
 
+def adapted(count: int, start: float, end: float, name: str = "adamerging_ta") -> list[Row]:
+    return [{**row, "start": {"a": start}} for row in made_up(count, **{name: end})]
+
+
+def test_adapting_is_held_against_its_static_start() -> None:
+    merges = [row for count in (8, 20) for row in made_up(count, individual=0.9, average=0.5, cart=0.8)]
+
+    def verdicts(*pieces: list[Row]) -> dict[str, object]:
+        rows = [*merges, *(row for piece in pieces for row in piece)]
+        return {one.claim: one.holds for one in findings(rows, {}) if one.system == "C4"}
+
+    start = "Adapting is at least as good as its static start, task arithmetic (λ from validation)."
+    better = "AdaMerging on CART's directions is better than on task vectors."
+    assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.6, 0.7)) == {start: True}
+    assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.7, 0.6))[start] is False
+    both = adapted(8, 0.8, 0.85, "adamerging_cart")
+    assert verdicts(adapted(8, 0.6, 0.7), both)[better] is True
+    assert verdicts(adapted(8, 0.6, 0.87), both)[better] is False
+
+
+def test_a_merge_that_loses_less_refutes_that_cart_loses_least() -> None:
+    first, last = made_up(8, individual=0.9, cart=0.8, ties=0.8), made_up(20, individual=0.9, cart=0.7, ties=0.75)
+    (finding,) = [one for one in findings([*first, *last], {}) if "loses least" in one.claim]
+    assert finding.holds is False
+    assert "TIES loses more by: -5.6" in finding.measured
+
+
 def test_a_model_that_some_counts_lack_leaves_its_cells_empty() -> None:
     rows = [*made_up(8, individual=0.9, cart=0.8), *made_up(20, individual=0.9, cart=0.8, mima=0.85)]
     (line,) = [row for row in tables(rows, {"mima": "MIMA"})[0].rows if row["model"] == "MIMA"]

@@ -9,9 +9,11 @@ import pytest
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.rank_curve import study as rank_curve
-from tasks.studies.papers.rank_curve.results import findings, notes, peak, tables
+from tasks.studies.papers.rank_curve.findings import findings
+from tasks.studies.papers.rank_curve.results import notes, peak, tables
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tests.studies.rejudging_cart import of_rank_curve
 from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {
@@ -34,6 +36,7 @@ def test_the_study_covers_ratios_methods_and_tasks(result: StudyResult) -> None:
     assert [row["k / r"] for row in curve.rows] == ["0", "0.08", "1"]
     assert [row["task"] for row in peaks.rows] == ["red", "blue", "grey"]
     assert {finding.system for finding in result.findings} == {"C2"}
+    assert of_rank_curve(result.rows) == result.findings
 
 
 def test_the_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp_path: Path) -> None:
@@ -52,27 +55,65 @@ def test_the_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp_path: 
         assert base[name].equal(inputs.base[name] if treated else all_of_it[name])
 
 
-def made_up(centred: list[float], original: list[float], average: float) -> Row:
+def made_up(
+    centred: list[float], original: list[float], average: float, alone: list[float] | None = None, base: float = 0.5
+) -> Row:
     def points(values: list[float]) -> list[Row]:
         ratios = (0.0, 0.08, 0.32, 1.0)
         return [{"ratio": r, "scale": 1.0, "test": {"a": v}} for r, v in zip(ratios, values, strict=True)]
 
     curves = {
         kind: {"once": points(v), "per rank": points(v)[1:3]}
-        for kind, v in (("centred", centred), ("original", original), ("matrices alone", original))
+        for kind, v in (("centred", centred), ("original", original), ("matrices alone", alone or original))
     }
-    levels: Row = {"average": {"a": average}, "experts": {"a": 0.95}, "zero_shot": {"a": 0.5}}
+    levels: Row = {"average": {"a": average}, "experts": {"a": 0.95}, "zero_shot": {"a": base}}
     curves["matrices alone"]["per rank"] = []
-    return {"tasks": 8, "seed": 0, "curves": curves, **levels}
+    return {"tasks": 8, "seed": 0, "curves": curves, "tried": {"centred": [0.2, 1.0], "original": [0.5, 2.0]}, **levels}
+
+
+BELL = [0.7, 0.9, 0.8, 0.7]
+RISING = [0.5, 0.7, 0.75, 0.8]
 
 
 def test_findings_follow_the_numbers() -> None:
-    bell = [made_up([0.7, 0.9, 0.8, 0.7], [0.5, 0.7, 0.75, 0.8], 0.7)] * 3
+    bell = [made_up(BELL, RISING, 0.7)] * 3
     assert all(finding.holds is True for finding in findings(bell))
     flat = [made_up([0.7, 0.69, 0.7, 0.8], [0.6, 0.9, 0.75, 0.81], 0.6)] * 3
     assert all(finding.holds is False for finding in findings(flat))
     assert "highest at 0.08 with 90.0 %" in notes(bell)[0]
+    assert notes(bell)[2] == (
+        "8 tasks: λ chosen per rank stood at an end of those tried: centred at 0.08 (3 of 3 seeds), "
+        "centred at 0.32 (3 of 3 seeds)."
+    )
     assert tables(bell)[2].rows[0]["centred peaks at"] == "0.08"
+
+
+@pytest.mark.parametrize(
+    ("row", "refuted"),
+    [
+        (made_up([0.7, 0.9, 0.8, 0.95], RISING, 0.7), "bell-shaped"),
+        (made_up([0.95, 0.9, 0.8, 0.7], RISING, 0.7), "bell-shaped"),
+        (made_up([0.7, 0.7, 0.9, 0.7], RISING, 0.7), "bell-shaped"),
+        (made_up(BELL, RISING, 0.7, base=0.4), "at rank 0 the original curve is the pre-trained model"),
+        (made_up(BELL, RISING, 0.7, base=0.6), "at rank 0 the original curve is the pre-trained model"),
+        (made_up(BELL, RISING, 0.7, alone=[0.4, 0.7, 0.75, 0.8]), "at rank 0 the original curve"),
+        (made_up(BELL, [0.4, 0.7, 0.75, 0.8], 0.7, alone=RISING), "at rank 0 the original curve"),
+        (made_up(BELL, [0.5, 0.7, 0.75, 0.95], 0.7), "the peak of the centred curve lies above task arithmetic"),
+        (made_up([0.7, 0.79, 0.85, 0.7], RISING, 0.7), "the peak of the centred curve lies above task arithmetic"),
+        (made_up(BELL, [0.5, 0.95, 0.95, 0.95], 0.7), "at 8 % CART is above task arithmetic on every task"),
+        (made_up(BELL, [0.5, 0.7, 0.75, 0.95], 0.7), "at 8 % CART is above task arithmetic of the full rank"),
+    ],
+)
+def test_each_claim_can_be_refuted(row: Row, refuted: str) -> None:
+    (finding,) = [one for one in findings([row] * 3) if refuted in one.claim]
+    assert finding.holds is False
+
+
+def test_a_bell_is_measured_from_the_higher_of_its_ends() -> None:
+    bell = findings([made_up([0.7, 0.9, 0.92, 0.8], RISING, 0.7)] * 3)[0]
+    assert bell.measured == (
+        "highest point inside less the higher end: 12.0 ± 0.0 points; at 8 %, less the higher end: 10.0 ± 0.0 points"
+    )
 
 
 @pytest.mark.slow
@@ -96,6 +137,7 @@ def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path)
         ({"ratios": [0.0, 0.5, 0.2, 1.0]}, "must ascend"),
         ({"ratios": [0.1, 0.5, 1.0]}, "from 0 to 1"),
         ({"tuned": [0.0, 0.08]}, r"lie in \(0, 1\]"),
+        ({"ratios": [0.0, 0.1, 1.0]}, "ratios need 0.08"),
     ],
 )
 def test_ratios_that_draw_no_curve_are_refused(change: dict[str, list[float]], words: str) -> None:

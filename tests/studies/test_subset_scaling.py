@@ -18,6 +18,7 @@ from tasks.studies.papers.subset_scaling.results import notes, tables
 from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tests.studies.rejudging_cart import of_subset_scaling
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -59,6 +60,7 @@ def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: i
     assert {finding.system for finding in result.findings} == {"C7"}
     assert {row["seed"] for row in result.rows} == {0, 1}
     assert {(row["size"], row["method"]) for row in result.rows} == {(n, m) for n in (2, 3) for m in METHODS}
+    assert of_subset_scaling(result.rows, SMALL["starts"]) == result.findings
 
 
 def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ignore[no-untyped-def]
@@ -118,7 +120,7 @@ def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[int,
             ours = level + lead + growth * (size - 2) - 0.005 * (number % 2)
             accuracy = {method: ours if method == "cart" else level for method in METHODS}
             found = {
-                method: {"args": {"scale": 0.3}, "test": dict.fromkeys(subset, value)}
+                method: {"args": {"scale": 0.3}, "ends": ["scale"], "test": dict.fromkeys(subset, value)}
                 for method, value in accuracy.items()
             }
             rows.append({"seed": seed, "size": size, "tasks": subset, "methods": found})
@@ -133,7 +135,19 @@ def test_findings_follow_the_numbers() -> None:
     bad = findings(*made_up(0.05, -0.02), [2, 4])
     assert [finding.holds for finding in bad[:4]] == [False] * 4
     assert findings(*made_up(-0.01, 0.0), [2])[0].holds is False
-    assert notes(*good)
+    assert notes(*good)[-1].startswith("How often an end of what was tried was taken")
+    assert "TIES's scale with 4 tasks 100 %" in notes(*good)[-1]
+
+
+@pytest.mark.parametrize("steadier", ["average", "task_arithmetic", "ties"])
+def test_one_method_with_smaller_error_bars_refutes_that_carts_are_the_smallest(steadier: str) -> None:
+    rows, plans, known = made_up(0.05, 0.01)
+    for row in rows:
+        if row["size"] == 4:
+            row["methods"][steadier]["test"] = dict.fromkeys(row["tasks"], 0.7)
+    (finding,) = [one for one in findings(rows, plans, known, [2]) if "smallest error bars" in one.claim]
+    assert finding.holds is (steadier == "ties"), "with four tasks the paper excepts TIES"
+    assert not finding.ours
 
 
 def test_a_sample_too_small_and_a_value_outside_are_told() -> None:

@@ -1,19 +1,18 @@
-"""Tables, findings and notes of the study `rank_curve`."""
+"""Tables, notes and rows of the study `rank_curve`."""
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from mergeflow.evaluation.averages import mean
-from tasks.studies.claims import judge, paired
-from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.results import Table, with_interval
+from tasks.studies.rows import Row, accuracy_rows, tidy
 
 KINDS = ("centred", "original", "matrices alone")
+LEVELS = ("average", "experts", "zero_shot")
+USED = 0.08  # the paper's rank ratio
 RULES = ("once", "per rank")
-NEAR = (0.04, 0.16)  # a factor of two around the paper's 8 %
-NOISE = 0.5  # points
 
 
 def samples(rows: Sequence[Row], kind: str, rule: str, task: str | None = None) -> dict[float, list[float]]:
@@ -112,7 +111,7 @@ def _scales(rows: Sequence[Row], kind: str, rule: str, ratio: float) -> str:
 def _peak_table(count: int, rows: Sequence[Row]) -> Table:
     def line(task: str) -> dict[str, Any]:
         curve, original = centre(rows, "centred", "once", task), centre(rows, "original", "once", task)
-        near = min(curve, key=lambda ratio: abs(ratio - 0.08))
+        near = min(curve, key=lambda ratio: abs(ratio - USED))
         return {
             "task": task,
             "centred peaks at": f"{peak(curve):g}",
@@ -130,124 +129,9 @@ def _peak_table(count: int, rows: Sequence[Row]) -> Table:
     )
 
 
-def findings(rows: Sequence[Row]) -> list[Finding]:
-    """Hold the paper's statements against the curves of every suite."""
-    return [finding for count, own in suites(rows).items() for finding in _findings(count, own)]
-
-
-def _findings(count: int, rows: Sequence[Row]) -> list[Finding]:
-    centred, original, alone = ([_curve(row, kind) for row in rows] for kind in KINDS)
-    levels = {name: [100 * mean(row[name]) for row in rows] for name in ("average", "zero_shot")}
-    peaks = [peak(curve) for curve in centred]
-    addition = [curve[1.0] for curve in original]
-    ends = [
-        max(abs(curve[0.0] - average), abs(curve[1.0] - average))
-        for curve, average in zip(centred, levels["average"], strict=True)
-    ]
-    return [
-        judge(
-            "C2",
-            f"{count} tasks: the centred curve is bell-shaped, with its peak strictly inside (0, 1).",
-            {"highest point inside less the higher end": [_inside(curve) for curve in centred]},
-            "paired difference ≥ 1 point",
-            low=1,
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: the centred curve is the average at both ends.",
-            {"larger difference of the two ends": ends},
-            "≤ 0.1 points (rounding of float32 weights)",
-            high=0.1,
-            digits=3,
-            ours=True,
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: the original curve rises monotonically with the rank.",
-            {
-                "smallest step between neighbours": [_smallest_step(curve) for curve in original],
-                "the same, matrices alone": [_smallest_step(curve) for curve in alone],
-            },
-            f"no fall between neighbours by more than {NOISE} points",
-            low=-NOISE,
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: at rank 0 the original curve is the pre-trained model.",
-            {
-                "less zero-shot, matrices alone": paired([curve[0.0] for curve in alone], levels["zero_shot"]),
-                "less zero-shot, all other tensors added": paired([c[0.0] for c in original], levels["zero_shot"]),
-            },
-            "≤ 0.1 points",
-            high=0.1,
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: the peak of the centred curve lies above task arithmetic.",
-            {
-                "peak less task arithmetic": paired(
-                    [curve[p] for curve, p in zip(centred, peaks, strict=True)], addition
-                )
-            },
-            "paired difference ≥ 0",
-            low=0,
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: the centred curve peaks near 8 % of the full rank.",
-            {"place of the peak": peaks},
-            "between 4 % and 16 %, a factor of two either way",
-            low=NEAR[0],
-            high=NEAR[1],
-            unit="",
-            digits=3,
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: every task's own centred curve peaks near 8 %.",
-            {"tasks with their peak there": [_near_share(row) for row in rows]},
-            "of 90 % of the tasks and more between 4 % and 16 %",
-            low=90,
-            unit=" %",
-        ),
-        judge(
-            "C2",
-            f"{count} tasks: with λ chosen for each rank the centred curve peaks near 8 % as well.",
-            {"place of the peak": [peak(_curve(row, "centred", "per rank")) for row in rows]},
-            "between 4 % and 16 %, a factor of two either way",
-            low=NEAR[0],
-            high=NEAR[1],
-            unit="",
-            digits=3,
-            ours=True,
-        ),
-    ]
-
-
-def _curve(row: Row, kind: str, rule: str = "once") -> dict[float, float]:
-    """Return mean test accuracy in % over the ratio."""
-    return {point["ratio"]: 100 * mean(point["test"]) for point in row["curves"][kind][rule]}
-
-
-def _near_share(row: Row) -> float:
-    """Return the share of tasks in % whose centred curve, λ chosen once, is highest near 8 %."""
-    points = row["curves"]["centred"]["once"]
-    peaks = [peak({point["ratio"]: point["test"][task] for point in points}) for task in points[0]["test"]]
-    return 100 * fmean(NEAR[0] <= place <= NEAR[1] for place in peaks)
-
-
-def _inside(curve: dict[float, float]) -> float:
-    ends = curve[0.0], curve[1.0]
-    return max(value for ratio, value in curve.items() if 0 < ratio < 1) - max(ends)
-
-
-def _smallest_step(curve: dict[float, float]) -> float:
-    return min(after - before for before, after in pairwise(curve[ratio] for ratio in sorted(curve)))
-
-
 def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row for each number of tasks, seed, curve, rule, ratio and task."""
-    return [
+    """Return one row for each number of tasks, seed, curve, rule, ratio and task, and one for each level."""
+    points = [
         {
             "seed": row["seed"],
             "tasks": row["tasks"],
@@ -264,6 +148,7 @@ def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for point in points
         for task, value in point["test"].items()
     ]
+    return tidy([*points, *accuracy_rows(rows, ("seed", "tasks"), LEVELS, as_column="curve")])
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -280,7 +165,7 @@ def _notes(count: int, rows: Sequence[Row]) -> list[str]:
     ]
     shared = [ratio for ratio in tuned if ratio in once]
     gain = max(shared, key=lambda ratio: tuned[ratio] - once[ratio])
-    near = min(once, key=lambda ratio: abs(ratio - 0.08))
+    near = min(once, key=lambda ratio: abs(ratio - USED))
     lost = [(curve := centre(rows, "centred", "once", task))[peak(curve)] - curve[near] for task in rows[0]["experts"]]
     return [
         f"{count} tasks, λ chosen per rank: the centred curve is highest at {peak(tuned):g} with "
@@ -291,4 +176,20 @@ def _notes(count: int, rows: Sequence[Row]) -> list[str]:
         f"{addition:.1f} %).",
         f"{count} tasks: what one ratio for all tasks costs, λ chosen once: at {near:g} a task lies {fmean(lost):.1f} "
         f"points below its own peak in the mean, {max(lost):.1f} at worst.",
+        *_ends(count, rows),
     ]
+
+
+def _ends(count: int, rows: Sequence[Row]) -> list[str]:
+    """Say where the λ that was taken is the smallest or the largest tried."""
+    found = Counter(
+        f"{kind} at {point['ratio']:g}"
+        for row in rows
+        for kind, scales in row["tried"].items()
+        for point in row["curves"][kind]["per rank"]
+        if point["scale"] in scales
+    )
+    if not found:
+        return []
+    told = ", ".join(f"{name} ({times} of {len(rows)} seeds)" for name, times in found.items())
+    return [f"{count} tasks: λ chosen per rank stood at an end of those tried: {told}."]

@@ -34,14 +34,15 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.rank_curve.figures import mean_figure, task_figure
-from tasks.studies.papers.rank_curve.results import findings, notes, tables, tidy_rows
+from tasks.studies.papers.rank_curve.findings import findings
+from tasks.studies.papers.rank_curve.results import USED, notes, tables, tidy_rows
 from tasks.studies.pieces import choose_scale, kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
 METHODS = {"centred": "cart", "original": "low_rank", "matrices alone": "low_rank"}
 ALONE = "matrices alone"
-USED_AT = {"centred": 0.08, "original": 1.0}
+USED_AT = {"centred": USED, "original": 1.0}
 
 
 class Suite(Section):
@@ -58,6 +59,10 @@ class Suite(Section):
             raise ValueError(f"{info.field_name} must ascend, found {ratios}")
         if info.field_name == "ratios" and (ratios[0], ratios[-1]) != (0, 1):
             raise ValueError(f"ratios go from 0 to 1, found {ratios[0]:g} to {ratios[-1]:g}")
+        if info.field_name == "ratios" and USED not in ratios:
+            raise ValueError(
+                f"ratios need {USED:g}, at which the paper uses CART and the study compares, found {ratios}"
+            )
         if info.field_name == "tuned" and not 0 < ratios[0] <= ratios[-1] <= 1:
             raise ValueError(f"tuned lie in (0, 1], found {ratios[0]:g} to {ratios[-1]:g}")
         return ratios
@@ -112,6 +117,7 @@ def measure(inputs: StudyInputs, options: Options, suite: Suite, seed: int) -> R
         "tasks": suite.tasks,
         "seed": seed,
         "curves": curves,
+        "tried": {kind: [min(scales), max(scales)] for kind, scales in options.scales.items()},
         "average": part.accuracy(walk.scorer.merge(configure("average")), "test"),
         "experts": part.individual(experts, "test"),
         "zero_shot": kept(part.io, f"zero_shot_{suite.tasks}", partial(part.accuracy, part.base, "test")),

@@ -26,7 +26,7 @@ def findings(rows: Rows, plans: Rows, known: Mapping[int, Known], starts: Sequen
         wide = [method for method in methods if method not in plain]
         found.append(_leads(seeds, wide, "So it is against task arithmetic that may choose larger λ.", ours=True))
     found += [_loses_least(seeds, size, methods) for size in starts if size in {one.size for one in seeds[0]}]
-    return [*found, _steadiest(seeds, methods), _promise(seeds), _bounded(seeds)]
+    return [*found, _steadiest(seeds, plain), _promise(seeds), _bounded(seeds)]
 
 
 def _mean_lead(sample: Sample, method: str) -> float:
@@ -57,17 +57,31 @@ def _loses_least(seeds: Sequence[Sequence[Sample]], size: int, methods: Sequence
 
 
 def _steadiest(seeds: Sequence[Sequence[Sample]], methods: Sequence[str]) -> Finding:
-    """CART's spread over subsets against the others', at each N that has more than one subset."""
-    places = [place for place, one in enumerate(seeds[0]) if one.count > 1]
+    """CART's spread over subsets against the others', at each N that has more than one subset.
+
+    The paper finds TIES's error bars comparable with four tasks. With two, CART is the average.
+    """
+    compared = {
+        place: [method for method in methods if (method, one.size) not in (("ties", 4), ("average", 2))]
+        for place, one in enumerate(seeds[0])
+        if one.count > 1
+    }
     gaps = {
         f"N = {seeds[0][place].size}": [
-            samples[place].deviation(OURS) - min(samples[place].deviation(method) for method in methods)
+            samples[place].deviation(OURS) - min(samples[place].deviation(method) for method in others)
             for samples in seeds
         ]
-        for place in places
+        for place, others in compared.items()
+        if others
     }
-    claim = "CART is the steadiest: its standard deviation over subsets is the smallest at every N."
-    return judge("C7", claim, gaps, "standard deviation less the smallest of the others ≤ 0", high=0, ours=True)
+    return judge(
+        "C7",
+        "CART has the smallest error bars at every number of tasks, but for TIES with four.",
+        gaps,
+        "standard deviation over subsets less the smallest of the others ≤ 0; with two tasks CART is the average, "
+        "which does not count there",
+        high=0,
+    )
 
 
 def _promise(seeds: Sequence[Sequence[Sample]]) -> Finding:

@@ -21,6 +21,7 @@ from tasks.studies.papers.subset_scaling.samples import (
     told,
 )
 from tasks.studies.results import Cell, Table
+from tasks.studies.rows import tidy
 
 
 def tables(rows: Rows, plans: Rows, known: Mapping[int, Known], starts: Sequence[int]) -> list[Table]:
@@ -100,14 +101,16 @@ def _at(samples: Sequence[Sample], sizes: Sequence[int]) -> list[Sample]:
     return [sample for sample in samples if sample.size in sizes]
 
 
-def tidy_rows(rows: Rows, known: Mapping[int, Known]) -> list[dict[str, Any]]:
+def tidy_rows(rows: Rows, plans: Rows, known: Mapping[int, Known]) -> list[dict[str, Any]]:
     """Return one row for each seed, subset, method and task.
 
     Args:
         rows: as of `measure`, one for each seed and subset.
-        known: seed → `individual` accuracy per task on test.
+        plans: what the study planned for each N.
+        known: seed → `individual` and `zero_shot` accuracy per task on test.
     """
-    return [
+    planned = {plan["size"]: plan for plan in plans}
+    return tidy(
         {
             "seed": row["seed"],
             "size": row["size"],
@@ -116,11 +119,18 @@ def tidy_rows(rows: Rows, known: Mapping[int, Known]) -> list[dict[str, Any]]:
             "task": task,
             "accuracy": 100 * value,
             "expert": 100 * known[row["seed"]]["individual"][task],
+            "zero_shot": 100 * known[row["seed"]]["zero_shot"][task],
+            "validation": 100 * found["validation"],
+            **found["args"],
+            "a": 100 * planned[row["size"]]["range"][0],
+            "b": 100 * planned[row["size"]]["range"][1],
+            "epsilon": 100 * planned[row["size"]]["margin"],
+            "population": planned[row["size"]]["population"],
         }
         for row in rows
         for method, found in row["methods"].items()
         for task, value in found["test"].items()
-    ]
+    )
 
 
 def notes(rows: Rows, plans: Rows, known: Mapping[int, Known]) -> list[str]:
@@ -151,7 +161,25 @@ def notes(rows: Rows, plans: Rows, known: Mapping[int, Known]) -> list[str]:
             f"{0.3 * many.size:.0f} times at N = {many.size}: the paper's grid makes task arithmetic look flatter "
             "over N than it is at its best."
         )
-    return found
+    return [*found, *_ends(rows)]
+
+
+def _ends(rows: Rows) -> list[str]:
+    """Say how often the smallest or the largest value of an argument was taken."""
+    counts = Counter(row["size"] for row in rows)
+    found = Counter(
+        (method, argument, row["size"])
+        for row in rows
+        for method, one in row["methods"].items()
+        for argument in one["ends"]
+    )
+    if not found:
+        return []
+    told = ", ".join(
+        f"{name_of(method)}'s {argument} with {size} tasks {100 * times / counts[size]:.0f} %"
+        for (method, argument, size), times in found.items()
+    )
+    return [f"How often an end of what was tried was taken, of all subsets and seeds: {told}."]
 
 
 def _slack(sample: Sample) -> str:

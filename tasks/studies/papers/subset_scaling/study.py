@@ -110,9 +110,7 @@ def run(io: StageIO) -> None:
             rows.append({"seed": seed, **work(size, number, subset)})
     tests = {seed: found["test"] for seed, found in known.items()}
     told = rows, samples, tests
-    result = StudyResult(
-        tables(*told, options.starts), findings(*told, options.starts), notes(*told), tidy_rows(rows, tests)
-    )
+    result = StudyResult(tables(*told, options.starts), findings(*told, options.starts), notes(*told), tidy_rows(*told))
     result.write(io, figures(*told))
 
 
@@ -246,12 +244,18 @@ def _choose(
     scored: Sequence[tuple[dict[str, Any], float]],
     known: Row | None = None,
 ) -> Row:
-    """Return the best candidate (of equals the first) and its accuracy on test, unless that is known already."""
+    """Return the best candidate (of equals the first) and its accuracy on test, unless that is known already.
+
+    `ends` names the arguments of which the smallest or the largest value was taken.
+    """
     args, validation = max(scored, key=lambda one: one[1])
-    if known is not None and known["args"] == args:
-        return known
+    test = known["test"] if known and known["args"] == args else None
+    tried = {name: {one[name] for one, _ in scored} for name in args}
     return {
         "args": args,
+        "ends": [
+            name for name, values in tried.items() if len(values) > 1 and args[name] in (min(values), max(values))
+        ],
         "validation": validation,
-        "test": scorer.state(scorer.merge(configure(method, args)), examples),
+        "test": test or scorer.state(scorer.merge(configure(method, args)), examples),
     }
