@@ -6,6 +6,7 @@ from statistics import fmean
 from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tests.studies.rejudging_one_epoch import of_one_epoch
 from tests.studies.small_lab import run_study
 from tests.studies.toy_lab import NAMES, SEEDS
 
@@ -18,7 +19,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     assert [row["task"] for row in tasks.rows] == [*NAMES, "mean"]
     assert [row["trained"] for row in curve.rows][1:] == [f"epoch {number} of 3" for number in (1, 2, 3)]
     assert [row["steps"] for row in curve.rows] == [38, 38, 76, 114]
-    assert [row["steps of one epoch"] for row in pairs.rows] == [38]
+    assert [row["steps of one epoch"] for row in pairs.rows] == [38, 38]
     assert all(str(row["λ"]).count(",") == len(SEEDS) - 1 for row in curve.rows)
     assert {path.stem for path in folder.glob("*.svg")} == {"tasks", "curve"}
 
@@ -28,19 +29,35 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
 
     assert mean("converged", 3, "experts") > mean("converged", 1, "experts") + 2
     assert mean("one_epoch", None, "merged") > mean("converged", 3, "merged") - 5
-    assert {row["seed"] for row in result.rows} == set(SEEDS)
+    assert {row["seed"] for row in result.rows} == {*SEEDS, None}
+    assert of_one_epoch(result.rows, {"one_epoch": "mima_1"}) == result.findings
 
 
-def made_up(epoch: int | None, experts: float, merged: float) -> list[Row]:
-    return [{"seed": n, "epoch": epoch, "experts": {"a": experts}, "merged": {"a": merged}} for n in range(3)]
+def made_up(epoch: int | None, experts: float, merged: float, other: float | None = None) -> list[Row]:
+    """Three seeds of two tasks; `other` is the merge's accuracy on the second one."""
+    merges = {"a": merged, "b": merged if other is None else other}
+    return [
+        {"seed": n, "run": "made up", "steps": 46.0, "epoch": epoch, "experts": {"a": experts}, "merged": merges}
+        for n in range(3)
+    ]
+
+
+def verdicts(short: list[Row], curve: list[Row], *further: one_epoch.Pair) -> list[bool | None]:
+    found = one_epoch.findings({"one epoch": short, "converged": curve[-3:]}, curve, further)
+    assert [finding.ours for finding in found] == [False, False, False, *(True for _ in further), True]
+    return [finding.holds for finding in found]
 
 
 def test_findings_follow_the_numbers() -> None:
     short = made_up(None, 0.9, 0.8)
-    saturating = [*made_up(1, 0.9, 0.79), *made_up(2, 0.95, 0.82), *made_up(3, 0.97, 0.81)]
-    found = one_epoch.findings({"one epoch": short, "converged": saturating[-3:]}, saturating)
-    assert [finding.holds for finding in found] == [True, True]
+    saturating = [*made_up(1, 0.9, 0.79), *made_up(2, 0.95, 0.82), *made_up(3, 0.97, 0.79)]
+    assert verdicts(short, saturating) == [True, True, True, True]
     rising = [*made_up(1, 0.97, 0.5), *made_up(2, 0.95, 0.6), *made_up(3, 0.95, 0.9)]
-    found = one_epoch.findings({"one epoch": short, "converged": rising[-3:]}, rising)
-    assert [finding.holds for finding in found] == [False, False]
-    assert [finding.ours for finding in found] == [False, True]
+    assert verdicts(short, rising) == [False, False, False, False]
+    assert verdicts(short, saturating, (short, rising[-3:])) == [True, True, True, False, True]
+
+
+def test_one_task_that_loses_more_refutes_that_it_is_so_across_all_tasks() -> None:
+    curve = [*made_up(1, 0.9, 0.79), *made_up(2, 0.95, 0.82), *made_up(3, 0.97, 0.8)]
+    assert verdicts(made_up(None, 0.9, 0.84, 0.75), curve)[:3] == [True, False, True]
+    assert verdicts(made_up(None, 0.9, 0.79), curve)[:3] == [True, True, False]
