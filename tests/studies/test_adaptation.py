@@ -14,12 +14,14 @@ from mergeflow.modalities.subset import Subset
 from tasks.studies.adapting import Adaptation, adapt, choose_rate
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.adaptation import study as adaptation
-from tasks.studies.papers.adaptation.results import findings
+from tasks.studies.papers.adaptation.results import _rate_note, findings
 from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import picked
+from tests.studies.from_rows import adaptation_findings
 from tests.studies.small_lab import run_study, study_io
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 SMALL: dict[str, Any] = {
     "tasks": 3,
@@ -38,6 +40,7 @@ def made(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_study(many_lab, "adaptation", tmp_path_factory.mktemp("adaptation"), **SMALL)
 
 
+@slow
 def test_the_study_covers_every_variant(made: Path) -> None:
     result = StudyResult.read(made)
     assert {path.stem for path in made.glob("*.svg")} == {"accuracy", "coefficients", "course", "memory"}
@@ -50,9 +53,27 @@ def test_the_study_covers_every_variant(made: Path) -> None:
     assert {finding.system for finding in result.findings} == {"C4"}
     (labels,) = [finding for finding in result.findings if "Labels have no part" in finding.claim]
     assert labels.holds
-    assert {row["granularity"] for row in result.rows} == {"static", "task", "layer"}
+    assert {row["granularity"] for row in picked(result.rows, part="merges")} == {"static", "task", "layer"}
 
 
+@slow
+def test_the_findings_come_out_of_the_rows_alone(made: Path) -> None:
+    result = StudyResult.read(made)
+    assert adaptation_findings(result.rows) == result.findings
+    rates = picked(result.rows, part="rates")
+    assert {row["step"] for row in rates} == {0, 2}
+    assert all(row["chosen"] for row in rates)
+
+
+@slow
+def test_memory_is_counted_alike_every_time(many_lab: Path, tmp_path: Path) -> None:
+    io = study_io(many_lab, "adaptation", tmp_path, **SMALL)
+    options = adaptation.DECLARED.chosen(io)
+    one, two = (adaptation.weigh(StudyInputs(io).first(2), options, "cart")["peak"] for _ in range(2))
+    assert one == two
+
+
+@slow
 def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None:
     """The rule reads validation alone: with the test split away it chooses the same, and the best comes first."""
     inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
@@ -63,6 +84,7 @@ def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None
     assert not any(split == "test" for split, _ in inputs._examples)
 
 
+@slow
 def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(many_lab)
     folder = made / "recipes/cart_layer_test"
@@ -84,6 +106,7 @@ def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path
     assert value != row["init"]
 
 
+@slow
 def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
     """Other labels, the same bits; and images that labels could be told from are the only ones that count."""
     inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
@@ -98,6 +121,7 @@ def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
     assert other.learned != one.learned
 
 
+@slow
 def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
     inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
     found = inputs.examples("test")["red"]
@@ -120,7 +144,17 @@ def test_findings_follow_the_numbers() -> None:
     static = {"task_vectors": {"test": {"a": 0.69}}, "cart": {"test": {"a": 0.75}}, "cart_tuned": {"test": {"a": 0.79}}}
     starts = [{"seed": n, **static} for n in range(3)]
     memory = [{"tasks": t, "on": on, "peak": 100 + t, "model": 50} for t in (8, 20) for on in ("task_vectors", "cart")]
-    blind = {"same": True, "accuracy": 90.0, "accuracy of other labels": 10.0}
+    learned = {"coefficients": {"a": {"w": 0.3}}, "losses": [1.0, 0.9]}
+    blind = {"runs": {labels: learned | {"accuracy": {"a": 0.9}} for labels in ("true", "moved")}}
     assert all(finding.holds is True for finding in findings(rows(0), starts, memory, blind))
-    worse = findings(rows(-0.3), starts, [row | {"peak": 50 * row["tasks"]} for row in memory], blind | {"same": False})
+    blind["runs"]["moved"] = blind["runs"]["moved"] | {"losses": [1.0, 0.8]}
+    worse = findings(rows(-0.3), starts, [row | {"peak": 50 * row["tasks"]} for row in memory], blind)
     assert [finding.holds for finding in worse] == [False] * 6 + [True, True, False, False]
+
+
+def test_a_rate_at_an_end_of_those_tried_is_told() -> None:
+    tried = [{"lr": rate} for rate in (0.01, 0.003, 0.03)]
+    own = {"on": "cart", "granularity": "layer"}
+    assert "0.03 (CART, per layer)" in _rate_note([own | {"lr": 0.03}], tried)
+    assert "0.003 (CART, per layer)" in _rate_note([own | {"lr": 0.003}], tried)
+    assert "lies inside those tried, 0.003 to 0.03" in _rate_note([own | {"lr": 0.01}], tried)

@@ -8,11 +8,13 @@ from typing import Any, get_args
 from mergeflow.merging.matrices import is_matrix
 from tasks.studies.adapting import NOT_WORSE, Direction, Granularity
 from tasks.studies.claims import judge, paired
+from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.adaptation.figures import accuracy_figure, coefficient_figure, course_figure, memory_figure
+from tasks.studies.papers.adaptation.rows import tidy_rows
 from tasks.studies.papers.adaptation.tables import accuracy_table, level_table, memory_table, rate_table, task_table
-from tasks.studies.papers.adaptation.variants import NAMES, Variant, gains, static, values
+from tasks.studies.papers.adaptation.variants import NAMES, Variant, static, values
 from tasks.studies.results import Finding, StudyResult
-from tasks.studies.rows import Row, accuracy_rows
+from tasks.studies.rows import Row
 
 _RULE = f"paired difference ≥ {NOT_WORSE} points, as in `many_tasks`"
 
@@ -43,17 +45,8 @@ def result(
         memory_table(memory),
     ]
     found = findings(rows, starts, memory, blind)
-    return StudyResult(tables, found, notes(rows, levels), tidy_rows(rows, starts))
-
-
-def tidy_rows(rows: Sequence[Row], starts: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the accuracy of every start and of every adapted merge, by seed and task."""
-    static = [
-        {"seed": row["seed"], "on": on, "granularity": "static", "images": "", "lr": 0.0, "test": row[on]["test"]}
-        for row in starts
-        for on in (*NAMES, "cart_tuned")
-    ]
-    return accuracy_rows([*static, *rows], ("seed", "on", "granularity", "images", "lr"), ("test",))
+    told = tidy_rows(rows, starts, tried, memory, levels, blind)
+    return StudyResult(tables, found, notes(rows, levels, tried), told)
 
 
 def findings(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row], blind: Row) -> list[Finding]:
@@ -65,12 +58,14 @@ def findings(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row], 
         memory: as of `weigh`, for each number of tasks and direction.
         blind: as of `permute_labels`.
     """
-    found = [_beats_start(rows, starts, on, granularity) for on, granularity in product(NAMES, get_args(Granularity))]
+    statics = [*((on, on, "its static start") for on in NAMES), ("cart", "cart_tuned", "CART with λ from validation")]
     layers = {v: paired(values(rows, v), values(rows, _wise(v, "task"))) for v in Variant.all() if _layer(v)}
     carts = {v: paired(values(rows, v), values(rows, _other(v))) for v in Variant.all() if v.on == "cart"}
     return [
-        *found,
-        *(_beats_tuned(rows, starts, granularity) for granularity in get_args(Granularity)),
+        *(
+            _beats(rows, on, granularity, static(starts, rival), told)
+            for (on, rival, told), granularity in product(statics, get_args(Granularity))
+        ),
         judge(
             "C4",
             "Layer-wise coefficients are at least as good as task-wise ones.",
@@ -85,38 +80,32 @@ def findings(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row], 
             "paired difference ≥ 0",
             low=0,
         ),
-        Finding(
-            "C4",
-            "Labels have no part: with every label moved to another image the coefficients are the same, bit for bit.",
-            f"the same: {blind['same']}; accuracy {blind['accuracy']:.1f} % against the true labels, "
-            f"{blind['accuracy of other labels']:.1f} % against the others",
-            blind["same"],
-            "equal bits; one seed decides it",
-        ),
+        _labels_finding(blind),
         _memory_finding(memory),
     ]
 
 
-def _beats_start(rows: Sequence[Row], starts: Sequence[Row], on: str, granularity: str) -> Finding:
+def _beats(rows: Sequence[Row], on: str, granularity: str, level: Sequence[float], rival: str) -> Finding:
     variants = [v for v in Variant.all() if (v.on, v.granularity) == (on, granularity)]
     return judge(
         "C4",
-        f"Adapted per {granularity} on {NAMES[on]}, a merge is at least as good as its static start.",
-        {f"{v.images} images": gains(rows, starts, v) for v in variants},
+        f"Adapted per {granularity} on {NAMES[on]}, a merge is at least as good as {rival}.",
+        {f"{v.images} images": paired(values(rows, v), level) for v in variants},
         _RULE,
         low=NOT_WORSE,
     )
 
 
-def _beats_tuned(rows: Sequence[Row], starts: Sequence[Row], granularity: str) -> Finding:
-    variants = [v for v in Variant.all() if (v.on, v.granularity) == ("cart", granularity)]
-    tuned = static(starts, "cart_tuned")
-    return judge(
+def _labels_finding(blind: Row) -> Finding:
+    true, moved = (blind["runs"][labels] for labels in ("true", "moved"))
+    same = all(true[name] == moved[name] for name in ("coefficients", "losses"))
+    return Finding(
         "C4",
-        f"Adapted per {granularity} on CART, a merge is at least as good as CART with λ from validation.",
-        {f"{v.images} images": paired(values(rows, v), tuned) for v in variants},
-        _RULE,
-        low=NOT_WORSE,
+        "Labels have no part: with every label moved to another image the coefficients are the same, bit for bit.",
+        f"the same: {same}; accuracy {mean_accuracy(true['accuracy']):.1f} % against the true labels, "
+        f"{mean_accuracy(moved['accuracy']):.1f} % against the others",
+        same,
+        "equal bits; one seed decides it",
     )
 
 
@@ -149,12 +138,13 @@ def _other(variant: Variant) -> Variant:
     return Variant("task_vectors", variant.granularity, variant.images)
 
 
-def notes(rows: Sequence[Row], levels: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[Row], levels: Sequence[Row], tried: Sequence[Row]) -> list[str]:
     """Return what the tables do not say by themselves.
 
     Args:
         rows: the adaptations, as of `measure`.
         levels: as of `compare_levels`.
+        tried: the runs with every learning rate, as of `choose_rates`.
     """
     told = []
     for on in NAMES:
@@ -171,6 +161,7 @@ def notes(rows: Sequence[Row], levels: Sequence[Row]) -> list[str]:
     return [
         "Entropy is not accuracy: a longer step along the same directions makes a model surer, right or wrong. With "
         f"one λ for all experts, {' and '.join(told)}.",
+        _rate_note(rows, tried),
         "Adapting layer by layer on validation images instead of test images costs "
         f"{', '.join(f'{-gap:.1f} points ({name})' for gap, name in zip(gaps, NAMES.values(), strict=True))}.",
         "Layer by layer, mean λ by block, first to last: "
@@ -178,8 +169,26 @@ def notes(rows: Sequence[Row], levels: Sequence[Row]) -> list[str]:
         + " (test images).",
         "Experts stay on disk and pass by one tensor at a time; CART's directions are written once, in low rank. "
         "Beside the merged model, its gradient and the activations of one batch, learning on CART keeps the mean. "
-        "Time grows with the number of tasks, for every task's images go through the model.",
+        "Time grows with the number of tasks, for every task's images go through the model. The peak is that of two "
+        "steps: the bytes of tensors that the allocator gave out less those that it took back, at their highest.",
     ]
+
+
+def _rate_note(rows: Sequence[Row], tried: Sequence[Row]) -> str:
+    """Return which of the chosen learning rates stand at an end of those tried."""
+    rates = sorted({row["lr"] for row in tried})
+    chosen = {(row["on"], row["granularity"]): row["lr"] for row in rows}
+    ends = [
+        f"{rate:g} ({NAMES[on]}, per {granularity})"
+        for (on, granularity), rate in chosen.items()
+        if rate in (rates[0], rates[-1])
+    ]
+    if not ends:
+        return f"Every chosen learning rate lies inside those tried, {rates[0]:g} to {rates[-1]:g}."
+    return (
+        f"Learning rates from {rates[0]:g} to {rates[-1]:g} were tried. Chosen at an end of them, so that a better one "
+        f"may lie beyond: {', '.join(ends)}."
+    )
 
 
 def depths(rows: Sequence[Row], on: str) -> list[float]:

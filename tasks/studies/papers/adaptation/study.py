@@ -21,12 +21,10 @@ and of images.
 **Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import Field
@@ -57,6 +55,7 @@ from tasks.studies.adapting import (
 )
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adaptation.results import figures, result
+from tasks.studies.papers.adaptation.rows import write_csv
 from tasks.studies.papers.adaptation.tables import time_tables
 from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.pieces import choose_scale, grid, kept
@@ -279,7 +278,7 @@ class _OtherLabels(StudyInputs):
 
 
 def permute_labels(inputs: StudyInputs, options: Options, found: Row) -> Row:
-    """Return whether other labels give the same coefficients, bit for bit, and how far they lower the accuracy.
+    """Return what is learned with the true labels and with others, and the first's accuracy against either.
 
     Args:
         inputs: the study's inputs.
@@ -289,8 +288,15 @@ def permute_labels(inputs: StudyInputs, options: Options, found: Row) -> Row:
     others = _OtherLabels(inputs.io).first(len(inputs.tasks))
     plan = replace(_plan(options, Variant("cart", "layer", "test"), found["cart"]["scale"], 0.1, 0), steps=3)
     true, moved = (adapt(each, lazy_experts(each, found["seed"]), plan) for each in (inputs, others))
-    scores = [100 * mean(each.accuracy(true.state, "test")) for each in (inputs, others)]
-    return {"same": true.learned == moved.learned, "accuracy": scores[0], "accuracy of other labels": scores[1]}
+    runs = {
+        labels: {
+            "coefficients": made.learned.coefficients,
+            "losses": made.learned.losses,
+            "accuracy": each.accuracy(true.state, "test"),
+        }
+        for labels, made, each in (("true", true, inputs), ("moved", moved, others))
+    }
+    return {"seed": found["seed"], "runs": runs}
 
 
 def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequence[Row]) -> None:
@@ -316,14 +322,3 @@ def write_recipes(inputs: StudyInputs, options: Options, folder: Any, rows: Sequ
         place = f"recipes/{variant.folder}"
         called = f"{layout.study(inputs.io.stage.name)}/{place}"
         write_learned(Learned(row["coefficients"]), recipe, folder / place, variant.images, called)
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write every learned coefficient: directions, granularity, images, seed, task, tensor, λ."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["directions", "granularity", "images", "seed", "task", "tensor", "coefficient"])
-        for row in rows:
-            for task, tensors in row["coefficients"].items():
-                for tensor, value in tensors.items():
-                    table.writerow([row["on"], row["granularity"], row["images"], row["seed"], task, tensor, value])
