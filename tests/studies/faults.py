@@ -365,7 +365,7 @@ FAULTS = [
     Broken(
         "C5",
         "the formula of the bits multiplies the sides of a matrix",
-        f"{PAPERS}/compression/results.py",
+        f"{PAPERS}/compression/measured.py",
         "32 * sum(shape) * rank_of(",
         "32 * shape[0] * shape[1] * rank_of(",
         "tests/studies/test_compression.py::test_counted_bytes_are_those_of_the_formula_and_of_the_file",

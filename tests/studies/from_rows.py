@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from mergeflow.evaluation.averages import normalised
 from tasks.studies.papers.adaptation import results as adaptation
+from tasks.studies.papers.cart_landscape import results as cart_landscape
+from tasks.studies.papers.compression import results as compression
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, picked
 
@@ -37,6 +40,37 @@ def _labels(rows: Sequence[Row]) -> Row:
             "accuracy": shares(row for row in group if row["accuracy"] is not None),
         }
     return {"runs": runs}
+
+
+def compression_findings(rows: Sequence[Row], target: float) -> list[Finding]:
+    """Return what the rules of `compression` make of its rows; the rank ratio of the claims is that of `own`.
+
+    Args:
+        rows: tidy.
+        target: the share of individual accuracy that is to be kept, of the study's choices.
+    """
+    suites = picked(rows, part="suites")
+    found = []
+    for one, group in groups(suites, ("tasks", "seed", "kind", "rank_ratio", "threshold")):
+        relative = {
+            row["split"]: normalised(shares(own), shares(own, "expert")) for row, own in groups(group, ("split",))
+        }
+        found.append({**one, "args": {"rank_ratio": one["rank_ratio"]}, "relative": relative})
+    return compression.findings(found, picked(suites, kind="own")[0]["rank_ratio"], target)
+
+
+def cart_landscape_findings(rows: Sequence[Row]) -> list[Finding]:
+    """Return what the rules of `cart_landscape` make of its rows."""
+    return cart_landscape.findings([_seed(group) for _, group in groups(picked(rows, part="models"), ("seed",))])
+
+
+def _seed(rows: Sequence[Row]) -> Row:
+    models = []
+    for one, group in groups(rows, ("kind", "scale", "rank", "expert")):
+        losses = {row["task"]: row["loss"] for row in group}
+        models.append({**one, "task": one["expert"], "losses": losses, "place": (one["x"], one["y"])})
+    (addition,) = {row["scale"] for row in rows if row["chosen"]}
+    return {"seed": rows[0]["seed"], "tasks": list(models[0]["losses"]), "addition": addition, "models": models}
 
 
 def groups(rows: Iterable[Row], columns: Sequence[str]) -> list[tuple[Row, list[Row]]]:

@@ -12,7 +12,8 @@ from tasks.studies.papers.cart_landscape.results import findings
 from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
+from tests.studies.from_rows import cart_landscape_findings
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -44,11 +45,14 @@ def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-u
     cart_landscape.run(io)
     folder = io.scratch / "building/outputs/studies/cart_landscape"
     assert {path.stem for path in folder.glob("*.svg")} == {"multi_task", "tasks", "basins", "losses"}
-    models, ranks, _, tasks, fits = StudyResult.read(folder).tables
+    result = StudyResult.read(folder)
+    models, ranks, _, tasks, fits = result.tables
     assert len(models.rows) == 7
     assert [row["k / full"] for row in ranks.rows] == ["0", "0.02", "0.04", "0.08", "0.16", "1"]
     assert [row["task"] for row in tasks.rows] == ["red", "blue", "grey"]
     assert len(fits.rows) == 3
+    assert cart_landscape_findings(result.rows) == result.findings
+    assert {len(picked(result.rows, part=part, seed=0)) for part in ("test", "fits", "basins")} == {6 * 3, 3 * 4, 3 * 5}
 
 
 def test_paths_start_and_end_where_they_should(site: Site) -> None:
@@ -117,7 +121,8 @@ NETS = {
 @pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path) -> None:
     """C8: CART's path leaves the average, passes lower loss and returns; task arithmetic leaves the basin for good."""
-    rows = StudyResult.read(run_study(toy_experts, "cart_landscape", tmp_path, **NETS)).rows
+    every = StudyResult.read(run_study(toy_experts, "cart_landscape", tmp_path, **NETS)).rows
+    rows = picked(every, part="models")
     for seed in SEEDS:
         own = [row for row in rows if row["seed"] == seed]
 

@@ -24,7 +24,7 @@ def tidy_rows(
     `labels`: with the labels as they are and moved, the coefficients, the loss of every step and the accuracy.
     `memory`: bytes of tensors by the number of tasks.
 
-    Args: As of `results.result`.
+    Args: As of `result`.
     """
     return tidy(
         [

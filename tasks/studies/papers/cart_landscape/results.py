@@ -217,22 +217,6 @@ def _closer(rows: Rows) -> Finding:
     )
 
 
-def tidy_rows(rows: Rows) -> list[dict[str, Any]]:
-    """Return the validation loss of every model on every task, and where the model lies."""
-    return [
-        {
-            "seed": row["seed"],
-            **{key: one[key] for key in ("kind", "scale", "rank", "off", "away")},
-            "expert": one["task"],
-            "task": task,
-            "loss": loss,
-        }
-        for row in rows
-        for one in row["models"]
-        for task, loss in one["losses"].items()
-    ]
-
-
 def notes(rows: Rows, basins: Mapping[str, Any]) -> list[str]:
     """Return what decides what was seen, and what the pictures do not show."""
     drawn, experts = list(rows[0]["fits"])[:2]

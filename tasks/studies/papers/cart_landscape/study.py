@@ -41,7 +41,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables, tidy_rows
+from tasks.studies.papers.cart_landscape.results import figures, findings, notes, tables
+from tasks.studies.papers.cart_landscape.rows import tidy_rows
 from tasks.studies.papers.cart_landscape.seed import SHOWN
 from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
@@ -149,7 +150,7 @@ def run(io: StageIO) -> None:
     io.report("planes", len(rows), len(rows) + 2)
     paths = kept(io, "paths", partial(draw_paths, part, options, rows[0]))
     basins = kept(io, "basins", partial(draw_basins, part, options, rows[0]))
-    result = StudyResult(tables(rows), findings(rows), notes(rows, basins), tidy_rows(rows))
+    result = StudyResult(tables(rows), findings(rows), notes(rows, basins), tidy_rows(rows, basins))
     result.write(io, figures(rows, paths, basins))
 
 

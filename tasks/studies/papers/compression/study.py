@@ -69,18 +69,21 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     pieces = [(count, seed) for count in options.counts for seed in everything.run(RUN).seeds]
     rows: list[Row] = []
+    tried: list[Row] = []
     for done, (count, seed) in enumerate(pieces):
         io.report("suites", done, len(pieces))
         inputs = everything.first(count)
         found = kept(io, f"{count}_{seed}", partial(suite, inputs, options, seed))
         rows += found["rows"]
+        tried += found["thresholds"]
     sizes = {name: list(tensor.shape) for name, tensor in everything.base.items()}
-    folder = result(rows, sizes, options.rank_ratio, options.target).write(io, figures(rows, options.rank_ratio))
+    written = result(rows, tried, sizes, options.rank_ratio, options.target)
+    folder = written.write(io, figures(rows, options.rank_ratio))
     (folder / "suites.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
-    """Return a row for each way of compressing the experts of one seed.
+    """Return `rows`, one for each way of compressing the experts of one seed, and the `thresholds` that were tried.
 
     Args:
         inputs: the study's inputs, with as many tasks as are compressed.
@@ -93,11 +96,14 @@ def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
     def row(kind: str, name: str, splits: Sequence[str] = ("test",), **args: Any) -> Row:
         measured = measure(inputs, experts, name, args, splits)
         relative = {split: normalised(measured[split], individual[split]) for split in splits}
-        told = {"kind": kind, "args": args, "tasks": len(experts), "seed": seed, "experts": individual["test"]}
+        told = {"kind": kind, "args": args, "tasks": len(experts), "seed": seed, "experts": individual}
         return {**told, **measured, "relative": relative}
 
     ratios = sorted({options.rank_ratio, *options.ratios})
-    tall: dict[str, Any] = {"of": "ties", "keep": options.keep, "threshold": _threshold(inputs, experts, options)}
+    tried = _thresholds(inputs, experts, options)
+    best = _best(tried)
+    tall: dict[str, Any] = {"of": "ties", "keep": options.keep, "threshold": best}
+    suite_of = {"tasks": len(experts), "seed": seed}
     return {
         "rows": [
             row("own", "cart_indexing", rank_ratio=options.rank_ratio, non_matrices="own"),
@@ -106,18 +112,25 @@ def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
             row("tsv", "tsv_compress"),
             *(row("cart", "cart_indexing", ("validation", "test"), rank_ratio=ratio) for ratio in ratios),
             *(row("tsv_curve", "tsv_compress", rank_ratio=ratio) for ratio in options.ratios),
-        ]
+        ],
+        "thresholds": [{**suite_of, **one, "chosen": one["threshold"] == best} for one in tried],
     }
 
 
-def _threshold(inputs: StudyInputs, experts: dict[str, State], options: Options) -> float:
-    """Return the threshold of TALL masks that is best on validation; test cannot be read."""
+def _thresholds(inputs: StudyInputs, experts: dict[str, State], options: Options) -> list[Row]:
+    """Return the accuracy on validation of every threshold of TALL masks; test cannot be read."""
 
-    def accuracy(threshold: float) -> float:
+    def accuracy(threshold: float) -> Row:
         args = {"of": "ties", "keep": options.keep, "threshold": threshold}
-        return mean(measure(inputs.blind(), experts, "tall_mask", args, ("validation",))["validation"])
+        found: Row = measure(inputs.blind(), experts, "tall_mask", args, ("validation",))["validation"]
+        return found
 
-    return max(options.thresholds, key=accuracy)
+    return [{"threshold": threshold, "validation": accuracy(threshold)} for threshold in options.thresholds]
+
+
+def _best(tried: Sequence[Row]) -> float:
+    """Return the threshold that is best on validation."""
+    return float(max(tried, key=lambda one: mean(one["validation"]))["threshold"])
 
 
 def measure(
