@@ -152,6 +152,49 @@ def test_findings_follow_the_numbers() -> None:
     assert [finding.holds for finding in worse] == [False] * 6 + [True, True, False, False]
 
 
+def verdicts(
+    start: float = 0.0,
+    tuned: float = 0.0,
+    layer: float = 0.0,
+    cart: float = 0.0,
+    grown: float = 0.0,
+    moved: tuple[float, float] = (0.3, 1.0),
+) -> list[bool | None]:
+    """Return the verdicts where all is as good as all, but for what these points of accuracy (the models of memory on
+    CART; the coefficient and the loss with other labels) change."""
+    more = {"layer": layer, "cart": cart}
+    rows = [
+        {**vars(v), "seed": n, "test": {"a": (80 + more.get(v.granularity, 0) + more.get(v.on, 0)) / 100}}
+        for v in Variant.all()
+        for n in range(3)
+    ]
+    levels = {"task_vectors": start, "cart": start, "cart_tuned": tuned}
+    starts = [{"seed": n, **{on: {"test": {"a": (80 + at) / 100}} for on, at in levels.items()}} for n in range(3)]
+    memory: list[dict[str, Any]] = [
+        {"tasks": t, "on": on, "peak": 100 + 50 * (more_of if t == 20 else 0), "model": 50}
+        for t in (20, 8)
+        for on, more_of in (("task_vectors", 0), ("cart", grown))
+    ]
+    labels = {
+        name: {"coefficients": {"a": {"w": value}}, "losses": [loss], "accuracy": {"a": 0.8}}
+        for name, (value, loss) in {"true": (0.3, 1.0), "moved": moved}.items()
+    }
+    return [finding.holds for finding in findings(rows, starts, memory, {"runs": labels})]
+
+
+def test_every_margin_is_the_one_that_is_written() -> None:
+    assert verdicts() == [True] * 10
+    assert verdicts(start=0.19)[:4] == [True] * 4
+    assert verdicts(start=0.21) == [False] * 4 + [True] * 6
+    assert verdicts(tuned=0.19)[4:6] == [True] * 2
+    assert verdicts(tuned=0.21) == [True] * 4 + [False] * 2 + [True] * 4
+    assert verdicts(layer=-0.19)[6] is True
+    assert verdicts(layer=-0.21)[6] is False
+    assert verdicts(cart=-0.01)[7] is False
+    assert [verdicts(grown=grown)[9] for grown in (0.49, 0.51)] == [True, False]
+    assert [verdicts(moved=moved)[8] for moved in ((0.3, 1.1), (0.4, 1.0))] == [False, False]
+
+
 def test_a_rate_at_an_end_of_those_tried_is_told() -> None:
     tried = [{"lr": rate} for rate in (0.01, 0.003, 0.03)]
     own = {"on": "cart", "granularity": "layer"}

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.cart_landscape import study as cart_landscape
-from tasks.studies.papers.cart_landscape.results import findings
+from tasks.studies.papers.cart_landscape.results import _closer, findings
 from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.results import StudyResult
@@ -105,6 +105,49 @@ def test_a_path_that_does_not_return_is_told() -> None:
     Seed(row).path("cart", 1.0)[-1]["away"] = 0.2
     assert findings([row] * 3)[0].holds is False
     assert total(Seed(row).lowest()) == 2.0
+
+
+HIGH, RISING = [3.0, 2.5, 2.0, 1.9, 1.8], [1.8, 2.0, 5.0]
+
+
+def test_every_margin_is_the_one_that_is_written() -> None:
+    def verdict(number: int, cart: list[float], low_rank: list[float] = HIGH, additions: list[float] = RISING) -> Any:
+        return findings([made_up(cart, low_rank, additions, seed) for seed in range(3)])[number].holds
+
+    assert [verdict(0, [2.0, 2.0, lowest, 2.0, 2.0]) for lowest in (1.949, 1.951)] == [True, False]
+    assert [verdict(2, [2.0, 2.0, lowest, 2.0, 2.0]) for lowest in (1.799, 1.801)] == [True, False]
+    low_rank_starts_lower = [1.0, 1.0, 1.0, 1.0, 1.8]
+    assert verdict(2, [2.0, 2.0, 1.7, 2.0, 2.0], low_rank_starts_lower) is True
+    assert [verdict(3, [2.0] * 5, additions=[1.8, 2.0, last]) for last in (2.001, 1.999)] == [True, False]
+
+
+@pytest.mark.parametrize(("width", "round_enough"), [(0.26, True), (0.24, False)])
+def test_a_loop_is_nearer_to_a_circle_than_to_a_line(width: float, round_enough: bool) -> None:
+    """A rectangle of sides 1 and w has the roundness π w / (1 + w)², half where w is about 0.25."""
+    row = made_up([2.0, 1.5, 1.0, 1.5, 2.0], HIGH, RISING)
+    for one in Seed(row).path("cart", 1.0):
+        one["place"] = (one["place"][0], width * one["place"][1])
+    assert findings([row] * 3)[1].holds is round_enough
+
+
+def test_one_seed_whose_path_strays_is_enough() -> None:
+    cart = [2.0, 1.5, 1.0, 1.5, 2.0]
+    rows = [made_up(cart, HIGH, RISING, seed) for seed in range(3)]
+    Seed(rows[1]).path("cart", 1.0)[0]["away"] = 0.002
+    assert [finding.holds for finding in findings(rows)] == [False, True, True, True, True]
+    rows = [made_up(cart, HIGH, RISING, seed) for seed in range(3)]
+    Seed(rows[2]).one("task_arithmetic", 0.5)["away"] = 0.002
+    assert [finding.holds for finding in findings(rows)] == [True, True, True, False, True]
+
+
+def test_most_tasks_are_half_of_them_or_more() -> None:
+    row = made_up([2.0, 1.5, 1.0, 1.5, 2.0], HIGH, RISING)
+    cart, addition = (Seed(row).named(name)["losses"] for name in ("cart", "task_arithmetic"))
+    row["tasks"] = list("abcde")
+    for lower, holds in ((3, True), (2, False)):
+        cart.update({task: float(number >= lower) for number, task in enumerate("abcde")})
+        addition.update(dict.fromkeys("abcde", 0.5))
+        assert _closer([row] * 3).holds is holds
 
 
 NETS = {

@@ -102,10 +102,12 @@ def test_a_rank_out_of_range_is_refused(many_lab: Path, tmp_path: Path) -> None:
         compression.run(io)
 
 
-def made_up(kind: str, count: int, relative: float, **args: Any) -> list[dict[str, Any]]:
-    scores = {"test": relative, "validation": relative}
-    file = {"file": 20 * count, "all_experts": 100 * count, "base": 100, "needs_base": kind != "cart"}
-    return [{"kind": kind, "tasks": count, "seed": n, "args": args, "relative": scores, **file} for n in range(3)]
+def made_up(
+    kind: str, count: int, relative: float, validation: float | None = None, file: int = 20, **args: Any
+) -> list[dict[str, Any]]:
+    scores = {"test": relative, "validation": relative if validation is None else validation}
+    size = {"file": file * count, "all_experts": 100 * count, "base": 100, "needs_base": kind != "cart"}
+    return [{"kind": kind, "tasks": count, "seed": n, "args": args, "relative": dict(scores), **size} for n in range(3)]
 
 
 def test_findings_follow_the_numbers() -> None:
@@ -120,6 +122,51 @@ def test_findings_follow_the_numbers() -> None:
         row["relative"] = dict.fromkeys(("test", "validation"), level)
     assert [smallest(rows, count, 0.99) for count in (8, 20)] == [None, None]
     assert [finding.holds for finding in findings(rows, 0.08, 0.99)] == [False, False, None, False, False, False]
+
+
+def verdicts(
+    small: float = 0.995, large: float = 0.995, emr: float = 0.99, tall: float = 0.99, file: int = 20, more: float = 0.0
+) -> list[bool | None]:
+    """Return the verdicts of two numbers of tasks, where with the larger one these relative accuracies and files hold.
+
+    Ranks: 8 % keeps too little on validation, 16 % (`large`) enough. `more`: what EMR gains there.
+    """
+    rows = []
+    for count in (8, 20):
+        last = count == 20
+        rows += made_up("cart", count, small if last else 0.995, 0.985, file if last else 20, rank_ratio=0.08)
+        rows += made_up("cart", count, large if last else 0.995, 0.991, rank_ratio=0.16)
+        rows += made_up("emr", count, emr + (more if last else 0))
+        rows += made_up("tall", count, tall)
+    return [finding.holds for finding in findings(rows, 0.08, 0.99)]
+
+
+def test_every_margin_is_the_one_that_is_written() -> None:
+    assert verdicts(emr=0.99) == [True] * 6
+    assert [verdicts(small=small)[0] for small in (0.9901, 0.9899)] == [True, False]
+    assert [verdicts(small=small)[1] for small in (0.9801, 0.9799)] == [True, False]
+    assert [verdicts(file=file)[1] for file in (25, 26)] == [True, False]
+    assert [verdicts(large=large)[2] for large in (0.9891, 0.9889)] == [True, False]
+    assert [verdicts(emr=emr)[3] for emr in (0.9949, 0.9951)] == [True, False]
+    assert [verdicts(tall=tall)[4] for tall in (1.0049, 1.0051)] == [True, False]
+    assert [verdicts(more=more)[5] for more in (-0.001, 0.001)] == [True, False]
+
+
+def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
+    rows = [*made_up("cart", 8, 0.995, 0.985, rank_ratio=0.08), *made_up("cart", 8, 0.98, 0.991, rank_ratio=0.16)]
+    rows += made_up("cart", 8, 0.995, 0.995, rank_ratio=0.32)
+    assert smallest(rows, 8, 0.99) == 0.16
+    for one, validation in zip(rows[:6], (0.995, 0.985, 0.985, 0.98, 0.995, 0.996), strict=True):
+        one["relative"]["validation"] = validation
+    assert smallest(rows, 8, 0.99) == 0.16
+    rows += [*made_up("cart", 20, 0.995, 0.98, rank_ratio=0.08), *made_up("emr", 8, 0.9), *made_up("emr", 20, 0.9)]
+    rows += [*made_up("tall", 8, 0.9), *made_up("tall", 20, 0.9)]
+    assert findings(rows, 0.08, 0.99)[2].holds is None  # with 20 tasks no rank keeps it
+
+
+def test_what_needs_the_base_is_counted_with_it() -> None:
+    (cart, *_), (emr, *_) = made_up("cart", 8, 1.0), made_up("emr", 8, 1.0)
+    assert [share(one, with_base) for one in (cart, emr) for with_base in (False, True)] == [0.2, 0.2, 0.2, 0.325]
 
 
 @slow
