@@ -16,6 +16,7 @@ from tasks.studies.papers.adaptation.variants import NAMES, Variant, static, val
 from tasks.studies.results import Finding, StudyResult
 from tasks.studies.rows import Row
 
+_ADAMERGING_TA = Variant("task_vectors", "layer", "test")
 _RULE = f"paired difference ≥ {NOT_WORSE} points, as in `many_tasks`"
 
 
@@ -77,6 +78,13 @@ def findings(rows: Sequence[Row], starts: Sequence[Row], memory: Sequence[Row], 
             "C4",
             "AdaMerging on CART's directions is better than on task vectors.",
             {f"per {v.granularity}, {v.images} images": gap for v, gap in carts.items()},
+            "paired difference ≥ 0",
+            low=0,
+        ),
+        judge(
+            "C4",
+            "CART without adaptation, λ from validation, is better than task vectors adapted per layer on test images.",
+            {"CART less AdaMerging + TA": paired(static(starts, "cart_tuned"), values(rows, _ADAMERGING_TA))},
             "paired difference ≥ 0",
             low=0,
         ),
