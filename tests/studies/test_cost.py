@@ -5,6 +5,8 @@ from statistics import fmean
 
 import pytest
 
+from mergeflow.evaluation.averages import mean
+from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.cost import study as cost
 from tasks.studies.papers.cost.rates import best_rate, rate_note, try_rates
@@ -62,6 +64,15 @@ def test_joint_training_takes_the_rate_that_is_best_on_validation(toy_lab: Path,
     result = StudyResult.read(tmp_path / "building/outputs/studies/cost")
     assert result.tables[0].rows[0]["model"] == "joint training"
     assert {row["run"] for row in result.rows} == {"joint", "mima_4", "mima_1"}, "no look at test with the others"
+
+
+def test_the_one_shot_merge_is_the_best_on_validation(toy_lab: Path, tmp_path: Path) -> None:
+    io = study_io(toy_lab, "cost", tmp_path, rank_ratio=[0.1])
+    inputs, options = StudyInputs(io), cost.DECLARED.chosen(io)
+    experts = inputs.run("mima_1").experts(0)
+    found = cost.best_merge(inputs, options, experts)
+    average = inputs.scorer(experts).merge(configure("average"))
+    assert found["validation"] > mean(inputs.accuracy(average, "validation"))
 
 
 def test_every_family_competes(toy_lab: Path, tmp_path: Path) -> None:

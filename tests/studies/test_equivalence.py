@@ -1,7 +1,9 @@
 """Study `equivalence`, short: what it finds, what it draws, and the numbers behind it."""
 
 import json
+from collections.abc import Callable
 
+import pyarrow.parquet as pq
 import pytest
 
 from mergeflow.analysis.equivalence.problems import feed_forward_problem
@@ -10,6 +12,9 @@ from tasks.project.stage import StageIO
 from tasks.studies.papers.equivalence import study as equivalence
 from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure, project_cases
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import Row, picked
+from tests.studies.documented import RESULTS
+from tests.studies.rejudging import RULES
 from tests.studies.small_lab import make_lab, study_io
 
 SMALL = {
@@ -96,6 +101,33 @@ def test_the_study_leaves_every_table_and_figure(io: StageIO, tables: Tables) ->
     assert all(to_svg(figure, name) == (folder / f"{name}.svg").read_bytes() for name, figure in drawn.items())
     for table in StudyResult.read(folder).tables:
         assert len({tuple(row) for row in table.rows}) == 1
+
+
+# What a claim begins with, the table and the rows of which one is changed, the column, and its value at a share of the
+# limit that the rule prints.
+LIMITS: list[tuple[str, str, Row, str, Callable[[Row, float], float]]] = [
+    ("After one epoch", "one_epoch", {}, "error", lambda row, share: share * 1e-12),
+    ("One-epoch task arithmetic", "joint", {"epochs": 1}, "error", lambda row, share: share * 1e-12),
+    ("One-epoch task arithmetic", "joint", {"epochs": 3}, "error", lambda row, share: 1e-12 / share),
+    ("The gap falls as η²", "slopes", {}, "gap", lambda row, share: 2 + share * 0.1),
+    ("Less the derived", "slopes", {}, "after_derived", lambda row, share: 3 - share * 0.1),
+    ("The coefficient", "coefficient", {}, "measured", lambda row, share: row["derived"] - share * 0.01 * row["scale"]),
+    ("The gap grows with k", "growth", {}, "ratio", lambda row, share: row["derived"] * (1 + share * 0.02)),
+    ("‖C‖₂ is below the derived", "task_factor", {}, "measured", lambda row, share: share * row["derived"]),
+    ("‖C‖₂ is below the derived", "network", {}, "norm", lambda row, share: share * row["derived"]),
+    ("At α = ", "network", {"gain": 1}, "norm", lambda row, share: share * min(row["statement"], row["appendix"])),
+]
+
+
+@pytest.mark.parametrize(("claim", "table", "wanted", "column", "at"), LIMITS)
+def test_one_row_beyond_a_limit_refutes_a_claim(
+    claim: str, table: str, wanted: Row, column: str, at: Callable[[Row, float], float]
+) -> None:
+    for share, holds in ((0.99, True), (1.01, False)):
+        rows = pq.read_table(RESULTS / "equivalence.parquet").to_pylist()
+        changed = picked(rows, table=table, **wanted)[0]
+        changed[column] = at(changed, share)
+        assert [one.holds for one in RULES["equivalence"](rows) if one.claim.startswith(claim)] == [holds]
 
 
 def test_the_same_model_gives_the_same_rows() -> None:

@@ -88,6 +88,11 @@ def made_up(kind: str, share: list[float], cosine: list[float]) -> list[Row]:
     return [{**known, "seed": seed} for seed in range(3)]
 
 
+def test_the_first_epoch_is_held_against_the_largest_later_one() -> None:
+    rows = [row for kind in ("batches", "all images") for row in made_up(kind, [0.4, 0.5, 0.1], [1.0, 0.9, 0.85])]
+    assert [finding.holds for finding in gradients.findings(rows, "paper")] == [False, True]
+
+
 def test_findings_follow_the_numbers() -> None:
     kinds = ("batches", "all images")
     good = [row for kind in kinds for row in made_up(kind, [0.6, 0.4], [1.0, 0.9])]

@@ -90,6 +90,7 @@ def test_geometry_of_known_valleys() -> None:
     assert row["turn"] == pytest.approx(90, abs=2)
     assert row["distance"] == pytest.approx(2**0.5, abs=0.02)
     assert row["overlap"] == pytest.approx(0, abs=0.02)
+    assert row["floor"] == pytest.approx(0.1, abs=1e-3)  # halfway: 0.2 · (1/√2)² for both
     assert made_up(16, 0, 0.0, 0.3)["overlap"] == 1
 
 

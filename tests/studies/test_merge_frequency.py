@@ -52,7 +52,9 @@ def test_alpha_is_chosen_on_validation_and_judged_on_test() -> None:
     ]
     best = merge_frequency.tuned(rows)
     assert merge_frequency.values(best, "whole") == {1: [60.0] * 3, 16: [80.0] * 3}
-    assert [finding.holds for finding in merge_frequency.findings(best)] == [True, False, False]
+    found = merge_frequency.findings(best)
+    assert [finding.holds for finding in found] == [True, False, False]
+    assert found[2].measured == "per round less whole, N = 16: -30.0 ± 0.0 points"
     assert "the largest tried, 2/T, in 0 of 6 cases" in merge_frequency.edge_note(best, [1, 2])
     assert "1/T, in 6 of 6 cases" in merge_frequency.edge_note(best, [1])
 

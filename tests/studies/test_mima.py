@@ -84,6 +84,23 @@ def test_findings_follow_the_numbers() -> None:
     assert mima.findings(worse)[0].holds is None, "seeds that disagree decide nothing"
 
 
+def brief(rounds: int, steps: int, expert: float, seeds: int, optimiser: str = "reset") -> list[Row]:
+    known = {"rounds": rounds, "steps": steps, "optimiser": optimiser, "experts": {"a": expert}, "average": {"a": 0.9}}
+    return [{**known, "seed": seed} for seed in range(seeds)]
+
+
+def test_budgets_and_kept_moments_are_compared_over_the_seeds_that_both_sides_have() -> None:
+    once = [*brief(1, 240, 0.97, 3), *brief(16, 240, 0.9, 3)]
+    good = [*once, *brief(1, 480, 0.97, 2), *brief(16, 480, 0.93, 2), *brief(16, 240, 0.905, 2, "kept")]
+    found = mima.further_findings(good, [1, 16], [16])
+    assert [finding.holds for finding in found] == [True, True]
+    assert "S = 240 → 480: 3.0 ± 0.0 points; at S = 240: -7.0 ± 0.0; at S = 480: -4.0 ± 0.0" in found[0].measured
+    assert "experts, kept less reset: 0.5 ± 0.0 points" in found[1].measured
+    bad = [*once, *brief(1, 480, 0.97, 2), *brief(16, 480, 0.9, 2), *brief(16, 240, 0.88, 2, "kept")]
+    assert [finding.holds for finding in mima.further_findings(bad, [1, 16], [16])] == [False, False]
+    assert mima.further_findings(once, [1, 16], []) == [], "one budget has nothing to be compared with"
+
+
 def test_grid_is_the_paper_s() -> None:
     assert len(grid(0, 1, 0.05)) == len(grid(0.8, 1.8, 0.05)) == 21
     assert grid(0.8, 1.8, 0.05)[-1] == 1.8

@@ -61,3 +61,11 @@ def test_one_task_that_loses_more_refutes_that_it_is_so_across_all_tasks() -> No
     curve = [*made_up(1, 0.9, 0.79), *made_up(2, 0.95, 0.82), *made_up(3, 0.97, 0.8)]
     assert verdicts(made_up(None, 0.9, 0.84, 0.75), curve)[:3] == [True, False, True]
     assert verdicts(made_up(None, 0.9, 0.79), curve)[:3] == [True, True, False]
+
+
+def test_the_limits_of_rising_and_saturating_are_those_that_the_rule_prints() -> None:
+    """Experts gain ≥ 0 points; the merge gains ≤ 2 points from the second epoch on."""
+    short = made_up(None, 0.9, 0.8)
+    for gain, rise, holds in ((0.001, 0.019, True), (-0.001, 0.019, False), (0.001, 0.021, False)):
+        curve = [*made_up(1, 0.9, 0.1), *made_up(2, 0.5, 0.7), *made_up(3, 0.9 + gain, 0.7 + rise)]
+        assert verdicts(short, curve)[-1] is holds

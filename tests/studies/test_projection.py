@@ -101,6 +101,7 @@ def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[flo
         "task_arithmetic": (0.0, 1.0),
         "cart": (-1.0, 0.0),
         "dare": dare,
+        "mima_2 round 1": (0.0, 0.9),
         "mima_2 round 2": end,
         "joint": (9.0, 9.0),
     }
@@ -112,7 +113,7 @@ def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[flo
         "merges": merges,
         "random": ["dare"],
         "joint": "joint",
-        "paths": {"mima_2": ["mima_2 round 2"]},
+        "paths": {"mima_2": ["mima_2 round 1", "mima_2 round 2"]},
         "loss": {**dict.fromkeys(merges, 7.0), "ties": 5.0, "mima_2": loss},
         "drops": [{"drop": 0.5, "distance": dare[1], "expected": 5.0, "accuracy": 80.0}],
     }
@@ -122,7 +123,9 @@ def test_findings_follow_the_numbers() -> None:
     good = made_up((1.0, 0.2), (0.0, 5.0), (3.0, 3.0), 4.0)
     assert all(finding.holds is True for finding in findings([good] * 3, {"mima_2": [1.0]}))
     worse = made_up((-3.0, -3.0), (0.0, 1.1), (1.0, 0.1), 6.0)
-    assert all(finding.holds is False for finding in findings([worse] * 3, {"mima_2": [1.0]}))
+    found = findings([worse] * 3, {"mima_2": [1.0]})
+    assert all(finding.holds is False for finding in found)
+    assert found[2].measured.endswith("of measured and expected: 78.0 ± 0.0 %")  # 1.1 in place of 5
 
 
 def test_space_measures_the_whole_space() -> None:

@@ -1,0 +1,52 @@
+"""The limits that a verdict is judged by are those that its rule prints, of every claim of the studies of merging."""
+
+import math
+import re
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.studies import claims
+from tasks.studies.results import Finding
+from tests.studies.documented import RESULTS
+from tests.studies.rejudging import RULES
+
+LOWEST, HIGHEST = -math.inf, math.inf
+NUMBER = r"([−-]?\d+(?:\.\d+)?)"
+WITHOUT_NUMBER = {
+    "the lead of the best of the three over the worst is at most half of that at the smallest N": (LOWEST, 0.0),
+    "farther from every one-shot merge than ends of different seeds are from each other": (0.0, HIGHEST),
+}
+
+
+def printed(rule: str) -> tuple[float, float]:
+    """Return the lowest and the highest value with which a claim holds, as its rule says in words."""
+    for words, limits in (
+        (f"falls by ≥ {NUMBER}", lambda fall: (LOWEST, -fall)),
+        (f"falls by at most {NUMBER}", lambda fall: (-fall, HIGHEST)),
+        (f"within ± {NUMBER}", lambda half: (-half, half)),
+        (f"between {NUMBER} and {NUMBER}", lambda low, high: (low, high)),
+        (f"≥ {NUMBER}", lambda low: (low, HIGHEST)),
+        (f"≤ {NUMBER}", lambda high: (LOWEST, high)),
+        (f"at {NUMBER} % of", lambda low: (low, HIGHEST)),
+    ):
+        if found := re.search(words, rule):
+            return limits(*(float(one.replace("−", "-")) for one in found.groups()))
+    return WITHOUT_NUMBER[rule]
+
+
+@pytest.mark.parametrize("study", sorted(set(RULES) - {"equivalence"}))
+def test_the_limits_of_a_verdict_are_those_that_its_rule_prints(study: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: dict[str, tuple[float, float]] = {}
+
+    def judge(*told: object, low: float = LOWEST, high: float = HIGHEST, **more: object) -> Finding:
+        judged[str(told[3])] = (low, high)
+        return own(*told, low=low, high=high, **more)  # type: ignore[arg-type]
+
+    own = claims.judge
+    for module in [one for one in sys.modules.values() if getattr(one, "judge", None) is own]:
+        monkeypatch.setattr(module, "judge", judge)
+    RULES[study](pq.read_table(RESULTS / f"{study}.parquet").to_pylist())
+    assert judged == {rule: printed(rule) for rule in judged}
+    assert judged
