@@ -4,14 +4,11 @@ A study judges its pieces and keeps rows; each function `of_STUDY` goes back fro
 rules need them, and returns what the rules find.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
-from flows.study_commands import find_studies
-from tasks.project.studies import find_study_modules, load_declaration
 from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.papers.bases import results as bases
 from tasks.studies.papers.cost import study as cost
@@ -28,9 +25,7 @@ from tasks.studies.papers.projection import results as projection
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, of, picked
 from tests.studies.documented import read_documented
-from tests.studies.small_lab import ROOT
-
-Rows = Sequence[Row]
+from tests.studies.rejudging_pieces import Rows, choices, grouped, measured
 
 PARTLY = {
     "cost": {
@@ -49,40 +44,15 @@ PARTLY = {
 """Study → claim → what of its recorded finding cannot be made of the recorded rows, and why; all others can wholly."""
 
 
-def choices(study: str) -> Any:
-    """Return the choices with which a study was recorded, those of the project's params.yaml it belongs to."""
-    written = yaml.safe_load((find_studies(ROOT)[study].root / "studies/params.yaml").read_text())["studies"][study]
-    return load_declaration(ROOT, find_study_modules(ROOT)[study]).options.model_validate(written)
-
-
-def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Return the rows by the values of some columns, in order of appearance."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in columns), []).append(row)
-    return found
-
-
-def measured(rows: Rows, *settings: str, model: str = "model") -> list[Row]:
-    """Return the pieces that `accuracy_rows` made rows of: model → task → accuracy, a fraction."""
-    return [
-        {
-            **dict(zip(settings, key, strict=True)),
-            **{name: by_task(own) for (name,), own in grouped(one, model).items()},
-        }
-        for key, one in grouped(rows, *settings).items()
-    ]
-
-
-def by_task(rows: Rows) -> dict[str, float]:
-    """Return task → accuracy, the fraction that was measured: its last bit, too, which 100 · v / 100 may change."""
-    return {row["task"]: round(row["accuracy"] / 100, 15) for row in rows}
-
-
-def of_one_epoch(rows: Rows) -> list[Finding]:
-    pieces, last = measured(rows, "seed", "run", "epoch"), choices("one_epoch").epochs[-1]
+def of_one_epoch(rows: Rows, options: Any = None) -> list[Finding]:
+    """Judge the record, or rows that were measured with other choices."""
+    options = options or choices("one_epoch")
+    pieces = measured([row for row in rows if row["run"]], "seed", "run", "epoch", "steps")
     short, curve = (of(pieces, run=one_epoch.RUNS[name]) for name in (one_epoch.SHORT, one_epoch.LONG))
-    return one_epoch.findings({one_epoch.SHORT: short, one_epoch.LONG: of(curve, epoch=last)}, curve)
+    further = [(of(pieces, run=first), of(pieces, run=last)) for first, last in options.further.items()]
+    return one_epoch.findings(
+        {one_epoch.SHORT: short, one_epoch.LONG: of(curve, epoch=options.epochs[-1])}, curve, further
+    )
 
 
 def of_alignment(rows: Rows) -> list[Finding]:

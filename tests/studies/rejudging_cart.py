@@ -1,32 +1,99 @@
-"""What the CART studies measured, put together again from their tidy rows, and judged by their own rules."""
+"""The pieces of the studies of CART from their tidy rows, and what the studies' rules find in them."""
 
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
+from mergeflow.evaluation.averages import normalised
+from tasks.studies.papers.adaptation import results as adaptation
+from tasks.studies.papers.cart_landscape import results as cart_landscape
+from tasks.studies.papers.compression import results as compression
 from tasks.studies.papers.rank_curve import findings as rank_curve
 from tasks.studies.papers.rank_curve.results import LEVELS
 from tasks.studies.papers.subset_scaling import findings as subset_scaling
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, picked
+from tests.studies.rejudging_pieces import Rows, by_task, choices, grouped
+
+_VARIANT = ("on", "granularity", "images", "seed")
+
+
+def of_adaptation(rows: Sequence[Row]) -> list[Finding]:
+    """Return what the rules of `adaptation` make of its rows."""
+    merges = picked(rows, part="merges")
+    adapted = [
+        {**{name: one[name] for name in _VARIANT}, "test": by_task(group)}
+        for one, group in groups((row for row in merges if row["granularity"] != "static"), _VARIANT)
+    ]
+    starts = [
+        {"seed": one["seed"], **{own["on"]: {"test": by_task(group)} for own, group in groups(of_seed, ("on",))}}
+        for one, of_seed in groups(picked(merges, granularity="static"), ("seed",))
+    ]
+    return adaptation.findings(adapted, starts, picked(rows, part="memory"), _labels(picked(rows, part="labels")))
+
+
+def _labels(rows: Sequence[Row]) -> Row:
+    runs: Row = {}
+    for one, group in groups(rows, ("labels",)):
+        coefficients: Row = {}
+        for row in group:
+            if row["coefficient"] is not None:
+                coefficients.setdefault(row["task"], {})[row["tensor"]] = row["coefficient"]
+        runs[one["labels"]] = {
+            "coefficients": coefficients,
+            "losses": [row["loss"] for row in group if row["loss"] is not None],
+            "accuracy": by_task(row for row in group if row["accuracy"] is not None),
+        }
+    return {"runs": runs}
+
+
+def of_compression(rows: Sequence[Row], target: float) -> list[Finding]:
+    """Return what the rules of `compression` make of its rows; the rank ratio of the claims is that of `own`.
+
+    Args:
+        rows: tidy.
+        target: the share of individual accuracy that is to be kept, of the study's choices.
+    """
+    suites = picked(rows, part="suites")
+    found = []
+    for one, group in groups(suites, ("tasks", "seed", "kind", "rank_ratio", "threshold")):
+        relative = {
+            row["split"]: normalised(by_task(own), by_task(own, "expert")) for row, own in groups(group, ("split",))
+        }
+        found.append({**one, "args": {"rank_ratio": one["rank_ratio"]}, "relative": relative})
+    return compression.findings(found, picked(suites, kind="own")[0]["rank_ratio"], target)
+
+
+def of_cart_landscape(rows: Sequence[Row]) -> list[Finding]:
+    """Return what the rules of `cart_landscape` make of its rows."""
+    return cart_landscape.findings([_seed(group) for _, group in groups(picked(rows, part="models"), ("seed",))])
+
+
+def _seed(rows: Sequence[Row]) -> Row:
+    models = []
+    for one, group in groups(rows, ("kind", "scale", "rank", "expert")):
+        losses = {row["task"]: row["loss"] for row in group}
+        models.append({**one, "task": one["expert"], "losses": losses, "place": (one["x"], one["y"])})
+    (addition,) = {row["scale"] for row in rows if row["chosen"]}
+    return {"seed": rows[0]["seed"], "tasks": list(models[0]["losses"]), "addition": addition, "models": models}
 
 
 def of_rank_curve(rows: Sequence[Row]) -> list[Finding]:
     found = []
-    for (count, seed), own in grouped(rows, "tasks", "seed"):
+    for (count, seed), own in grouped(rows, "tasks", "seed").items():
         curves: dict[str, dict[str, list[Row]]] = {}
-        for (kind, rule, ratio), points in grouped([row for row in own if row["rule"]], "curve", "rule", "ratio"):
-            point = {"ratio": ratio, "scale": points[0]["scale"], "test": accuracy(points)}
+        for (kind, rule, ratio), points in grouped(
+            [row for row in own if row["rule"]], "curve", "rule", "ratio"
+        ).items():
+            point = {"ratio": ratio, "scale": points[0]["scale"], "test": by_task(points)}
             curves.setdefault(kind, {}).setdefault(rule, []).append(point)
-        levels = {name: accuracy(picked(own, curve=name)) for name in LEVELS}
+        levels = {name: by_task(picked(own, curve=name)) for name in LEVELS}
         found.append({"tasks": count, "seed": seed, "curves": curves, **levels})
     return rank_curve.findings(found)
 
 
 def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Finding]:
     found, plans, known = [], {}, {}
-    for (seed, size, subset), own in grouped(rows, "seed", "size", "subset"):
-        methods = {name: {"test": accuracy(tasks)} for (name,), tasks in grouped(own, "method")}
+    for (seed, size, subset), own in grouped(rows, "seed", "size", "subset").items():
+        methods = {name: {"test": by_task(tasks)} for (name,), tasks in grouped(own, "method").items()}
         found.append({"seed": seed, "size": size, "tasks": subset.split(), "methods": methods})
         first = own[0]
         ends = {"range": [first["a"] / 100, first["b"] / 100], "margin": first["epsilon"] / 100}
@@ -37,26 +104,15 @@ def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Findin
     return subset_scaling.findings(found, list(plans.values()), known, starts)
 
 
-def grouped(rows: Sequence[Row], *keys: str) -> Iterable[tuple[Any, list[Row]]]:
-    """Return the rows by the values of some columns, in the order in which these first stand."""
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in keys), []).append(row)
-    return found.items()
+def groups(rows: Iterable[Row], columns: Sequence[str]) -> list[tuple[Row, Rows]]:
+    """Return the rows by their values in some columns: the first of each, and all of them."""
+    return [(own[0], own) for own in grouped(rows, *columns).values()]
 
 
-def accuracy(rows: Sequence[Row]) -> dict[str, float]:
-    """Return a fraction for each task from accuracies in %."""
-    return {row["task"]: fraction(row["accuracy"]) for row in rows}
-
-
-def fraction(percent: float) -> float:
-    """Return the share of right answers, k / n with few images, of which `percent` is 100 times.
-
-    Dividing by 100 may miss it by the last bit, which shows where two models are equal.
-
-    Example:
-        >>> 100 * (7 / 18) / 100 == 7 / 18, fraction(100 * (7 / 18)) == 7 / 18
-        (False, True)
-    """
-    return float(Fraction(percent / 100).limit_denominator(100_000))
+RULES: dict[str, Callable[[Rows], list[Finding]]] = {
+    "adaptation": of_adaptation,
+    "cart_landscape": of_cart_landscape,
+    "compression": lambda rows: of_compression(rows, choices("compression").target),
+    "rank_curve": of_rank_curve,
+    "subset_scaling": lambda rows: of_subset_scaling(rows, choices("subset_scaling").starts),
+}

@@ -18,7 +18,7 @@ from tasks.studies.papers.adaptation.results import _rate_note, findings
 from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import picked
-from tests.studies.from_rows import adaptation_findings
+from tests.studies.rejudging_cart import of_adaptation
 from tests.studies.small_lab import run_study, study_io
 
 slow = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_the_study_covers_every_variant(made: Path) -> None:
 @slow
 def test_the_findings_come_out_of_the_rows_alone(made: Path) -> None:
     result = StudyResult.read(made)
-    assert adaptation_findings(result.rows) == result.findings
+    assert of_adaptation(result.rows) == result.findings
     rates = picked(result.rows, part="rates")
     assert {row["step"] for row in rates} == {0, 2}
     assert all(row["chosen"] for row in rates)

@@ -13,7 +13,7 @@ from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, picked
-from tests.studies.from_rows import cart_landscape_findings
+from tests.studies.rejudging_cart import of_cart_landscape
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -51,7 +51,7 @@ def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-u
     assert [row["k / full"] for row in ranks.rows] == ["0", "0.02", "0.04", "0.08", "0.16", "1"]
     assert [row["task"] for row in tasks.rows] == ["red", "blue", "grey"]
     assert len(fits.rows) == 3
-    assert cart_landscape_findings(result.rows) == result.findings
+    assert of_cart_landscape(result.rows) == result.findings
     assert {len(picked(result.rows, part=part, seed=0)) for part in ("test", "fits", "basins")} == {6 * 3, 3 * 4, 3 * 5}
 
 

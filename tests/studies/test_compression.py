@@ -14,7 +14,7 @@ from tasks.studies.papers.compression.measured import low_rank_bits, share, smal
 from tasks.studies.papers.compression.results import findings
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import picked
-from tests.studies.from_rows import compression_findings
+from tests.studies.rejudging_cart import of_compression
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import WrongTest
 
@@ -47,7 +47,7 @@ def test_the_study_covers_every_method_and_number_of_tasks(made: Path) -> None:
 @slow
 def test_the_findings_come_out_of_the_rows_alone(made: Path) -> None:
     result = StudyResult.read(made)
-    assert compression_findings(result.rows, 0.99) == result.findings
+    assert of_compression(result.rows, 0.99) == result.findings
     tall = picked(result.rows, part="suites", kind="tall")
     assert {row["threshold"] for row in picked(result.rows, part="thresholds", chosen=True)} == {0.4}
     assert {row["threshold"] for row in tall} == {0.4}

@@ -2,18 +2,21 @@
 
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-from tests.studies.rejudging_one_epoch import of_one_epoch
+from tests.studies.rejudging import of_one_epoch
 from tests.studies.small_lab import run_study
 from tests.studies.toy_lab import NAMES, SEEDS
+
+CHOICES: dict[str, Any] = {"epochs": [1, 2, 3], "further": {"one_epoch": "mima_1"}}
 
 
 def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
     """G5, G9: one epoch is nearly enough for merging; experts go on getting better, their merge does not as much."""
-    folder = run_study(toy_lab, "one_epoch", tmp_path, epochs=[1, 2, 3], further={"one_epoch": "mima_1"})
+    folder = run_study(toy_lab, "one_epoch", tmp_path, **CHOICES)
     result = StudyResult.read(folder)
     tasks, curve, pairs = result.tables
     assert [row["task"] for row in tasks.rows] == [*NAMES, "mean"]
@@ -30,7 +33,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     assert mean("converged", 3, "experts") > mean("converged", 1, "experts") + 2
     assert mean("one_epoch", None, "merged") > mean("converged", 3, "merged") - 5
     assert {row["seed"] for row in result.rows} == {*SEEDS, None}
-    assert of_one_epoch(result.rows, {"one_epoch": "mima_1"}) == result.findings
+    assert of_one_epoch(result.rows, one_epoch.Options.model_validate(CHOICES)) == result.findings
 
 
 def made_up(epoch: int | None, experts: float, merged: float, other: float | None = None) -> list[Row]:

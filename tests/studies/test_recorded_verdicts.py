@@ -28,8 +28,10 @@ from tasks.studies.papers.unseen_tasks import results as unseen_tasks
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, picked
 from tests.studies.documented import RESULTS, read_documented
-from tests.studies.rejudging import PARTLY, choices
+from tests.studies.rejudging import PARTLY
 from tests.studies.rejudging import RULES as RULES_OF_MERGING
+from tests.studies.rejudging_cart import RULES as RULES_OF_CART
+from tests.studies.rejudging_pieces import choices
 
 Rule = Callable[[Sequence[Row]], list[Finding]]
 
@@ -59,6 +61,7 @@ def of_unlearning(rows: Sequence[Row]) -> list[Finding]:
 
 RULES: dict[str, Any] = {
     **RULES_OF_MERGING,
+    **RULES_OF_CART,
     "adviser": of_adviser,
     "adviser_regimes": adviser_suites.findings,
     "adviser_suites": adviser_suites.findings,
