@@ -22,7 +22,8 @@ nearest to 0 that reaches the truth's perplexity on validation: of the grid firs
 neighbour down to 0.02. Ascent ends at the step that reaches it. The rules beside the findings were written before any
 run. A pilot on seed 0 with a third of the chapters, of which validation was looked at, showed that three epochs teach
 no passage and no fact; epochs are five since, and the rules as they were. The first record compared at λ of the grid
-alone, where negation forgot 0.2 to 0.3 nat more than it had to; its claims of P21 did not hold either.
+alone, where negation forgot 0.2 to 0.3 nat more than it had to; its claims of P21 did not hold either. So this record
+is the second look at test.
 
 **Source.** Li et al. 2025, Section 4.2, Tables 3 to 5, Equation 2 and 11.
 """
