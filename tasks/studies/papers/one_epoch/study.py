@@ -206,7 +206,7 @@ def findings(compared: dict[str, list[Row]], curve: Sequence[Row], further: Sequ
         ),
         judge(
             "G5",
-            "So it is across all tasks.",
+            "Merging models tuned for a single epoch is competitive across all tasks, on each of them.",
             by_task,
             "one epoch less converged ≥ −3 points, on each task",
             low=-3,
