@@ -10,8 +10,10 @@ import pytest
 from tasks.studies import claims
 from tasks.studies.results import Finding
 from tests.studies.documented import RESULTS
-from tests.studies.rejudging import RULES
+from tests.studies.rejudging import RULES as RULES_OF_MERGING
+from tests.studies.rejudging_cart import RULES as RULES_OF_CART
 
+RULES = RULES_OF_MERGING | RULES_OF_CART
 LOWEST, HIGHEST = -math.inf, math.inf
 NUMBER = r"([−-]?\d+(?:\.\d+)?)"
 WITHOUT_NUMBER = {
@@ -26,6 +28,11 @@ def printed(rule: str) -> tuple[float, float]:
     for words, limits in (
         (f"falls by ≥ {NUMBER}", lambda fall: (LOWEST, -fall)),
         (f"falls by at most {NUMBER}", lambda fall: (-fall, HIGHEST)),
+        (f"no fall .* more than {NUMBER}", lambda fall: (-fall, HIGHEST)),
+        (f"at most {NUMBER} points above or below", lambda half: (-half, half)),
+        (f"between {NUMBER} % and {NUMBER} %, a factor", lambda low, high: (low / 100, high / 100)),
+        (f"of {NUMBER} % of the tasks and more", lambda low: (low, HIGHEST)),
+        (f"≤ ε = {NUMBER}", lambda high: (LOWEST, high)),
         (f"within ± {NUMBER}", lambda half: (-half, half)),
         (f"between {NUMBER} and {NUMBER}", lambda low, high: (low, high)),
         (f"≥ {NUMBER}", lambda low: (low, HIGHEST)),
