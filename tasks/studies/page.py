@@ -85,8 +85,8 @@ def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> 
     parts = [
         f"# {title}",
         text,
-        f"Command: `mergeflow study {name}`. Selection on validation, one look at test; ± is half a 95 % interval "
-        "over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of papers.",
+        f"Command: `mergeflow study {name}`. Selection on validation, one look at test in a run; ± is half a 95 % "
+        "interval over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of papers.",
         *([_EARLIER] if found.earlier else []),
         "## Findings",
         *(_finding(one) for one in found.findings),
