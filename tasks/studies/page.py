@@ -86,7 +86,8 @@ def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> 
         f"# {title}",
         text,
         f"Command: `mergeflow study {name}`. Selection on validation, one look at test in a run; ± is half a 95 % "
-        "interval over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of papers.",
+        "interval over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of "
+        "papers.",
         *([_EARLIER] if found.earlier else []),
         "## Findings",
         *(_finding(one) for one in found.findings),
