@@ -1,11 +1,14 @@
 """`mergeflow study`: run a paper's experiment with all it needs, log it, print what was found."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from mergeflow.errors import MergeflowError, unknown_name
@@ -38,15 +41,16 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             return
         write_graphs(root)
         found = find_studies(root)
+        chosen = [study for name in names or [] for study in find_named(name, found, root)]
+        chosen = list(dict.fromkeys(found.values() if everything else chosen))
         if rows:
-            check_rows_file(rows, names or [])
-        chosen = list(found.values()) if everything else [find_study(name, found) for name in names or []]
+            check_rows_file(rows, chosen)
         if chosen:
-            run_studies(root, list(dict.fromkeys(chosen)), document, Console())
+            run_studies(root, chosen, document, Console())
             if rows:
                 write_rows(chosen[0], rows)
         else:
-            Console().print(_list(found))
+            show_list(found, Console())
 
 
 def make_study(root: Path, names: list[str]) -> None:
@@ -63,19 +67,27 @@ def make_study(root: Path, names: list[str]) -> None:
     typer.echo(f"Made {folder.relative_to(root)}. Next: edit it and studies/params.yaml; mergeflow study {names[0]}")
 
 
-def check_rows_file(path: Path, names: list[str]) -> None:
+def check_rows_file(path: Path, studies: Sequence["Study"]) -> None:
     """Refuse, before anything runs, a file that `--rows` cannot write.
 
+    Args:
+        path: the file.
+        studies: whose rows are asked for.
+
     Raises:
-        MergeflowError: none or several studies, an unknown ending, a file that exists, a folder that does not.
+        MergeflowError: none or several studies, an unknown ending, a file that exists, a folder that does not or where
+            nothing may be written.
     """
-    if len(names) != 1:
-        raise MergeflowError("`--rows` takes one study: mergeflow study NAME --rows FILE.csv")
+    if len(studies) != 1:
+        found = ", ".join(study.stage.name for study in studies) or "none"
+        raise MergeflowError(f"`--rows` takes one study, found {found}: mergeflow study NAME --rows FILE.csv")
     if path.suffix not in {".csv", ".parquet"}:
         raise MergeflowError(f"--rows {path}: rows are written as .csv or .parquet. Name such a file.")
     if path.exists() or not path.parent.is_dir():
         found = "the file exists already" if path.exists() else f"there is no folder {path.parent}"
         raise MergeflowError(f"--rows {path}: {found}. Name a new file in an existing folder.")
+    if not os.access(path.parent, os.W_OK):
+        raise MergeflowError(f"--rows {path}: nothing may be written in {path.parent}. Name a file in another folder.")
 
 
 def write_rows(study: "Study", path: Path) -> None:
@@ -86,9 +98,9 @@ def write_rows(study: "Study", path: Path) -> None:
         path: a new file, .csv or .parquet.
 
     Raises:
-        MergeflowError: the study keeps no rows.
+        MergeflowError: the study keeps no rows, or such as no table of text can have; then no file is left.
     """
-    from pyarrow import csv, parquet
+    from pyarrow import ArrowInvalid, csv, parquet
 
     from tasks.studies.results import ROWS
 
@@ -98,8 +110,14 @@ def write_rows(study: "Study", path: Path) -> None:
             f"study {study.stage.name} keeps no raw rows; its tables are in {study.folder}/result.json."
         )
     table = parquet.read_table(kept)
-    with open(path, "xb") as file:
-        csv.write_csv(table, file) if path.suffix == ".csv" else parquet.write_table(table, file)
+    making = path.with_name(f".{path.name}.new{os.getpid()}")
+    try:
+        csv.write_csv(table, making) if path.suffix == ".csv" else parquet.write_table(table, making)
+        making.replace(path)
+    except ArrowInvalid as error:
+        raise MergeflowError(f"--rows {path}: {error}. Name a file that ends in .parquet.") from None
+    finally:
+        making.unlink(missing_ok=True)
     typer.echo(f"Wrote {table.num_rows} rows to {path}.")
 
 
@@ -109,9 +127,13 @@ def write_graphs(root: Path) -> None:
     Raises:
         MergeflowError: what is wrong in the choices.
     """
+    from tasks.project.stage import CHOICES
+    from tasks.project.study_file import check_study_file
     from tasks.project.study_graph import names_differ, write_study_graph
 
     for folder in _projects(root):
+        if (folder / CHOICES).exists():
+            check_study_file(folder / CHOICES)
         if names_differ(folder):
             write_study_graph(folder)
 
@@ -138,15 +160,29 @@ def find_studies(root: Path) -> dict[str, "Study"]:
     return found
 
 
-def find_study(name: str, studies: dict[str, "Study"]) -> "Study":
-    """Return the study with this name, or the one that covers this system of the papers.
+def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Study"]:
+    """Return the study with this name, or all that cover this system of the papers.
+
+    Args:
+        name: of a study or of a system.
+        studies: of `find_studies`.
+        root: the project folder.
 
     Raises:
         MergeflowError: no study has this name or covers this system.
     """
-    for known, study in studies.items():
-        if name == known or name.upper() in study.stage.systems:
-            return study
+    from tasks.project.stage import CHOICES
+    from tasks.project.studies import find_study_modules
+
+    if name in studies:
+        return [studies[name]]
+    if covering := [study for study in studies.values() if name.upper() in study.stage.systems]:
+        return covering
+    if name in find_study_modules(root):
+        raise MergeflowError(
+            f"{CHOICES} does not choose study '{name}': give its choices there, under `studies`, as docs/extending.md "
+            "shows. `mergeflow study new NAME` makes a file with one."
+        )
     raise unknown_name("study", name, [*studies, *(one for study in studies.values() for one in study.stage.systems)])
 
 
@@ -198,27 +234,32 @@ def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
 
 
 def _print(title: str, result: "StudyResult", console: Console) -> None:
-    console.print(f"\n[bold]{title}[/]", highlight=False)
+    console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
     for table in result.tables:
-        console.print(_rich(table))
+        console.print(_rich(table) if table.rows else f"{escape(table.title)}: no rows")
     for finding in result.findings:
         mark = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
-        console.print(f"{finding.system}  {mark}  {finding.claim}\n      {finding.measured}", highlight=False)
+        said = escape(f"{finding.claim}\n      {finding.measured}")
+        console.print(f"{escape(finding.system)}  {mark}  {said}", highlight=False)
     for note in result.notes:
-        console.print(f"[dim]{note}[/]", highlight=False)
+        console.print(f"[dim]{escape(note)}[/]", highlight=False)
 
 
 def _rich(table: "Table") -> RichTable:
-    drawn = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for name, value in table.rows[0].items():
-        drawn.add_column(name, justify="left" if isinstance(value, str) and value[:1].isalpha() else "right")
+    drawn = RichTable(title=escape(table.title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    columns = table.rows[0]
+    for name, value in columns.items():
+        drawn.add_column(escape(name), justify="left" if isinstance(value, str) and value[:1].isalpha() else "right")
     for row in table.rows:
-        drawn.add_row(*("" if cell is None else str(cell) for cell in row.values()))
+        drawn.add_row(*("" if row[name] is None else escape(str(row[name])) for name in columns))
     return drawn
 
 
-def _list(studies: dict[str, "Study"]) -> RichTable:
+def show_list(studies: dict[str, "Study"], console: Console) -> None:
+    """Print the studies that there are; where there are none, how to get one."""
     drawn = RichTable("study", "systems", "question", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, study in studies.items():
-        drawn.add_row(name, " ".join(study.stage.systems), study.question)
-    return drawn
+        drawn.add_row(name, " ".join(study.stage.systems), escape(study.question))
+    console.print(drawn)
+    if not studies:
+        console.print("No study is chosen here. `mergeflow study new NAME` makes one of your own.", highlight=False)

@@ -9,10 +9,12 @@ from mergeflow.checkpoints import write_text
 from mergeflow.errors import MergeflowError
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
+from tasks.project.parameters import load_params, load_study_params
 from tasks.project.params_edit import add_line, write_whole
 from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules
-from tasks.project.study_graph import write_study_graph
+from tasks.project.study_file import check_study_file
+from tasks.project.study_graph import study_graph, write_study_graph
 
 _TEMPLATE = Path(__file__).parent / "study_template"
 _FILES = ("study.py", "figures.py")
@@ -30,8 +32,8 @@ def new_study(root: Path, name: str) -> Path:
         The study's folder.
 
     Raises:
-        MergeflowError: the name cannot be used or is taken, or studies/params.yaml cannot be edited; then nothing is
-            written.
+        MergeflowError: the name cannot be used or is taken, or studies/params.yaml has faults or cannot be edited; then
+            nothing is written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise MergeflowError(f"'{name}' cannot name a study: use lower-case letters, digits and '_'.")
@@ -39,6 +41,9 @@ def new_study(root: Path, name: str) -> Path:
     folder, choices = root / "studies" / name, root / CHOICES
     if name in {*_TAKEN, *stages, *find_study_modules(root)} or folder.exists():
         raise MergeflowError(f"the name '{name}' is taken, by a stage, a study or studies/{name}: take another one.")
+    if choices.exists():
+        check_study_file(choices)
+        study_graph(root, load_study_params(choices, load_params(root / "params.yaml")))
     text = choices.read_text("utf-8") if choices.exists() else _filled("params.yaml", name)
     runs = list(read_yaml(choices)["runs"]) if choices.exists() else ["experts"]
     text = add_line(text, "studies", name, {"run": runs[0]})

@@ -172,3 +172,13 @@ def test_its_code_makes_it_stale_alone_and_the_projects_methods_whoever_finds_th
     (project / "studies/how_far/study.py").unlink()
     with pytest.raises(MergeflowError, match="is missing, which a stage runs"):
         digests()
+
+
+def test_a_new_study_beside_choices_that_cannot_be_writes_nothing(project: Path) -> None:
+    choices = project / "studies/params.yaml"
+    written = yaml.safe_load(choices.read_text())
+    choices.write_text(before := yaml.safe_dump({**written, "studies": {**written["studies"], "nosuch": {}}}))
+    with pytest.raises(MergeflowError, match="nosuch"):
+        new_study(project, "another")
+    assert choices.read_text() == before
+    assert not (project / "studies/another").exists()

@@ -152,14 +152,15 @@ def test_rows_that_cannot_be_handed_over_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match="keeps no raw rows"):
         write_rows(made(tmp_path, []), tmp_path / "rows.csv")
     (tmp_path / "there.csv").touch()
-    for path, names, message in [
-        (tmp_path / "rows.xlsx", ["mima"], r"\.csv or \.parquet"),
-        (tmp_path / "there.csv", ["mima"], "exists already"),
-        (tmp_path / "no/rows.csv", ["mima"], "there is no folder"),
+    mima = [STUDIES["mima"]]
+    for path, studies, message in [
+        (tmp_path / "rows.xlsx", mima, r"\.csv or \.parquet"),
+        (tmp_path / "there.csv", mima, "exists already"),
+        (tmp_path / "no/rows.csv", mima, "there is no folder"),
         (tmp_path / "rows.csv", [], "takes one study"),
     ]:
         with pytest.raises(MergeflowError, match=message):
-            check_rows_file(path, names)
+            check_rows_file(path, studies)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""What people get wrong in the shape of studies/params.yaml is told in one message that names the file."""
+
+from pathlib import Path
+
+import pytest
+
+from mergeflow.errors import MergeflowError
+from tasks.project.study_file import check_study_file
+from tests.studies.small_lab import ROOT
+
+WHOLE = "seeds: [0, 1]\nruns:\n  experts: {}\nstudies: {}\n"
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "studies/params.yaml"
+    path.parent.mkdir()
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must be a mapping of seeds, runs and studies, found nothing"),
+        ("[1, 2]\n", "must be a mapping of seeds, runs and studies, found a list"),
+        ("seeds: [0\n", "studies/params.yaml is not valid YAML"),
+        (WHOLE.encode() + b"# caf\xe9\n", "studies/params.yaml is not UTF-8"),
+        (
+            WHOLE.replace("  experts: {}", ""),
+            "runs: name at least one training run, such as `experts: {}`, found nothing",
+        ),
+        (WHOLE.replace("runs:\n  experts: {}", "runs: [experts]"), "runs: name at least one .*, found a list"),
+        (WHOLE.replace("experts: {}", "experts:"), "runs.experts: must be a mapping, `{}` where it changes nothing"),
+        (WHOLE.replace("experts: {}", "experts: lora"), "runs.experts: must be a mapping, .* found 'lora'"),
+        (WHOLE.replace("experts", "lr0.1"), "run 'lr0.1': use letters, digits, '-' and '_'"),
+        (WHOLE.replace("experts", "a/b"), "run 'a/b': use letters"),
+        (WHOLE.replace("experts", "1"), "run 1: quote the name"),
+        (WHOLE.replace("[0, 1]", "[0, 0]"), "seeds: 0 stands twice"),
+        (WHOLE.replace("[0, 1]", "[-1]"), "seeds: must be 0 or more, found -1"),
+        (
+            WHOLE.replace("{}\n", "{}\nx: {}\n", 1).replace("studies: {}", "studies: {a: {seeds: [3, 3]}}"),
+            "studies.a.seeds: 3",
+        ),
+        (WHOLE.replace("experts: {}", "experts: {seeds: 3}"), "runs.experts.seeds: there are 2 seeds, found 3"),
+    ],
+)
+def test_a_slip_is_one_message_that_names_the_place(tmp_path: Path, text: str | bytes, words: str) -> None:
+    with pytest.raises(MergeflowError, match=words):
+        check_study_file(written(tmp_path, text))
+
+
+def test_faults_are_told_together(tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=r"studies/params\.yaml has 2 faults"):
+        check_study_file(written(tmp_path, WHOLE.replace("[0, 1]", "[0, 0]").replace("experts: {}", "experts:")))
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("**/studies/params.yaml")), ids=lambda path: path.parent.parent.name)
+def test_the_files_of_the_repository_have_none(path: Path) -> None:
+    if ".venv" not in path.parts:
+        check_study_file(path)
