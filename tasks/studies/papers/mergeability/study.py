@@ -17,6 +17,8 @@ A prediction is as good as its rank correlation (Spearman) with the loss over al
 mean over the ways is judged, ± is over seeds. *Across*: the same over the pairs of all ways together. *Rounds*: the CTL
 error of the last block, mean of all pairs, of the last experts of merge-and-tune over N rounds. *Linearised* experts
 are networks in the tangent space of the base, and so are their averages; what they make as ordinary nets is beside it.
+Their features are linear to rounding and rank nothing, which counts as a correlation of 0; without them the CTL error
+less the distance is 0.02 ± 0.08 in place of −0.10 ± 0.07.
 
 **Source.** Ours, beyond Zhou et al. 2024; sign conflicts: Yadav et al. 2023, TIES-Merging, Section 3.
 """
