@@ -11,7 +11,8 @@ accuracy, and with this λ test is looked at once, for each task f in turn:
 - unlearning: the same with −λ for τ_f; the score is how many points the others stay above f;
 - a third task: f where its vector is left out (out of domain).
 
-What LoRA stores are its adapters. Rules are those of the study structure, written before the first run.
+What LoRA stores are its adapters. The paper's LoRA has rank 32, and its large rows are Θ(m), a constant share that it
+does not name; rank 8 and 50 % are our choices. Rules are those of the study structure, written before the first run.
 
 **Source.** Li et al. 2025, Corollaries 1 and 2; Hu et al. 2022 (LoRA); Yadav et al. 2023 (TIES); Yu et al. 2024 (DARE).
 """
