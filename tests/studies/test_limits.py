@@ -35,6 +35,7 @@ def printed(rule: str) -> tuple[float, float]:
         (f"≤ ε = {NUMBER}", lambda high: (LOWEST, high)),
         (f"within ± {NUMBER}", lambda half: (-half, half)),
         (f"between {NUMBER} and {NUMBER}", lambda low, high: (low, high)),
+        (f"≥ {NUMBER} − {NUMBER} %", lambda low, slack: (round(low - slack, 9), HIGHEST)),
         (f"≥ {NUMBER}", lambda low: (low, HIGHEST)),
         (f"≤ {NUMBER}", lambda high: (LOWEST, high)),
         (f"at {NUMBER} % of", lambda low: (low, HIGHEST)),
