@@ -14,7 +14,7 @@ involved:
 then θ0 + ½λ(τ_i + τ_j)); both are measured. The baseline of Eq. 2 and 3 is between the two ends, that of Eq. 4 between
 f(θ0 + λτ_i) and f(θ0). Of Eq. 4 the paper shows accuracies alone: the equation is its own, and its error by layer is
 ours. Its rule bounds error / ‖g‖² and has no baseline, so that it is laxer than that of Eq. 2 and 3, by which λ = 0.2
-would be undecided (worst share 0.32 ± 0.04). Margins are ours and were written before the run.
+would be undecided (worst share 0.31 ± 0.04). Margins are ours and were written before the run.
 
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Section 4.3, B.1.3; Ilharco et al. 2023, Editing models with task
 arithmetic.

@@ -8,7 +8,7 @@ that are kept give the tables again?
 **Method.** A T5 is pre-trained to repeat rows of symbols and tuned on six edits of them (reversed, sorted, each symbol
 replaced by the next, rotated, neighbours swapped, every second one), each with AdamW. *Edits*: Equations 2, 3 and 4 as
 in the study linearity_edits, at each block (the rule of Equation 4 has no baseline and is laxer than that of the other
-two, by which λ = 0.2 would be undecided: worst share 0.31 ± 0.08): the encoder's features are means over the tokens
+two, by which λ = 0.2 would be undecided): the encoder's features are means over the tokens
 that are not padding, the decoder's are those with which it generates the first token. *Vectors* (L10): θ0 + 1·τ_t by
 the files that `mergeflow vector` writes, against θ_t, in float32 and bfloat16, in units of the last place of the larger
 of |θ0| and |θ_t|. *Features* (L16): of the same texts one at a time and in batches of 7 and of all, backwards; the
