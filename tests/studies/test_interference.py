@@ -82,6 +82,14 @@ def test_findings_follow_the_numbers() -> None:
     assert "at 0.0 % of layers" in notes([made_up(0.1, 0.3, 0.2)], [("experts", 8)])[1]
 
 
+@pytest.mark.parametrize(("error", "holds"), [(0.49, True), (0.51, False)])
+def test_half_of_the_task_vectors_is_asked_of_the_first_8_percent_of_the_ranks(error: float, holds: bool) -> None:
+    (finding,) = [
+        one for one in findings([made_up(0.1, 0.3, error)] * 3, [("experts", 8)]) if "R(k) falls" in one.claim
+    ]
+    assert finding.holds is holds
+
+
 def test_the_bound_holds_as_it_must_be_read_and_not_as_printed(theorem: dict[str, list[Row]]) -> None:
     held = {finding.claim: finding.holds for finding in theorem_findings(theorem)}
     assert [holds for claim, holds in held.items() if "as printed" in claim] == [False]
