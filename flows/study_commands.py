@@ -127,13 +127,9 @@ def write_graphs(root: Path) -> None:
     Raises:
         MergeflowError: what is wrong in the choices.
     """
-    from tasks.project.stage import CHOICES
-    from tasks.project.study_file import check_study_file
     from tasks.project.study_graph import names_differ, write_study_graph
 
     for folder in _projects(root):
-        if (folder / CHOICES).exists():
-            check_study_file(folder / CHOICES)
         if names_differ(folder):
             write_study_graph(folder)
 

@@ -9,12 +9,10 @@ from mergeflow.checkpoints import write_text
 from mergeflow.errors import MergeflowError
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
-from tasks.project.parameters import load_params, load_study_params
 from tasks.project.params_edit import add_line, write_whole
 from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules
-from tasks.project.study_file import check_study_file
-from tasks.project.study_graph import study_graph, write_study_graph
+from tasks.project.study_graph import chosen_graph, write_study_graph
 
 _TEMPLATE = Path(__file__).parent / "study_template"
 _FILES = ("study.py", "figures.py")
@@ -42,11 +40,10 @@ def new_study(root: Path, name: str) -> Path:
     if name in {*_TAKEN, *stages, *find_study_modules(root)} or folder.exists():
         raise MergeflowError(f"the name '{name}' is taken, by a stage, a study or studies/{name}: take another one.")
     if choices.exists():
-        check_study_file(choices)
-        study_graph(root, load_study_params(choices, load_params(root / "params.yaml")))
+        chosen_graph(root)
     text = choices.read_text("utf-8") if choices.exists() else _filled("params.yaml", name)
-    runs = list(read_yaml(choices)["runs"]) if choices.exists() else ["experts"]
-    text = add_line(text, "studies", name, {"run": runs[0]})
+    run = next(iter(read_yaml(choices)["runs"])) if choices.exists() else "experts"
+    text = add_line(text, "studies", name, {"run": run})
     _write(folder, name)
     write_whole(choices, text) if choices.exists() else write_text(choices, text)
     write_study_graph(root)

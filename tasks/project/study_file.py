@@ -16,8 +16,8 @@ from mergeflow.yaml_text import parse_yaml
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-def check_study_file(path: Path) -> None:
-    """Refuse a file that is no mapping of seeds, runs and studies, or whose seeds or runs cannot be.
+def read_study_file(path: Path) -> dict[str, Any]:
+    """Return what the file says, unless it is no mapping of seeds, runs and studies, or its seeds or runs cannot be.
 
     Args:
         path: studies/params.yaml of a project.
@@ -34,6 +34,7 @@ def check_study_file(path: Path) -> None:
         raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_told(found)}.")
     if faults := [*_seed_faults("seeds", found.get("seeds")), *_run_faults(found), *_study_faults(found)]:
         raise refusal(file, faults)
+    return found
 
 
 def _run_faults(found: dict[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from tasks.project.files import read_yaml
 from tasks.project.parameters import StudyParams, load_params, load_study_params
 from tasks.project.stage import CHOICES, STUDIES
 from tasks.project.studies import study_text
+from tasks.project.study_file import read_study_file
 from tasks.project.study_options import ChosenStudy, check_study_options, unchosen
 
 _HEAD = """\
@@ -47,13 +48,23 @@ def check_study_graph(root: Path, params: StudyParams) -> None:
         )
 
 
+def chosen_graph(root: Path) -> str:
+    """Return the text of studies/dvc.yaml for what the project's studies/params.yaml chooses.
+
+    Raises:
+        MergeflowError: listing what is wrong in the shape of that file, in its values, or in the choices of any study.
+    """
+    read_study_file(root / CHOICES)
+    return study_graph(root, load_study_params(root / CHOICES, load_params(root / "params.yaml")))
+
+
 def write_study_graph(root: Path) -> None:
     """Bring studies/dvc.yaml up to date; a file that says the same already is not touched.
 
     Raises:
-        MergeflowError: as `study_graph`.
+        MergeflowError: as `chosen_graph`.
     """
-    text = study_graph(root, load_study_params(root / CHOICES, load_params(root / "params.yaml")))
+    text = chosen_graph(root)
     if not (root / STUDIES).exists() or (root / STUDIES).read_text("utf-8") != text:
         write_text(root / STUDIES, text)
 
@@ -62,11 +73,11 @@ def names_differ(root: Path) -> bool:
     """Whether studies/dvc.yaml lacks a study that studies/params.yaml chooses, or has another one. Imports no study.
 
     Raises:
-        MergeflowError: a study in the project's own folder has no choices.
+        MergeflowError: a study in the project's own folder has no choices, or as `read_study_file`.
     """
     if not (root / CHOICES).exists():
         return False
-    sections = read_yaml(root / CHOICES).get("studies") or {}
+    sections = read_study_file(root / CHOICES).get("studies") or {}
     if faults := unchosen(root, sections):
         raise refusal(CHOICES, faults)
     known = read_yaml(root / STUDIES)["stages"] if (root / STUDIES).exists() else {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.project.study_file import check_study_file
+from tasks.project.study_file import read_study_file
 from tests.studies.small_lab import ROOT
 
 WHOLE = "seeds: [0, 1]\nruns:\n  experts: {}\nstudies: {}\n"
@@ -46,15 +46,15 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
 )
 def test_a_slip_is_one_message_that_names_the_place(tmp_path: Path, text: str | bytes, words: str) -> None:
     with pytest.raises(MergeflowError, match=words):
-        check_study_file(written(tmp_path, text))
+        read_study_file(written(tmp_path, text))
 
 
 def test_faults_are_told_together(tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match=r"studies/params\.yaml has 2 faults"):
-        check_study_file(written(tmp_path, WHOLE.replace("[0, 1]", "[0, 0]").replace("experts: {}", "experts:")))
+        read_study_file(written(tmp_path, WHOLE.replace("[0, 1]", "[0, 0]").replace("experts: {}", "experts:")))
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("**/studies/params.yaml")), ids=lambda path: path.parent.parent.name)
 def test_the_files_of_the_repository_have_none(path: Path) -> None:
     if ".venv" not in path.parts:
-        check_study_file(path)
+        read_study_file(path)

@@ -100,7 +100,7 @@ def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Findin
         plans[size] = {"size": size, "population": first["population"], **ends}
         levels = known.setdefault(seed, {"individual": {}, "zero_shot": {}})
         for name, column in (("individual", "expert"), ("zero_shot", "zero_shot")):
-            levels[name] |= {row["task"]: row[column] / 100 for row in own}
+            levels[name] |= by_task(own, column)
     return subset_scaling.findings(found, list(plans.values()), known, starts)
 
 
