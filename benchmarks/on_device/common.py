@@ -36,9 +36,12 @@ def peak_gib(device: torch.device) -> float:
 
 
 @contextmanager
-def fresh(device: torch.device) -> Iterator[None]:
-    """Begin with an empty device, so that a peak is this block's own."""
+def fresh(device: torch.device, model: Network | None = None) -> Iterator[None]:
+    """Begin with a device that holds a model's weights at most, so that a peak is this block's own."""
+    if model is not None:
+        model.module.zero_grad()
     if device.type == "cuda":
+        torch.cuda.init()  # else there is no device yet whose peak could be set back
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     yield
@@ -85,10 +88,10 @@ def images(shape: Shape, side: int, folder: Path) -> torch.Tensor:
 def task(shape: Shape, device: torch.device) -> Iterator[tuple[Network, Classification]]:
     """Give a model with random weights on the device, and a task of random images with a frozen head."""
     clip = load_clip(shape.architecture, device=device)
-    model = image_model(clip)
+    model, side, width = image_model(clip), clip.image_size, clip.model.visual.output_dim
+    del clip  # and with it the tower for texts
     with TemporaryDirectory() as folder:
-        pixels = images(shape, clip.image_size, Path(folder))
-        width = clip.model.visual.output_dim
+        pixels = images(shape, side, Path(folder))
         weight = nn.functional.normalize(torch.randn(10, width, generator=torch.Generator().manual_seed(0)), dim=1)
         head = Head(weight, 50.0, [str(label) for label in range(10)]).to(device)
         labels = (torch.arange(shape.count) % 10).to(device)
@@ -96,10 +99,10 @@ def task(shape: Shape, device: torch.device) -> Iterator[tuple[Network, Classifi
 
 
 def step_flops(model: Network, data: Classification) -> float:
-    """Return the floating-point operations of a training step for one image: three times those of its forward pass."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        data.loss(model, torch.arange(2))
-    return 3 * counter.get_total_flops() / 2
+    """Return the floating-point operations of a training step for one image, its backward pass among them."""
+    with FlopCounterMode(display=False) as counter:
+        data.loss(model, torch.arange(2)).backward()
+    return counter.get_total_flops() / 2
 
 
 def matmul_flops(device: torch.device, rehearse: bool) -> float:

@@ -12,22 +12,23 @@ from typing import Any
 from benchmarks.on_device.common import Row, place
 
 ROOT = Path(__file__).parents[2]
+TESTS = ("tests/merging/test_cuda.py", "tests/training/test_cuda.py")
 STAGES = ("prepare", "base", "multitask", "finetune", "sweep", "select", "evaluate")
 
 
 def tests(rehearse: bool) -> Iterator[Row]:
-    """tests/merging/test_cuda.py; in a rehearsal those of its tests that need the device are skipped."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/merging/test_cuda.py"]
+    """The tests of merging and of training on a device; in a rehearsal those that need one are skipped."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)
-    yield {"tests": "tests/merging/test_cuda.py", "result": done.stdout.strip().splitlines()[-1].strip("= ")}
+    yield {"tests": " ".join(TESTS), "result": done.stdout.strip().splitlines()[-1].strip("= ")}
 
 
 def evaluation(rehearse: bool) -> Iterator[Row]:
     """`benchmarks.vision.evaluation`: images a second beside open_clip's plain zero-shot loop."""
     from benchmarks.vision.evaluation import measure
 
-    for model, count in [("pocket-clip", 2)] if rehearse else [("ViT-B-32", 256), ("ViT-L-14", 64)]:
+    for model, count in [("pocket-clip", 2)] if rehearse else [("ViT-B-32", 200), ("ViT-L-14", 64)]:
         beside = ["plain, slices"] if rehearse else ["plain, tensors", "plain, slices"]
         for row in measure(model, count, 128, 1 if rehearse else 5, place(rehearse), beside):
             yield {

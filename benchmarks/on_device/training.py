@@ -51,25 +51,26 @@ def finetune(rehearse: bool) -> Iterator[Row]:
     device = place(rehearse)
     peak = matmul_flops(device, rehearse)
     for shape in shapes:
-        for name, changes in variants.items():
-            with fresh(device), task(shape, device) as (model, data):
-                flops = step_flops(model, data)
-                ours = ours_per_second(model, data, shape, changes)
-                memory = peak_gib(device)
-            with fresh(device), task(shape, device) as (model, data):
-                plain = plain_per_second(model, data, shape, changes)
-            yield {
-                "model": shape.architecture,
-                "precision": name,
-                "batch": shape.batch_size,
-                "images/s": ours,
-                "plain loop": plain,
-                "of the plain loop": ours / plain,
-                "TFLOP/s": ours * flops / 1e12,
-                "of the bf16 peak": ours * flops / peak,
-                "peak GiB": memory,
-                "foretold GiB": foretold_gib(shape, changes, data.inputs.shape[1], device),
-            }
+        with task(shape, device) as (model, data):
+            flops = step_flops(model, data)
+            for name, changes in variants.items():
+                with fresh(device, model):
+                    ours = ours_per_second(model, data, shape, changes)
+                    memory = peak_gib(device)
+                with fresh(device, model):
+                    plain = plain_per_second(model, data, shape, changes)
+                yield {
+                    "model": shape.architecture,
+                    "precision": name,
+                    "batch": shape.batch_size,
+                    "images/s": ours,
+                    "plain loop": plain,
+                    "of the plain loop": ours / plain,
+                    "TFLOP/s": ours * flops / 1e12,
+                    "of the bf16 peak": ours * flops / peak,
+                    "peak GiB": memory,
+                    "foretold GiB": foretold_gib(shape, changes, data.inputs.shape[1], device),
+                }
 
 
 def foretold_gib(shape: Shape, changes: dict[str, Any], side: int, device: torch.device) -> float:

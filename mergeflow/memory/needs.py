@@ -69,10 +69,10 @@ def training_needs(
 ) -> tuple[Need, Need]:
     """Return what the steps of `fine_tune` take at their peak, and its validations at theirs.
 
-    Two steps run on tensors without values, each of them an epoch (but for `one_epoch`): in the second one, optimiser
-    and trajectory hold all that they ever hold. Two parts stand for a batch that is split, two tasks for those of
-    `joint`, and a batch of one task, the worst case, for one that is drawn from all. A compiled model takes about as
-    much, or less.
+    Two epochs of two steps run on tensors without values (of `one_epoch` one, of `full_batch_gd` one step each): in the
+    last step optimiser and trajectory hold all that they ever hold. Two parts stand for a batch that is split, two
+    tasks for those of `joint`, and a batch of one task, the worst case, for one that is drawn from all. A compiled
+    model takes about as much, or less.
 
     Args:
         model: what is trained, as `blank_model` builds it and the regime adapts it; it has no values afterwards.
@@ -84,12 +84,13 @@ def training_needs(
     """
     plain = settings.regime if settings.regime in ("joint", "full_batch_gd", "one_epoch") else "steps"
     rows, parts = _parts(settings)
-    changes = {"regime": plain, "steps": 2, "epochs": 2, "sampling": "sum", "compile": False, "save_every": 3}
+    total = 2 if plain in ("full_batch_gd", "one_epoch") else 4
+    changes = {"regime": plain, "steps": total, "epochs": 2, "sampling": "sum", "compile": False, "save_every": 5}
     changes |= {} if plain == "full_batch_gd" else {"batch_size": parts * rows, "accumulate": parts}
     peaks = [0, 0]
     with tallied(cuda) as tally:
         without_values(model.module)
-        stored_rows = parts * rows * (2 if plain == "one_epoch" else 1)
+        stored_rows = parts * rows * (1 if plain == "full_batch_gd" else 2)
         data = [without_values(blank(stored_rows)) for _ in range(min(tasks, 2) if plain == "joint" else 1)]
         judge = without_values(blank(judged))
         modules = [model.module, *(one.head for one in data)]
@@ -106,7 +107,7 @@ def training_needs(
             peaks[1] = max(peaks[1], tally.peak - stored)
             tally.peak = tally.held
 
-        shortened, span = settings.model_copy(update=changes), Span(0, 2, 0, 2)
+        shortened, span = settings.model_copy(update=changes), Span(0, total, 0, total)
         outcome = fine_tune(model, data, shortened, 0, Path("none"), validate, span=span, each_epoch=close)
     trained = sum(p.nbytes for module in modules if module is not None for p in module.parameters() if p.requires_grad)
     weights, optimiser = _bytes(modules), _bytes(outcome.optimiser)

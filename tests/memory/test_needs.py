@@ -46,7 +46,7 @@ RECORD = {
         }
     )
 }
-SETTINGS = FineTuneSettings(batch_size=32, steps=2, warmup=0.0)
+SETTINGS = FineTuneSettings(batch_size=32, steps=4, warmup=0.0)
 
 
 def blank(modality: str) -> Callable[[int], Examples]:
@@ -63,8 +63,7 @@ def model(modality: str, settings: FineTuneSettings) -> Model:
 
 def measured(modality: str, settings: FineTuneSettings, judged: int, tasks: int) -> int:
     """The peak of a real run with weights, without the examples."""
-    two = settings.regime in ("full_batch_gd", "one_epoch")  # two batches in an epoch
-    made, whole = model(modality, settings), settings.batch_size * (2 if two else 1)
+    made, whole = model(modality, settings), 2 * settings.batch_size  # two batches in an epoch
     data = [blank(modality)(whole) for _ in range(tasks)]
     modules = [made.module, *(one.head for one in data if one.head is not None)]
     held = {t.data_ptr(): t.nbytes for one in modules for t in (*one.parameters(), *one.buffers())}
@@ -127,6 +126,25 @@ def test_bfloat16_on_a_card_takes_less_than_float32_and_more_than_on_the_process
         return tally.peak
 
     assert peak("bfloat16", False) < peak("bfloat16", True) < 0.9 * peak("float32", True)
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("float32", 1), ("bfloat16", 0)])
+def test_a_card_s_attention_in_float32_leaves_a_copy_behind(precision: str, copies: int) -> None:
+    """As an H100 did with ViT-L/14: one copy of each block's attention in float32, none in bfloat16."""
+
+    def held(cuda: bool) -> int:
+        dtype = getattr(torch, precision)
+        net = nn.MultiheadAttention(64, 4, batch_first=True).to(dtype)
+        with tallied(cuda) as tally:
+            without_values(net)
+            tokens, before = torch.empty(8, 16, 64, dtype=dtype, requires_grad=True), tally.held
+            kept = net(tokens, tokens, tokens, need_weights=False)
+            del tokens
+            assert kept
+            return tally.held - before
+
+    size = 8 * 16 * 64 * getattr(torch, precision).itemsize
+    assert held(cuda=True) - held(cuda=False) == copies * size
 
 
 def entropy(made: Model, data: Examples) -> None:
