@@ -1,15 +1,18 @@
 """What runs as it is: the tests for a device, the evaluation's own benchmark, and the embedded pipeline."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.on_device.common import Row, place
+from tasks.project.runner import run_stage
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/merging/test_cuda.py", "tests/training/test_cuda.py")
@@ -43,7 +46,8 @@ def embedded(rehearse: bool) -> Iterator[Row]:
     for device in ("cpu", str(place(rehearse)).partition(":")[0]):
         with TemporaryDirectory() as folder:
             began = time.perf_counter()
-            _run(Path(folder), device, rehearse)
+            for name, took in _run(Path(folder), device, rehearse):
+                print(f"{name} on {device}: {took:.0f} s", flush=True)
             metrics = json.loads((Path(folder) / "outputs/results/metrics.json").read_text())
         found[device] = {name: row["mean"] for name, row in metrics.items()}
         yield {"device": device, "seconds": time.perf_counter() - began, **found[device]}
@@ -55,12 +59,14 @@ def embedded(rehearse: bool) -> Iterator[Row]:
     }  # fmt: skip
 
 
-def _run(folder: Path, device: str, rehearse: bool) -> None:
-    """Run the stages up to the test set in a project of its own."""
+def _run(folder: Path, device: str, rehearse: bool) -> Iterator[tuple[str, float]]:
+    """Run the stages up to the test set in a project of its own, those of one name side by side; yield their seconds.
+
+    Fine-tuning on one device still comes one by one: a piece of training holds its device.
+    """
     import yaml
 
     from tasks.project.graph import load_graph
-    from tasks.project.runner import run_stage
 
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     values["run"]["device"] = device
@@ -74,6 +80,8 @@ def _run(folder: Path, device: str, rehearse: bool) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (folder / name).symlink_to(ROOT / name)
-    for stage in load_graph(folder).values():
-        if stage.name in STAGES:
-            run_stage(folder, stage)
+    with ProcessPoolExecutor(1 if rehearse else 8, multiprocessing.get_context("spawn")) as pool:
+        for name in STAGES:
+            began, same = time.perf_counter(), [one for one in load_graph(folder).values() if one.name == name]
+            list(pool.map(run_stage, [folder] * len(same), same))
+            yield name, time.perf_counter() - began
