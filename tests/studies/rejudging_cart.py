@@ -1,11 +1,12 @@
 """The pieces of the studies of CART from their tidy rows, and what the studies' rules find in them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mergeflow.evaluation.averages import normalised
 from tasks.studies.papers.adaptation import results as adaptation
 from tasks.studies.papers.cart_landscape import results as cart_landscape
 from tasks.studies.papers.compression import results as compression
+from tasks.studies.papers.many_tasks import findings as many_tasks
 from tasks.studies.papers.rank_curve import findings as rank_curve
 from tasks.studies.papers.rank_curve.results import LEVELS
 from tasks.studies.papers.subset_scaling import findings as subset_scaling
@@ -104,6 +105,20 @@ def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Findin
     return subset_scaling.findings(found, list(plans.values()), known, starts)
 
 
+def of_many_tasks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Finding]:
+    """Return what the rules of `many_tasks` make of its rows.
+
+    Args:
+        rows: tidy.
+        labels: what readers call the joint and iterative runs, by name.
+    """
+    found = []
+    for (count, model, seed), own in grouped(rows, "tasks", "model", "seed").items():
+        split = {name: by_task(one) for (name,), one in grouped([row for row in own if row["task"]], "split").items()}
+        found.append({"tasks": count, "model": model, "seed": seed, **split})
+    return many_tasks.findings(found, labels)
+
+
 def groups(rows: Iterable[Row], columns: Sequence[str]) -> list[tuple[Row, Rows]]:
     """Return the rows by their values in some columns: the first of each, and all of them."""
     return [(own[0], own) for own in grouped(rows, *columns).values()]
@@ -113,6 +128,9 @@ RULES: dict[str, Callable[[Rows], list[Finding]]] = {
     "adaptation": of_adaptation,
     "cart_landscape": of_cart_landscape,
     "compression": lambda rows: of_compression(rows, choices("compression").target),
+    "many_tasks": lambda rows: of_many_tasks(
+        rows, {name: one.label for name, one in choices("many_tasks").together.items()}
+    ),
     "rank_curve": of_rank_curve,
     "subset_scaling": lambda rows: of_subset_scaling(rows, choices("subset_scaling").starts),
 }

@@ -1,5 +1,6 @@
 """Study `many_tasks` on a small laboratory and on small nets, and its verdicts on made-up rows."""
 
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.many_tasks import study as many_tasks
 from tasks.studies.papers.many_tasks.figures import loss_figure
-from tasks.studies.papers.many_tasks.results import findings, tables
+from tasks.studies.papers.many_tasks.findings import findings
+from tasks.studies.papers.many_tasks.results import notes, tables
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tests.studies.rejudging_cart import of_many_tasks
 from tests.studies.small_lab import run_study, study_io
 
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
@@ -50,6 +53,10 @@ def test_the_table_has_every_model_at_every_count(result: StudyResult) -> None:
     assert {row["rate"] for row in rates.rows} == {"0.01", "0.02"}
     assert [row["chosen"] for row in rates.rows] == ["×", ""]
     assert {row["model"] for row in result.rows if row["tasks"] == 3} >= {"cart", "adamerging_cart", "joint"}
+    assert {row["rank_ratio"] for row in result.rows if row["model"] == "cart"} <= {0.04, 0.16}
+    courses = [row for row in result.rows if row["rate"]]
+    assert {(row["rate"], row["step"], row["task"]) for row in courses} == set(product((0.01, 0.02), range(5), [None]))
+    assert of_many_tasks(result.rows, {"joint": "joint training"}) == result.findings
 
 
 def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> None:
@@ -68,6 +75,7 @@ def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_p
     scorer = inputs.blind().scorer(inputs.run("experts").experts(0))
     row = many_tasks._merged(inputs, scorer, "cart", many_tasks.Sweep.model_validate(SMALL["methods"]["cart"]))
     assert row["tried"] == 4
+    assert set(row["ends"]) == {"scale", "rank_ratio"}, "two values each: both are ends"
     assert len({digest for digest, split, _ in inputs._judged if split == "test"}) == 1
 
 
@@ -87,7 +95,10 @@ def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path)
         },
     }
     rows = StudyResult.read(run_study(toy_experts, "many_tasks", tmp_path, **choices)).rows
-    mean = {m: fmean(row["accuracy"] for row in rows if row["model"] == m) for m in {row["model"] for row in rows}}
+    mean = {
+        m: fmean(row["accuracy"] for row in rows if (row["model"], row["split"]) == (m, "test"))
+        for m in {row["model"] for row in rows}
+    }
     assert mean["zero_shot"] + 5 < mean["average"] < mean["cart"] < mean["individual"] - 5
     assert mean["cart"] > max(mean["task_arithmetic"], mean["ties"])
 
@@ -113,27 +124,38 @@ def adapted(count: int, start: float, end: float, name: str = "adamerging_ta") -
     return [{**row, "start": {"a": start}} for row in made_up(count, **{name: end})]
 
 
-def test_adapting_is_held_against_its_static_start() -> None:
+def test_adapting_is_held_against_its_static_start_and_against_cart() -> None:
     merges = [row for count in (8, 20) for row in made_up(count, individual=0.9, average=0.5, cart=0.8)]
 
     def verdicts(*pieces: list[Row]) -> dict[str, object]:
         rows = [*merges, *(row for piece in pieces for row in piece)]
-        return {one.claim: one.holds for one in findings(rows, {}) if one.system == "C4"}
+        return {
+            one.claim: one.holds for one in findings(rows, {}) if "daMerging" in one.claim or "dapting" in one.claim
+        }
 
     start = "Adapting is at least as good as its static start, task arithmetic (λ from validation)."
+    ahead = "CART beats AdaMerging + TA, whatever the number of tasks."
     better = "AdaMerging on CART's directions is better than on task vectors."
-    assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.6, 0.7)) == {start: True}
+    assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.6, 0.7)) == {start: True, ahead: True}
     assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.7, 0.6))[start] is False
+    assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.6, 0.85))[ahead] is False
     both = adapted(8, 0.8, 0.85, "adamerging_cart")
     assert verdicts(adapted(8, 0.6, 0.7), both)[better] is True
     assert verdicts(adapted(8, 0.6, 0.87), both)[better] is False
 
 
-def test_a_merge_that_loses_less_refutes_that_cart_loses_least() -> None:
-    first, last = made_up(8, individual=0.9, cart=0.8, ties=0.8), made_up(20, individual=0.9, cart=0.7, ties=0.75)
+def test_a_merge_of_ours_that_loses_less_refutes_that_cart_loses_least() -> None:
+    first, last = made_up(8, individual=0.9, cart=0.8, tsv=0.8), made_up(20, individual=0.9, cart=0.7, tsv=0.75)
     (finding,) = [one for one in findings([*first, *last], {}) if "loses least" in one.claim]
     assert finding.holds is False
-    assert "TIES loses more by: -5.6" in finding.measured
+    assert "TSV-M loses more by: -5.6" in finding.measured
+
+
+def test_ends_of_what_was_tried_are_told() -> None:
+    rows = [{**row, "ends": ["keep"]} for row in made_up(8, individual=0.9, ties=0.8)]
+    assert notes(rows, {})[-1] == "At an end of what was tried stood keep of individual (8 tasks) for 3 seeds, " + (
+        "keep of TIES (8 tasks) for 3 seeds."
+    )
 
 
 def test_a_model_that_some_counts_lack_leaves_its_cells_empty() -> None:

@@ -1,18 +1,18 @@
-"""What the study `many_tasks` says: tables, findings and figures of its rows, one row per count, seed and model."""
+"""Tables, notes and figures of the study `many_tasks` from its rows, one for each count, seed and model."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from mergeflow.evaluation.averages import normalised
-from tasks.studies.adapting import NOT_WORSE
-from tasks.studies.claims import judge, paired
+from tasks.studies.claims import paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.many_tasks.figures import loss_figure, radar_figure
-from tasks.studies.results import Cell, Finding, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.results import Cell, Table, with_interval
+from tasks.studies.rows import Row, accuracy_rows, tidy
 
 NAMES = {
     "zero_shot": "zero-shot",
@@ -90,6 +90,12 @@ class Results:
         """Return by seed what a model loses of normalised accuracy from the fewest tasks to the most, in points."""
         first, last = (dict(zip(self.seeds(n, model), self.relative(n, model), strict=True)) for n in self.ends)
         return {seed: first[seed] - last[seed] for seed in first.keys() & last.keys()}
+
+    @property
+    def merges(self) -> list[str]:
+        """The merges without data."""
+        data = ("zero_shot", "individual", "adamerging_ta", "adamerging_cart", *self.trained)
+        return [name for name in self.models if name not in data]
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -179,89 +185,25 @@ def _said(args: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in args.items())
 
 
-def findings(rows: Sequence[Row], labels: Labels) -> list[Finding]:
-    """Hold the paper's statements against the table."""
-    found = Results(rows, labels)
-    models = set(found.models)
-    asked = [_compare(found, other) for other in BASELINES if other in models]
-    asked.append(_order(found))
-    if "cart" in models and len(found.counts) > 1:
-        asked.append(_loses_least(found))
-    asked += [_adapts(found, start) for start in ("ta", "cart") if f"adamerging_{start}" in models]
-    if {"adamerging_ta", "adamerging_cart"} <= models:
-        asked.append(
-            judge(
-                "C4",
-                "AdaMerging on CART's directions is better than on task vectors.",
-                _at_all(found, lambda count: found.lead(count, "adamerging_cart", "adamerging_ta")),
-                "paired difference ≥ 0, at every number of tasks",
-                low=0,
-            )
-        )
-    return asked
+def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row for each count, seed, model, split and task, and one for each look at a course of AdaMerging.
 
-
-def _at_all(found: Results, values: Callable[[int], list[float]]) -> dict[str, list[float]]:
-    """Return a measure at every number of tasks at which there is one."""
-    return {f"{count} tasks": own for count in found.counts if (own := values(count))}
-
-
-def _compare(found: Results, other: str) -> Finding:
-    return judge(
-        "C1",
-        f"CART beats {found.names[other]}, whatever the number of tasks.",
-        _at_all(found, lambda count: found.lead(count, "cart", other)),
-        "paired difference ≥ 0, at every number of tasks",
-        low=0,
-    )
-
-
-def _adapts(found: Results, start: str) -> Finding:
-    name = f"adamerging_{start}"
-    words = "CART (8 %, λ = 1)" if start == "cart" else "task arithmetic (λ from validation)"
-
-    def gains(count: int) -> list[float]:
-        return [mean_accuracy(row["test"]) - mean_accuracy(row["start"]) for row in found.of(count, name)]
-
-    return judge(
-        "C4",
-        f"Adapting is at least as good as its static start, {words}.",
-        _at_all(found, gains),
-        f"paired difference ≥ {NOT_WORSE} points (one test image in 500), at every number of tasks",
-        low=NOT_WORSE,
-    )
-
-
-def _order(found: Results) -> Finding:
-    ladder = [
-        name for name in ("zero_shot", "average", "task_arithmetic", "cart", "individual") if name in found.models
-    ]
-    steps = {
-        f"{count} tasks, {found.names[high]} less {found.names[low]}": found.lead(count, high, low)
-        for count in found.counts
-        for low, high in pairwise(ladder)
-    }
-    words = " < ".join(found.names[name] for name in ladder)
-    return judge("C6", f"{words}, whatever the number of tasks.", steps, "each paired difference ≥ 0", low=0)
-
-
-def _loses_least(found: Results) -> Finding:
-    first, last = found.ends
-    compared = [name for name in (*BASELINES, "average") if name in found.models]
-    own = found.lost("cart")
-    more = {
-        f"{found.names[name]} loses more by": [lost[seed] - own[seed] for seed in sorted(lost.keys() & own.keys())]
-        for name in compared
-        if (lost := found.lost(name))
-    }
-    return judge(
-        "C6",
-        f"From {first} to {last} tasks CART loses least of all merges without data.",
-        more,
-        "paired difference of what is lost, normalised, ≥ 0 against task arithmetic, TIES, Consensus and the average",
-        low=0,
-        beside=f"; CART loses {with_interval(list(own.values()))}",
-    )
+    The split `start` has the test accuracy of what AdaMerging starts from.
+    """
+    settings = ("seed", "tasks", "model")
+    found = []
+    for row in rows:
+        found += [
+            one | row.get("args", {})
+            for one in accuracy_rows([row], settings, ("test", "start", "validation"), "split")
+        ]
+        found += [
+            {name: row[name] for name in settings}
+            | {"split": "validation", "rate": tried["lr"], "step": int(step), "accuracy": value}
+            for tried in row.get("tried_rates", [])
+            for step, value in tried["course"].items()
+        ]
+    return tidy(found)
 
 
 def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
@@ -275,23 +217,26 @@ def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
         count: fmean(found.absolute(count, "individual")) - max(fmean(found.absolute(count, name)) for name in names)
         for count, names in there.items()
     }
-    edges = _edges(found)
     return [
         f"The best merge of {last} tasks is {found.names[best]}. The best merge stays below the experts by "
         + ", ".join(f"{gap:.1f} points ({count} tasks)" for count, gap in gaps.items())
         + ".",
         "Tasks differ in what there is to lose: the tables per task show where merging fails.",
-        *([f"At the end of its grid stood the scale of {', '.join(edges)}."] if edges else []),
+        *_ends(found),
     ]
 
 
-def _edges(found: Results) -> list[str]:
-    return [
-        f"{found.names[model]} ({count} tasks)"
+def _ends(found: Results) -> list[str]:
+    """Say of which arguments the smallest or the largest value that was tried was taken."""
+    ends = Counter(
+        f"{argument} of {found.names[model]} ({count} tasks)"
         for model in found.models
         for count in found.counts
-        if any(row.get("edge") for row in found.of(count, model))
-    ]
+        for row in found.of(count, model)
+        for argument in row.get("ends", [])
+    )
+    told = ", ".join(f"{name} for {times} seed{'s' * (times > 1)}" for name, times in ends.items())
+    return [f"At an end of what was tried stood {told}."] if ends else []
 
 
 def figures(rows: Sequence[Row], labels: Labels) -> dict[str, Figure]:

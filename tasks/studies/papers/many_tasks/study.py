@@ -17,7 +17,7 @@ grids of CART and PCB had ended at what was chosen. ± is over seeds: the order 
 **Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,10 +33,11 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from tasks.studies.inputs import State, StudyInputs
-from tasks.studies.papers.many_tasks.results import figures, findings, notes, tables
+from tasks.studies.papers.many_tasks.findings import findings
+from tasks.studies.papers.many_tasks.results import figures, notes, tables, tidy_rows
 from tasks.studies.pieces import ChosenScale, choose_scale, grid, kept
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, accuracy_rows
+from tasks.studies.rows import Row
 
 ADAPTED = {"task_vectors": "adamerging_ta", "cart": "adamerging_cart"}
 
@@ -107,7 +108,7 @@ def run(io: StageIO) -> None:
         tables(rows, labels),
         findings(rows, labels),
         notes(rows, labels),
-        accuracy_rows(rows, ("seed", "tasks", "model"), ("test",), as_column="split"),
+        tidy_rows(rows),
     )
     result.write(io, figures(rows, labels))
 
@@ -166,8 +167,10 @@ def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sw
     found = [_along(inputs, scorer, method, sweep.scale, args) for args in grid_of(method, sweep.args)]
     best = max(found, key=lambda one: mean(one.validation))
     test = inputs.accuracy(scorer.merge(configure(method, best.args)), "test")
-    edge = sweep.scale is not None and best.args["scale"] in (sweep.scale.low, sweep.scale.high)
-    return {"test": test, "args": best.args, "tried": sum(one.tried for one in found), "edge": edge}
+    tried = {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
+    ends = [name for name, values in tried.items() if at_end(best.args[name], values)]
+    chosen = {"validation": best.validation, "args": best.args, "tried": sum(one.tried for one in found)}
+    return {"test": test, **chosen, "ends": ends}
 
 
 def _adapted(
@@ -184,7 +187,18 @@ def _adapted(
     tried = kept(inputs.io, name, choose)["rows"]
     plan = replace(plan, lr=tried[0]["lr"], seed=seed)
     static = inputs.accuracy(inputs.scorer(experts).merge(plan.static), "test")
-    return {**_fixed(inputs, adapt(inputs, experts, plan).state), "start": static, "tried_rates": tried}
+    ends = ["rate"] if at_end(plan.lr, adapting.rates) else []
+    return {**_fixed(inputs, adapt(inputs, experts, plan).state), "start": static, "tried_rates": tried, "ends": ends}
+
+
+def at_end(value: float, tried: Sequence[float]) -> bool:
+    """Say whether the smallest or the largest of two values or more was taken.
+
+    Example:
+        >>> at_end(0.1, [0.1, 0.2]), at_end(0.2, [0.1, 0.2, 0.3]), at_end(0.1, [0.1])
+        (True, False, False)
+    """
+    return len(tried) > 1 and value in (min(tried), max(tried))
 
 
 def _along(

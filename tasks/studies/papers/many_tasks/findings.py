@@ -1,0 +1,98 @@
+"""Findings of the study `many_tasks`: the paper's statements held against its table."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from tasks.studies.adapting import NOT_WORSE
+from tasks.studies.claims import judge
+from tasks.studies.inputs import mean_accuracy
+from tasks.studies.papers.many_tasks.results import BASELINES, Labels, Results
+from tasks.studies.results import Finding, with_interval
+from tasks.studies.rows import Row
+
+
+def findings(rows: Sequence[Row], labels: Labels) -> list[Finding]:
+    """Hold the paper's statements against the table."""
+    found = Results(rows, labels)
+    models = set(found.models)
+    asked = [_compare(found, other) for other in BASELINES if other in models]
+    asked.append(_order(found))
+    if "cart" in models and len(found.counts) > 1:
+        asked.append(_loses_least(found))
+    if "adamerging_ta" in models:
+        asked.append(_compare(found, "adamerging_ta"))
+    asked += [_adapts(found, start) for start in ("ta", "cart") if f"adamerging_{start}" in models]
+    if {"adamerging_ta", "adamerging_cart"} <= models:
+        asked.append(
+            judge(
+                "C4",
+                "AdaMerging on CART's directions is better than on task vectors.",
+                _at_all(found, lambda count: found.lead(count, "adamerging_cart", "adamerging_ta")),
+                "paired difference ≥ 0, at every number of tasks",
+                low=0,
+            )
+        )
+    return asked
+
+
+def _at_all(found: Results, values: Callable[[int], list[float]]) -> dict[str, list[float]]:
+    """Return a measure at every number of tasks at which there is one."""
+    return {f"{count} tasks": own for count in found.counts if (own := values(count))}
+
+
+def _compare(found: Results, other: str) -> Finding:
+    return judge(
+        "C1",
+        f"CART beats {found.names[other]}, whatever the number of tasks.",
+        _at_all(found, lambda count: found.lead(count, "cart", other)),
+        "paired difference ≥ 0, at every number of tasks",
+        low=0,
+    )
+
+
+def _adapts(found: Results, start: str) -> Finding:
+    name = f"adamerging_{start}"
+    words = "CART (8 %, λ = 1)" if start == "cart" else "task arithmetic (λ from validation)"
+
+    def gains(count: int) -> list[float]:
+        return [mean_accuracy(row["test"]) - mean_accuracy(row["start"]) for row in found.of(count, name)]
+
+    return judge(
+        "C4",
+        f"Adapting is at least as good as its static start, {words}.",
+        _at_all(found, gains),
+        f"paired difference ≥ {NOT_WORSE} points, at every number of tasks",
+        low=NOT_WORSE,
+    )
+
+
+def _order(found: Results) -> Finding:
+    ladder = [
+        name for name in ("zero_shot", "average", "task_arithmetic", "cart", "individual") if name in found.models
+    ]
+    steps = {
+        f"{count} tasks, {found.names[high]} less {found.names[low]}": found.lead(count, high, low)
+        for count in found.counts
+        for low, high in pairwise(ladder)
+    }
+    words = " < ".join(found.names[name] for name in ladder)
+    return judge("C6", f"{words}, whatever the number of tasks.", steps, "each paired difference ≥ 0", low=0)
+
+
+def _loses_least(found: Results) -> Finding:
+    first, last = found.ends
+    compared = [name for name in found.merges if name != "cart"]
+    own = found.lost("cart")
+    more = {
+        f"{found.names[name]} loses more by": [lost[seed] - own[seed] for seed in sorted(lost.keys() & own.keys())]
+        for name in compared
+        if (lost := found.lost(name))
+    }
+    return judge(
+        "C6",
+        f"From {first} to {last} tasks CART loses least of all merges without data.",
+        more,
+        "paired difference of what is lost, normalised, ≥ 0 against every other merge without data",
+        low=0,
+        beside=f"; CART loses {with_interval(list(own.values()))}",
+    )
