@@ -11,8 +11,9 @@ AdaMerging learns its coefficients, one per task and tensor, from the entropy of
 from task arithmetic as chosen on validation and from CART as the paper has it, 8 % and λ = 1. Its rate is chosen on
 validation for each number of tasks, on the first seed, by the rule of the study `adaptation`. Joint training sees every
 task's images in every step; MIMA merges and tunes in rounds; all training has as many steps a task as the experts.
-Normalised accuracy is (1/T) Σ_t merged_t / expert_t. This record is the second look at test with these experts: the
-grids of CART and PCB had ended at what was chosen. ± is over seeds: the order of the batches.
+Normalised accuracy is (1/T) Σ_t merged_t / expert_t. This record is the third look at test with these experts: in the
+first the grids of CART and PCB had ended at what was chosen, in the second AdaMerging was adapted to 20 tasks alone.
+± is over seeds: the order of the batches.
 
 **Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
 """
