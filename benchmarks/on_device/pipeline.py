@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.on_device.common import Row, place
-from tasks.project.runner import run_stage
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/merging/test_cuda.py", "tests/training/test_cuda.py")
@@ -46,8 +45,7 @@ def embedded(rehearse: bool) -> Iterator[Row]:
     for device in ("cpu", str(place(rehearse)).partition(":")[0]):
         with TemporaryDirectory() as folder:
             began = time.perf_counter()
-            for name, took in _run(Path(folder), device, rehearse):
-                print(f"{name} on {device}: {took:.0f} s", flush=True)
+            _run(Path(folder), device, rehearse)
             metrics = json.loads((Path(folder) / "outputs/results/metrics.json").read_text())
         found[device] = {name: row["mean"] for name, row in metrics.items()}
         yield {"device": device, "seconds": time.perf_counter() - began, **found[device]}
@@ -59,14 +57,15 @@ def embedded(rehearse: bool) -> Iterator[Row]:
     }  # fmt: skip
 
 
-def _run(folder: Path, device: str, rehearse: bool) -> Iterator[tuple[str, float]]:
-    """Run the stages up to the test set in a project of its own, those of one name side by side; yield their seconds.
+def _run(folder: Path, device: str, rehearse: bool) -> None:
+    """Run the stages up to the test set in a project of its own, those of one name side by side; print their seconds.
 
     Fine-tuning on one device still comes one by one: a piece of training holds its device.
     """
     import yaml
 
     from tasks.project.graph import load_graph
+    from tasks.project.runner import run_stage
 
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     values["run"]["device"] = device
@@ -80,8 +79,9 @@ def _run(folder: Path, device: str, rehearse: bool) -> Iterator[tuple[str, float
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (folder / name).symlink_to(ROOT / name)
+    stages = load_graph(folder).values()
     with ProcessPoolExecutor(1 if rehearse else 8, multiprocessing.get_context("spawn")) as pool:
         for name in STAGES:
-            began, same = time.perf_counter(), [one for one in load_graph(folder).values() if one.name == name]
+            began, same = time.perf_counter(), [stage for stage in stages if stage.name == name]
             list(pool.map(run_stage, [folder] * len(same), same))
-            yield name, time.perf_counter() - began
+            print(f"{name} on {device}: {time.perf_counter() - began:.0f} s", flush=True)

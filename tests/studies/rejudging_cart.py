@@ -12,7 +12,7 @@ from tasks.studies.papers.rank_curve.results import LEVELS
 from tasks.studies.papers.subset_scaling import findings as subset_scaling
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, picked
-from tests.studies.rejudging_pieces import Rows, by_task, choices, grouped
+from tests.studies.rejudging_pieces import Rows, by_task, choices, grouped, measured
 
 _VARIANT = ("on", "granularity", "images", "seed")
 
@@ -112,11 +112,8 @@ def of_many_tasks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Findin
         rows: tidy.
         labels: what readers call the joint and iterative runs, by name.
     """
-    found = []
-    for (count, model, seed), own in grouped(rows, "tasks", "model", "seed").items():
-        split = {name: by_task(one) for (name,), one in grouped([row for row in own if row["task"]], "split").items()}
-        found.append({"tasks": count, "model": model, "seed": seed, **split})
-    return many_tasks.findings(found, labels)
+    by_split = measured([row for row in rows if row["task"]], "tasks", "model", "seed", model="split")
+    return many_tasks.findings(by_split, labels)
 
 
 def groups(rows: Iterable[Row], columns: Sequence[str]) -> list[tuple[Row, Rows]]:

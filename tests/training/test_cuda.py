@@ -3,7 +3,6 @@
 Where there is no device these tests are skipped; `test_on_card.py` walks the same ways on a simulated one.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mergeflow.modalities.heads import Head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.training import FineTuneSettings, IterativeRun, LoraModel, LoraSettings, fine_tune
 from tests.training.test_fine_tune import Killed, kill_at
-from tests.training.test_heads import SETTINGS, data, network
+from tests.training.test_heads import SETTINGS, network
 from tests.training.test_on_card import REGIMES, VARIANTS, opened
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -82,11 +81,8 @@ def test_rounds_of_merging_and_tuning(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         run = IterativeRun(tmp_path / device, tmp_path / "base.safetensors", ("a",), settings, 0)
         for number in (1, 2):
-            model = network()
-            model.module.to(device)
-            one = data("a")
-            head = None if one.head is None else one.head.to(device)
-            run.tune(number, model, replace(one, labels=one.labels.to(device), head=head), lambda: 0.5)
+            model, (one,) = opened("iterative", device)
+            run.tune(number, model, one, lambda: 0.5)
             run.merge(number)
         with open_checkpoint(run.merged(2)) as state:
             ends.append(dict(state))
