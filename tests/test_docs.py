@@ -82,6 +82,7 @@ def test_no_file_names_a_package_host_or_this_machine() -> None:
     )
     for name in filter(None, listed.stdout.split("\0")):
         path = ROOT / name
+        assert not path.is_symlink(), f"{name} leads out of a fresh clone, or to another file of it"
         if path.suffix in (".safetensors", ".png") or name == "tests/test_docs.py" or not path.is_file():
             continue
         text = path.read_text(errors="replace")

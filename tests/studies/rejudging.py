@@ -19,7 +19,7 @@ from tasks.studies.papers.interference import results as interference
 from tasks.studies.papers.interference.theorem import theorem_findings
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.papers.merge_frequency import study as merge_frequency
-from tasks.studies.papers.mima import results as mima
+from tasks.studies.papers.mima import findings as mima
 from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.papers.projection import results as projection
 from tasks.studies.results import Finding
@@ -67,7 +67,8 @@ def of_alignment(rows: Rows) -> list[Finding]:
 
 
 def of_mima(rows: Rows) -> list[Finding]:
-    options, pieces = choices("mima"), measured(rows, "seed", "rounds", "steps", "optimiser")
+    options = choices("mima")
+    pieces = measured([row for row in rows if row["rounds"]], "seed", "rounds", "steps", "optimiser")
     whole = [piece for piece in pieces if "ties" in piece]
     return [*mima.findings(whole), *mima.further_findings(pieces, options.at, options.kept)]
 

@@ -62,3 +62,5 @@ def test_findings_follow_the_numbers() -> None:
     assert all(finding.holds is True for finding in alignment.findings(good))
     bad = three(made_up("mima_1", [0.9], 0.4), made_up("mima_16", [0.4, 0.3, 0.2], 0.4))
     assert all(finding.holds is False for finding in alignment.findings(bad))
+    opposed = three(made_up("mima_1", [0.0], 0.0), made_up("mima_16", [0.0, 0.5, 0.9], -0.4))
+    assert [finding.holds for finding in alignment.findings(opposed)] == [True, True, False, True]

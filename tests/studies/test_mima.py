@@ -8,6 +8,7 @@ import pytest
 
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mima import results as mima
+from tasks.studies.papers.mima.findings import findings, further_findings
 from tasks.studies.papers.mima.study import measure
 from tasks.studies.pieces import grid
 from tasks.studies.results import StudyResult
@@ -54,6 +55,9 @@ def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:
     assert lead[16] < lead[1]
     kept = [row["accuracy"] for row in result.rows if row["optimiser"] == "kept"]
     assert len(kept) == 2 * 3 * 2  # seeds, tasks, experts and average
+    chosen = {row["model"] for row in result.rows if row["scale"] is not None}
+    assert chosen == {"task_arithmetic", "ties"}
+    assert [row["task"] for row in result.rows if row["model"] == "zero_shot"] == list(NAMES)
 
 
 def test_experts_and_the_run_s_own_merge_are_judged_on_test(toy_lab: Path, tmp_path: Path) -> None:
@@ -65,23 +69,73 @@ def test_experts_and_the_run_s_own_merge_are_judged_on_test(toy_lab: Path, tmp_p
     assert row["experts"] == {task: inputs.accuracy(experts[task], "test")[task] for task in NAMES}
 
 
-def made_up(rounds: int, expert: float, merged: float, fixed: float) -> list[Row]:
-    tuned = {name: {"a": merged} for name in mima.TUNED}
-    known = {"rounds": rounds, "experts": {"a": expert}, **tuned, mima.FIXED["task_arithmetic"]: {"a": fixed}}
-    return [{**known, "seed": seed} for seed in range(3)]
+FIXED_TA, FIXED_TIES = mima.FIXED.values()
+
+
+def made_up(rounds: int, **accuracy: float) -> list[Row]:
+    """Return three seeds of one N on one task; of models that are not named, what `average` has."""
+    models = dict.fromkeys(mima.MODELS, accuracy["average"]) | accuracy
+    return [
+        {"rounds": rounds, "seed": seed, **{name: {"a": value} for name, value in models.items()}} for seed in range(3)
+    ]
+
+
+GOOD = (
+    {"average": 0.7, "ties": 0.9, "task_arithmetic": 0.8, FIXED_TA: 0.8, "experts": 0.97},
+    {"average": 0.95, "ties": 0.96, "task_arithmetic": 0.96, FIXED_TA: 0.6, FIXED_TIES: 0.9, "experts": 0.96},
+)
+BAD = (
+    {"average": 0.9, "ties": 0.91, FIXED_TA: 0.6, "experts": 0.97},
+    {"average": 0.8, "ties": 0.5, "task_arithmetic": 0.79, FIXED_TA: 0.85, FIXED_TIES: 0.86, "experts": 0.9},
+)
+
+
+def rows_of(first: dict[str, float], last: dict[str, float]) -> list[Row]:
+    return [*made_up(1, **first), *made_up(16, **last)]
 
 
 def test_findings_follow_the_numbers() -> None:
-    rows = [*made_up(1, 0.97, 0.7, 0.8), *made_up(16, 0.96, 0.95, 0.6)]
-    for row in rows[:3]:
-        row["ties"] = {"a": 0.9}
-    assert all(finding.holds is True for finding in mima.findings(rows))
-    worse = [*made_up(1, 0.97, 0.9, 0.6), *made_up(16, 0.9, 0.8, 0.8)]
-    for row in worse[3:]:
-        row["ties"] = {"a": 0.5}
-    assert all(finding.holds is False for finding in mima.findings(worse))
-    worse[3]["average"] = {"a": 0.99}
-    assert mima.findings(worse)[0].holds is None, "seeds that disagree decide nothing"
+    assert all(finding.holds is True for finding in findings(rows_of(*GOOD)))
+    assert all(finding.holds is False for finding in findings(rows_of(*BAD)))
+    disagreeing = rows_of(*GOOD)
+    disagreeing[3]["average"] = {"a": 0.4}
+    assert findings(disagreeing)[0].holds is None, "seeds that disagree decide nothing"
+
+
+def test_one_step_one_task_or_one_n_is_enough_to_refute_a_claim() -> None:
+    def verdicts(rows: list[Row]) -> dict[str, bool | None]:
+        return {finding.claim: finding.holds for finding in findings(rows)}
+
+    with_four = [*rows_of(*GOOD), *made_up(4, **GOOD[0] | {"average": 0.69})]
+    assert list(verdicts(with_four).values()).count(False) == 1
+    assert verdicts(with_four)["The average and task arithmetic improve monotonically with N."] is False
+    (uniform,) = [finding for finding in findings(with_four) if "uniformly" in finding.claim]
+    assert uniform.holds is True
+    assert "the smallest step from one N to the next: a (N = 1 → 4) -1.0 ± 0.0 points" in uniform.measured
+
+    two_tasks = rows_of(*GOOD)
+    for row in two_tasks:
+        for name in mima.MODELS:
+            row[name]["b"] = row[name]["a"]
+    for row in two_tasks[3:]:
+        row["average"] = {"a": 0.97, "b": 0.69}
+    assert verdicts(two_tasks)["The average improves uniformly, on every task."] is False
+
+    one_lost = rows_of(*GOOD)
+    for row in one_lost:
+        row["experts"]["b"] = 0.9 if row["rounds"] == 16 else 0.94
+    told = verdicts(one_lost)
+    assert told["More rounds do not significantly change the accuracy of the experts."] is True
+    assert told["More rounds do not significantly change the accuracy of the expert of any given task."] is False
+
+    below = verdicts(rows_of(GOOD[0] | {"task_arithmetic": 0.69}, GOOD[1]))
+    assert below["With λ from validation task arithmetic and TIES are more accurate than the average."] is False
+
+
+def test_a_fixed_scale_that_leads_at_one_large_n_does_not_lead_consistently() -> None:
+    rows = [*rows_of(*GOOD), *made_up(20, **GOOD[1] | {FIXED_TIES: 0.97})]
+    (found,) = [finding for finding in findings(rows) if "consistently" in finding.claim]
+    assert (found.holds, "TIES, smallest lead over N = 16, 20: -5.0" in found.measured) == (True, True)
 
 
 def brief(rounds: int, steps: int, expert: float, seeds: int, optimiser: str = "reset") -> list[Row]:
@@ -92,13 +146,13 @@ def brief(rounds: int, steps: int, expert: float, seeds: int, optimiser: str = "
 def test_budgets_and_kept_moments_are_compared_over_the_seeds_that_both_sides_have() -> None:
     once = [*brief(1, 240, 0.97, 3), *brief(16, 240, 0.9, 3)]
     good = [*once, *brief(1, 480, 0.97, 2), *brief(16, 480, 0.93, 2), *brief(16, 240, 0.905, 2, "kept")]
-    found = mima.further_findings(good, [1, 16], [16])
+    found = further_findings(good, [1, 16], [16])
     assert [finding.holds for finding in found] == [True, True]
     assert "S = 240 → 480: 3.0 ± 0.0 points; at S = 240: -7.0 ± 0.0; at S = 480: -4.0 ± 0.0" in found[0].measured
     assert "experts, kept less reset: 0.5 ± 0.0 points" in found[1].measured
     bad = [*once, *brief(1, 480, 0.97, 2), *brief(16, 480, 0.9, 2), *brief(16, 240, 0.88, 2, "kept")]
-    assert [finding.holds for finding in mima.further_findings(bad, [1, 16], [16])] == [False, False]
-    assert mima.further_findings(once, [1, 16], []) == [], "one budget has nothing to be compared with"
+    assert [finding.holds for finding in further_findings(bad, [1, 16], [16])] == [False, False]
+    assert further_findings(once, [1, 16], []) == [], "one budget has nothing to be compared with"
 
 
 def test_grid_is_the_paper_s() -> None:

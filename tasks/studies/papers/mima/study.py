@@ -32,20 +32,11 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.mima.results import (
-    FIXED,
-    LARGEST,
-    MODELS,
-    figures,
-    findings,
-    further_findings,
-    further_tables,
-    notes,
-    tables,
-)
+from tasks.studies.papers.mima.findings import findings, further_findings
+from tasks.studies.papers.mima.results import FIXED, LARGEST, figures, further_tables, notes, tables, tidy_rows
 from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, accuracy_rows
+from tasks.studies.rows import Row
 
 
 class Options(Section):
@@ -94,7 +85,7 @@ def run(io: StageIO) -> None:
         [*tables(rows, base), *further_tables(compared, options.at, options.kept)],
         [*findings(rows), *further_findings(compared, options.at, options.kept)],
         notes(rows),
-        accuracy_rows(compared, ("seed", "rounds", "steps", "optimiser"), MODELS),
+        tidy_rows(compared, base),
     )
     result.write(io, figures(rows, base))
 
