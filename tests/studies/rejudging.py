@@ -24,24 +24,7 @@ from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.papers.projection import results as projection
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, of, picked
-from tests.studies.documented import read_documented
-from tests.studies.rejudging_pieces import Rows, choices, grouped, measured
-
-PARTLY = {
-    "cost": {
-        "At the same budget MIMA with many rounds beats the best one-shot merge.": (
-            "validation tells which one-shot merge is the best, and the rows have accuracy on test alone: the one that "
-            "the record names is compared"
-        ),
-    },
-    "projection": {
-        "TIES and Breadcrumbs converge to similar basins: of the paper's methods no two lie closer.": (
-            "the plane is fitted to the experts and to every round too, and the rows have no distances among these: "
-            "what is said after the first semicolon is not compared"
-        ),
-    },
-}
-"""Study → claim → what of its recorded finding cannot be made of the recorded rows, and why; all others can wholly."""
+from tests.studies.rejudging_pieces import Rows, by_task, choices, fraction, grouped, measured
 
 
 def of_one_epoch(rows: Rows, options: Any = None) -> list[Finding]:
@@ -88,15 +71,42 @@ def of_merge_frequency(rows: Rows) -> list[Finding]:
 
 
 def of_landscape(rows: Rows) -> list[Finding]:
-    """Have the mean error of two tasks stand for that of each."""
-    models = ("base", "mean", "merged")
-    tests = [{name: {"both": row[f"error_{name}"] / 100} for name in models} for row in rows]
-    planes = zip(rows, tests, strict=True)
-    return landscape.findings([{**row, "pair": row["pair"].split(" – "), "test": test} for row, test in planes])
+    height = choices("landscape").height
+    return landscape.findings([whole_plane(own, height) for own in planes_of(rows)])
+
+
+def planes_of(rows: Rows) -> list[Rows]:
+    """Return the rows of each plane."""
+    return list(grouped(rows, "pair", "rounds", "seed").values())
+
+
+def whole_plane(rows: Rows, height: float) -> Row:
+    """Return the piece of the study `landscape` that the rows of one plane tell, with its geometry.
+
+    Args:
+        rows: of one plane.
+        height: what belongs to a valley, error above its smallest.
+    """
+    (shape,), points = picked(rows, part="plane"), picked(rows, part="grid")
+    xs, ys = (list(dict.fromkeys(point[axis] for point in points)) for axis in "xy")
+    errors = {
+        task: np.reshape([1 - fraction(one["accuracy"]) for one in own], (len(ys), len(xs))).tolist()
+        for (task,), own in grouped(points, "task").items()
+    }
+    models = grouped(picked(rows, part="model"), "model").items()
+    plane = {
+        **{name: shape[name] for name in ("seed", "rounds", "off")},
+        "pair": shape["pair"].split(" – "),
+        "xs": xs,
+        "ys": ys,
+        "errors": errors,
+        "places": {name: (own[0]["x"], own[0]["y"]) for (name,), own in models if own[0]["x"] is not None},
+        "test": {name: {task: 1 - value for task, value in by_task(own).items()} for (name,), own in models},
+    }
+    return {**plane, **landscape.geometry(plane, height)}
 
 
 def of_projection(rows: Rows) -> list[Finding]:
-    """Have the distances of the pairs and from the base make up the space; experts and first rounds are not in it."""
     between = grouped(picked(rows, part="seeds"), "model")
     across = {name: [row["distance"] for row in own] for (name,), own in between.items()}
     seeds = grouped((row for row in rows if row["part"] != "seeds"), "seed").values()
@@ -104,44 +114,42 @@ def of_projection(rows: Rows) -> list[Finding]:
 
 
 def space_of(rows: Rows) -> Row:
-    """Return one seed's piece of the study `projection`: its base, merges, ends of paths and joint model."""
-    models, pairs = {row["model"]: row for row in picked(rows, part="model")}, picked(rows, part="pair")
-    options = choices("projection")
-    ends = {run: [name for name in models if name.startswith(f"{run} round ")][-1] for run in options.paths}
-    named = list(dict.fromkeys(name for row in pairs for name in (row["model"], row["other"])))
-    losses = {**{name: row["loss"] for name, row in models.items()}, **{r: models[e]["loss"] for r, e in ends.items()}}
+    """Return one seed's piece of the study `projection`."""
+    models = {row["model"]: row for row in picked(rows, part="model")}
+    names = list(models)
+    kinds = {kind: [row["model"] for row in own] for (kind,), own in grouped(models.values(), "kind").items()}
+    paths = {run: [name for name in kinds["round"] if name.startswith(f"{run} round ")] for run in runs_of(kinds)}
+    ends = {run: models[path[-1]]["loss"] for run, path in paths.items()}
     return {
-        "names": ["base", *named],
-        "gram": gram_of(["base", *named], models, pairs).tolist(),
-        "merges": [name for name in named if name not in (*ends.values(), options.joint)],
-        "random": [],
-        "paths": {run: [end] for run, end in ends.items()},
-        "joint": options.joint,
-        "loss": losses,
+        "names": names,
+        "gram": gram_of(names, picked(rows, part="pair")).tolist(),
+        "merges": [name for name in names if models[name]["kind"] in ("merge", "random merge")],
+        "random": kinds.get("random merge", []),
+        "paths": paths,
+        "joint": kinds["joint"][0],
+        "loss": {name: row["loss"] for name, row in models.items()} | ends,
         "drops": picked(rows, part="drop"),
     }
 
 
-def gram_of(names: Sequence[str], models: Mapping[str, Row], pairs: Rows) -> np.ndarray:
+def runs_of(kinds: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the iterative runs whose rounds are among the models."""
+    return list(dict.fromkeys(name.partition(" round ")[0] for name in kinds["round"]))
+
+
+def gram_of(names: Sequence[str], pairs: Rows) -> np.ndarray:
     """Return the centred Gram matrix of models of which every distance is known."""
     squares = np.zeros((len(names), len(names)))
-    lengths = [("base", name, models[name]["length"]) for name in names]
-    for one, other, distance in [*lengths, *((row["model"], row["other"], row["distance"]) for row in pairs)]:
-        places = names.index(one), names.index(other)
-        squares[places] = squares[places[::-1]] = distance**2
+    for row in pairs:
+        places = names.index(row["model"]), names.index(row["other"])
+        squares[places] = squares[places[::-1]] = row["distance"] ** 2
     centring = np.eye(len(names)) - 1 / len(names)
     return -centring @ squares @ centring / 2
 
 
 def of_cost(rows: Rows) -> list[Finding]:
-    """Have the one-shot merge that the record compares be the best on validation, which no row tells."""
-    told = [one.measured.partition(": ")[0] for one in read_documented("cost").findings if one.claim in PARTLY["cost"]]
-    return cost.findings(
-        [
-            {**piece, "validation": float(told[0].endswith(f" less {cost.label(piece['run'])}"))}
-            for piece in measured(rows, "run", "seed", "budget", "rounds", "tried")
-        ]
-    )
+    settings = ("run", "seed", "budget", "rounds", "tried", "validation")
+    return cost.findings(measured(picked(rows, part="model"), *settings, model="split"))
 
 
 def of_interference(rows: Rows) -> list[Finding]:

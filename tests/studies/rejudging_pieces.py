@@ -40,8 +40,13 @@ def measured(rows: Rows, *settings: str, model: str = "model") -> list[Row]:
 
 
 def by_task(rows: Iterable[Row], column: str = "accuracy") -> dict[str, float]:
-    """Return task → accuracy, the fraction that was measured: so many of at most some thousand examples.
+    """Return task → accuracy, the fraction that was measured."""
+    return {row["task"]: fraction(row[column]) for row in rows}
+
+
+def fraction(percentage: float) -> float:
+    """Return the fraction that was measured: so many of at most some thousand examples.
 
     Dividing the percentage by 100 may miss it by the last bit, which shows where two models are equal.
     """
-    return {row["task"]: float(Fraction(row[column] / 100).limit_denominator(10_000)) for row in rows}
+    return float(Fraction(percentage / 100).limit_denominator(10_000))

@@ -11,7 +11,8 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
+from tests.studies.rejudging import planes_of, whole_plane
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -35,12 +36,18 @@ def test_small_nets_show_what_the_paper_shows(io: StageIO) -> None:
     assert {finding.system for finding in result.findings} == {"M5"}
     assert len(list((io.scratch / "pieces").glob("*.json"))) == 3 * len(SEEDS)
 
-    def mean(what: str, rounds: int) -> float:
-        return fmean(row[what] for row in result.rows if row["rounds"] == rounds)
+    def mean(what: str, **wanted: Any) -> float:
+        return fmean(row[what] for row in picked(result.rows, **wanted))
 
-    assert mean("angle", 1) > mean("angle", 4) > mean("angle", 16)
-    assert mean("distance", 1) > mean("distance", 16)
-    assert mean("error_merged", 1) > mean("error_merged", 16) + 2
+    for shrinking in ("angle", "distance"):
+        few, some, many = (mean(shrinking, part="plane", rounds=rounds) for rounds in (1, 4, 16))
+        assert few > many
+        assert few > some
+    merged = [mean("accuracy", part="model", model="merged", rounds=rounds) for rounds in (1, 16)]
+    assert merged[0] < merged[1] - 2
+    assert len(picked(result.rows, part="grid")) == 3 * len(SEEDS) * 2 * 7 * 7  # N, seeds, tasks, points
+    found = landscape.findings([whole_plane(own, 0.1) for own in planes_of(result.rows)])
+    assert found == result.findings, "the rows have all that the findings rest on"
 
 
 def test_a_plane_meets_its_models(io: StageIO) -> None:

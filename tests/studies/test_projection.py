@@ -16,6 +16,7 @@ from tasks.studies.papers.projection import study as projection
 from tasks.studies.papers.projection.results import Space, findings
 from tasks.studies.results import StudyResult, with_interval
 from tasks.studies.rows import Row
+from tests.studies.rejudging import of_projection
 from tests.studies.small_lab import study_io
 
 FEW = ["task_arithmetic", "ties", "breadcrumbs", "dare", "della"]
@@ -65,6 +66,7 @@ def test_the_rows_give_the_findings_on_distances(result: StudyResult) -> None:
     assert ("ties", "breadcrumbs") in pairs or ("breadcrumbs", "ties") in pairs
     assert {row["seed"] for row in result.rows if row["part"] == "pair"} == {0, 1}
     assert any(row["part"] == "seeds" for row in result.rows)
+    assert of_projection(result.rows) == result.findings
 
 
 def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:

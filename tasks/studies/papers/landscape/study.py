@@ -33,6 +33,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape.figures import landscape_figure
+from tasks.studies.papers.landscape.rows import tidy_rows
 from tasks.studies.pieces import kept
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
@@ -70,7 +71,7 @@ def run(io: StageIO) -> None:
         name = f"{'_'.join(pair)}_{n}_{seed}"
         rows.append(kept(io, name, partial(measure, inputs, options, pair, n, seed)))
     rows = [{**row, **geometry(row, options.height)} for row in rows]
-    result = StudyResult(tables(rows), findings(rows), notes(rows), plane_rows(rows))
+    result = StudyResult(tables(rows), findings(rows), notes(rows), tidy_rows(rows))
     result.write(io, figures(rows))
 
 
@@ -189,22 +190,6 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         for pair, n in cells
     ]
     return [Table("The plane of two task vectors", shapes), Table("Test error, mean of the two tasks, %", errors)]  # type: ignore[arg-type]
-
-
-def plane_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row for each plane: its geometry, and the mean test error of the models on both tasks in %."""
-    shape = ("angle", "length", "turn", "distance", "overlap", "floor", "off")
-    return [
-        {
-            "seed": row["seed"],
-            "rounds": row["rounds"],
-            "pair": " – ".join(row["pair"]),
-            **{name: row[name] for name in shape},
-            **{f"error_{name}": 100 * mean(row["test"][name]) for name in ("base", "mean", "merged")},
-            "error_experts": 50 * sum(row["test"][task][task] for task in row["pair"]),
-        }
-        for row in rows
-    ]
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:

@@ -13,7 +13,7 @@ from mergeflow.analysis.projection import cosines_from, distances, principal_coo
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
 from tasks.studies.results import Finding, Table, with_interval
-from tasks.studies.rows import Row, tidy
+from tasks.studies.rows import Row
 
 PAIR = ("ties", "breadcrumbs")
 OTHERS = ("task_arithmetic", "ties", "breadcrumbs", "dare")  # whose merges the paper compares
@@ -250,51 +250,6 @@ def _better(rows: Rows) -> Finding:
         digits=2,
         beside=f"; cosine with joint training, from θ0: {aims}; a one-shot merge at most {with_interval(merges, 2)}",
     )
-
-
-def tidy_rows(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return what was measured, told by `part`: models, pairs of them, DARE's drops, distances between seeds."""
-    seeds = [{"part": "seeds", "model": name, "distance": one} for name, own in across.items() for one in own]
-    return tidy([*_model_rows(rows), *_pair_rows(rows), *_drop_rows(rows), *seeds])
-
-
-def _pair_rows(rows: Rows) -> list[dict[str, Any]]:
-    found = []
-    for row in rows:
-        space = Space(row)
-        for one, other in combinations([*row["merges"], *space.ends.values(), row["joint"]], 2):
-            known = {"part": "pair", "seed": row["seed"], "model": one, "other": other}
-            found.append({**known, "distance": space.distance(one, other), "cosine": space.cosine(one, other)})
-    return found
-
-
-def _drop_rows(rows: Rows) -> list[dict[str, Any]]:
-    return [{"part": "drop", "seed": row["seed"], "model": "dare", **one} for row in rows for one in row["drops"]]
-
-
-def _model_rows(rows: Rows) -> list[dict[str, Any]]:
-    found = []
-    for row in rows:
-        space = Space(row)
-        for name in row["names"]:
-            found.append(
-                {
-                    "part": "model",
-                    "seed": row["seed"],
-                    "model": name,
-                    "length": space.length(name),
-                    "cosine_with_task_arithmetic": space.cosine(name, "task_arithmetic") if name != "base" else None,
-                    "to_nearest_merge": space.gap(name, row["merges"]),
-                    "loss": row["loss"].get(_scored(row, name)),
-                    "accuracy": row["accuracy"].get(_scored(row, name)),
-                }
-            )
-    return found
-
-
-def _scored(row: Row, name: str) -> str:
-    """Return by which name a model's accuracy is known: the last point of a path has the path's."""
-    return next((run for run, names in row["paths"].items() if names[-1] == name), name)
 
 
 def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:

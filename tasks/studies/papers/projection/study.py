@@ -36,7 +36,8 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
-from tasks.studies.papers.projection.results import OTHERS, figures, findings, notes, tables, tidy_rows
+from tasks.studies.papers.projection.results import OTHERS, figures, findings, notes, tables
+from tasks.studies.papers.projection.rows import tidy_rows
 from tasks.studies.pieces import kept
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
