@@ -17,7 +17,6 @@ RULES = RULES_OF_MERGING | RULES_OF_CART
 LOWEST, HIGHEST = -math.inf, math.inf
 NUMBER = r"([−-]?\d+(?:\.\d+)?)"
 WITHOUT_NUMBER = {
-    "the lead of the best of the three over the worst is at most half of that at the smallest N": (LOWEST, 0.0),
     "half of the tasks or more (the paper prints no number)": (50.0, HIGHEST),
     "farther from every one-shot merge than ends of different seeds are from each other": (0.0, HIGHEST),
 }

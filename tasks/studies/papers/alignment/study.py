@@ -9,45 +9,47 @@ s = θ̄^(N−1) − θ0, τ_t = s + δ_t. If increments were orthogonal to each
     cos(τ_i, τ_j) = ‖s‖² / (‖s‖² + ‖δ‖²) = 1 / (1 + ρ²),    ρ = ‖δ‖ / ‖s‖,
 
 so alignment is a matter of lengths: of how far one round goes compared with all the way before it. ρ, the cosine of δ
-with s, and this prediction stand beside what was measured. Runs whose learning rate falls to 0 in every round
-(`atm_N`) go as far in the last round as in the first; those with one schedule over the whole budget (`mima_N`) hardly
-move in the last round. ± is over seeds, of the mean over pairs of tasks.
-
-The rule on increments bounds this mean of signed cosines, not each pair: land and aerial have 0.34 in the first round
-of mima_16 and 0.37 in that of mima_20, in the mean of the seeds. Lengths are in the tables and not in the rows.
+with s, and this prediction stand beside what was measured. `mima_N` has one learning rate schedule over the whole
+budget, so that its last rounds are short from N = 8 on; `per_round_2_N` has one in every round and merges with
+α = 2/T. ± is over seeds, of the mean over pairs of tasks where no pair is named. A pair, a round or a quartile that a
+finding names is the one whose mean over the seeds is the largest.
 
 **Source.** MIMA, equations 5 to 8, Figures 5, 10 and 11, Appendix E.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from pydantic import Field
 from torch import Tensor
 
 from mergeflow.analysis.geometry import dot, norm
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
-from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs, TrainingRun
 from tasks.studies.papers.alignment.figures import final_figure, matrix_figure, rounds_figure
+from tasks.studies.papers.alignment.findings import findings
+from tasks.studies.papers.alignment.pairs import Matrix, mean_cosine, pair_names, pairs, tidy_rows
 from tasks.studies.pieces import kept_by_run
-from tasks.studies.results import Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row, of
+from tasks.studies.results import StudyResult, Table, with_interval
+from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
-
-Matrix = list[list[float]]
 
 
 class Options(Section):
-    """The study's choices. `rounds`: the N of `mima_N`. `shown`: those with a panel. `compared`: further runs."""
+    """The study's choices.
+
+    rounds: the N of `mima_N`. shown: those with a panel over the rounds. compared: further runs. similar: pairs of
+    tasks that are similar in meaning.
+    """
 
     rounds: list[int]
     shown: list[int]
     compared: list[str]
+    similar: list[list[str]] = Field(default_factory=list)
 
 
 DECLARED = Declaration(
@@ -64,7 +66,8 @@ def run(io: StageIO) -> None:
     own = [row for row in rows if row["run"] in names]
     shown = [f"mima_{number}" for number in options.shown] + options.compared[-1:]
     tables = [lengths_table(rows), rounds_table(rows, shown)]
-    result = StudyResult(tables, findings(own), notes(rows), cosine_rows(rows, inputs.tasks))
+    named = pair_names(inputs.tasks)
+    result = StudyResult(tables, findings(own, named, options.similar), notes(rows), tidy_rows(rows, named))
     result.write(io, figures(rows, names, shown, inputs.tasks))
 
 
@@ -100,16 +103,6 @@ def _last_round(source: TrainingRun, base: dict[str, Tensor], seed: int, tasks: 
     return {"shared": length, "increment": fmean(increments), "towards": fmean(towards)}
 
 
-def pairs(matrix: Matrix) -> list[float]:
-    """Return the entries above the diagonal.
-
-    Example:
-        >>> pairs([[1.0, 0.2, 0.3], [0.2, 1.0, 0.4], [0.3, 0.4, 1.0]])
-        [0.2, 0.3, 0.4]
-    """
-    return [value for index, line in enumerate(matrix) for value in line[index + 1 :]]
-
-
 def lengths_table(rows: Sequence[Row]) -> Table:
     """Return the last round's cosines beside what the lengths alone predict."""
 
@@ -118,8 +111,8 @@ def lengths_table(rows: Sequence[Row]) -> Table:
         predicted = [row["shared"] ** 2 / max(row["shared"] ** 2 + row["increment"] ** 2, 1e-30) for row in own]
         return {
             "run": name,
-            "cos τ": with_interval([fmean(pairs(row["tau"][-1])) for row in own], 3),
-            "cos δ": with_interval([fmean(pairs(row["delta"][-1])) for row in own], 3),
+            "cos τ": with_interval([mean_cosine(row["tau"][-1]) for row in own], 3),
+            "cos δ": with_interval([mean_cosine(row["delta"][-1]) for row in own], 3),
             "‖s‖": with_interval([row["shared"] for row in own], 2),
             "‖δ‖": with_interval([row["increment"] for row in own], 2),
             "cos(δ, s)": with_interval([row["towards"] for row in own], 3),
@@ -142,82 +135,11 @@ def rounds_table(rows: Sequence[Row], shown: Sequence[str]) -> Table:
                         "run": name,
                         "round": index + 1,
                         "steps": own[0]["steps"][index],
-                        "cos τ": with_interval([fmean(pairs(row["tau"][index])) for row in own], 3),
-                        "cos δ": with_interval([fmean(pairs(row["delta"][index])) for row in own], 3),
+                        "cos τ": with_interval([mean_cosine(row["tau"][index]) for row in own], 3),
+                        "cos δ": with_interval([mean_cosine(row["delta"][index]) for row in own], 3),
                     }
                 )
     return Table("Mean pairwise cosines over the rounds", lines)
-
-
-def cosine_rows(rows: Sequence[Row], tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the cosines of τ and of δ of every run, seed, round and pair of tasks."""
-    named = [f"{one} – {other}" for index, one in enumerate(tasks) for other in tasks[index + 1 :]]
-    return [
-        {
-            "seed": row["seed"],
-            "run": row["run"],
-            "round": number,
-            "steps": steps,
-            "pair": pair,
-            "tau": tau,
-            "delta": delta,
-        }
-        for row in rows
-        for number, steps in enumerate(row["steps"], start=1)
-        for pair, tau, delta in zip(named, pairs(row["tau"][number - 1]), pairs(row["delta"][number - 1]), strict=True)
-    ]
-
-
-def findings(rows: Sequence[Row]) -> list[Finding]:
-    """Hold the paper's statements against the rows of `mima_N`."""
-    by_run = {name: of(rows, run=name) for name in _runs(rows)}
-    last = {int(name.rpartition("_")[2]): [fmean(pairs(r["tau"][-1])) for r in own] for name, own in by_run.items()}
-    farthest = {
-        name: [max((fmean(pairs(one)) for one in row["delta"]), key=abs) for row in own] for name, own in by_run.items()
-    }
-    most, widest = max(last), max(by_run.values(), key=lambda own: len(own[0]["steps"]))
-    courses = [[fmean(pairs(matrix)) for matrix in row["tau"]] for row in widest]
-    return [
-        judge(
-            "M3",
-            "The cosine of final task vectors shifts steadily towards 1 as N grows.",
-            steps_between(last),
-            "paired difference of the mean cosine from each N to the next ≥ 0",
-            low=0,
-            unit="",
-            digits=3,
-        ),
-        judge(
-            "M3",
-            "For large N final task vectors are nearly parallel.",
-            {f"N = {most}": last[most]},
-            "mean cosine ≥ 0.8 at the largest N (the paper's Figure 5: about 0.9 and more)",
-            low=0.8,
-            unit="",
-            digits=3,
-        ),
-        judge(
-            "M3",
-            "Increments stay nearly orthogonal in every round.",
-            farthest,
-            "mean cosine of the round farthest from 0 between −0.3 and 0.3 (the paper's Figure 11: near 0)",
-            low=-0.3,
-            high=0.3,
-            unit="",
-            digits=3,
-        ),
-        judge(
-            "M3",
-            "Task vectors align from round to round.",
-            {"smallest step from a round to the next": [min(b - a for a, b in pairwise(one)) for one in courses]},
-            "mean cosine falls by at most 0.02 from any round to the next, at the largest N",
-            low=-0.02,
-            unit="",
-            digits=3,
-            beside=f"; from {with_interval([one[0] for one in courses], 2)} to "
-            f"{with_interval([one[-1] for one in courses], 2)}",
-        ),
-    ]
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -228,10 +150,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
         if all(row["shared"] for row in rows if row["run"] == name)
     ]
     return [
-        "Lengths decide: the cosine follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and a little more because δ "
-        f"keeps pointing along s ({'; '.join(parts)}). A schedule that ends at 0 makes the last δ short, so with one "
-        "schedule over the whole budget the last rounds align the task vectors by hardly moving; a schedule per round "
-        "keeps ρ larger."
+        "Lengths go with the cosine: it follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and where ρ is not small it "
+        f"lies above that, because δ keeps pointing along s ({'; '.join(parts)}). With one schedule over the whole "
+        "budget the last rounds are taken at learning rates near 0 and align the task vectors by hardly moving; a "
+        "schedule per round with α = 2/T keeps ρ larger."
     ]
 
 

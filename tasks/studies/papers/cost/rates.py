@@ -9,7 +9,7 @@ from tasks.studies.rows import Row
 
 
 def try_rates(inputs: StudyInputs, names: Sequence[str]) -> list[Row]:
-    """Return joint training at every learning rate: run, rate, seeds, and each one's mean validation accuracy in %.
+    """Return joint training at every learning rate: run, rate, and mean validation accuracy in %, one value per seed.
 
     Args:
         inputs: the study's inputs.
@@ -22,7 +22,6 @@ def try_rates(inputs: StudyInputs, names: Sequence[str]) -> list[Row]:
         {
             "run": name,
             "rate": run.joint_settings(seeds[0])["learning_rate"],
-            "seeds": seeds,
             "validation": [mean_accuracy(blind.accuracy(run.model(seed), "validation")) for seed in seeds],
         }
         for name, run in runs.items()

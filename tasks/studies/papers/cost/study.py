@@ -37,10 +37,9 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
 from tasks.studies.papers.cost.figures import cost_figure
 from tasks.studies.papers.cost.rates import best_rate, rate_note, rate_table, try_rates
-from tasks.studies.papers.cost.rows import tidy_rows
 from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
 from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
-from tasks.studies.rows import Row, of
+from tasks.studies.rows import Row, accuracy_rows, of
 
 
 class Options(Section):
@@ -89,11 +88,12 @@ def run(io: StageIO) -> None:
     rows = kept_by_run(inputs, names, partial(measure, inputs, options))
     size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.base.values()) / 2**20
     table = cost_table(rows, inputs.tasks, size)
+    settings = ("seed", "run", "budget", "rounds", "task_steps", "examples", "tried")
     result = StudyResult(
         [table, choice_table(rows), rate_table(rates, label)],
         findings(rows),
         [*notes(rows), rate_note(rates)],
-        tidy_rows(rows, rates),
+        accuracy_rows(rows, settings, ("test",)),
     )
     points = {
         label(name): (fmean(row["examples"] for row in of(rows, run=name)), _accuracies(rows, name)) for name in names

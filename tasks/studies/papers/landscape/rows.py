@@ -15,8 +15,8 @@ def tidy_rows(planes: Sequence[Row]) -> list[dict[str, Any]]:
         planes: as of `measure`, with their geometry.
 
     Returns:
-        `plane`: its geometry. `model`: test accuracy on both tasks of a named model, and where it lies; the merge of
-        all tasks lies off the plane. `grid`: validation accuracy on both tasks at a point.
+        `plane`: its geometry, with `floor` as a fraction. `model`: test accuracy on both tasks of a named model, and
+        where it lies; the merge of all tasks lies off the plane. `grid`: validation accuracy on both tasks at a point.
     """
     return tidy(row for plane in planes for row in _rows_of(plane))
 

@@ -34,6 +34,17 @@ def gaps(rows: Sequence[Row], rounds: int) -> list[float]:
     return [expert - merged for expert, merged in pairs]
 
 
+def relative(rows: Sequence[Row], rounds: int, model: str) -> list[float]:
+    """Return (1/T) Σ_t merged_t / expert_t in %, one value per seed.
+
+    Args:
+        rows: as of `measure`.
+        rounds: N.
+        model: "average" or a merge method.
+    """
+    return [100 * normalised(row[model], row["experts"]) for row in rows if row["rounds"] == rounds]
+
+
 def task_values(rows: Sequence[Row], model: str) -> dict[str, dict[int, list[float]]]:
     """Return task → N → a model's test accuracy in %, one value per seed."""
     return {
@@ -148,8 +159,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     last = sum(row["scale"]["ties"] == LARGEST for row in rows)
     tasks = len(rows[0]["average"])
     return [
-        "The gap closes from both sides: the merge gains, and the last experts lose what they have of their own, as "
-        "far as the schedule leaves them few steps to take away from their common start (`alignment` has the lengths).",
+        "The gap closes from both sides: the merge gains, and the last experts keep little of their own, since their "
+        "last round has S/N steps at learning rates near 0 (`alignment` has the lengths).",
         f"In task arithmetic λ multiplies Σ_t τ_t, so 1/T = {1 / tasks:g} is the average; λ = 0.4 lies "
         f"{0.4 * tasks:.1f} times as far.",
         f"TIES's λ multiplies the mean of the agreeing entries; of {len(rows)} choices {beyond} lie outside of the "
@@ -179,8 +190,7 @@ def _gap_per_task(per_task: dict[str, dict[str, dict[int, list[float]]]]) -> dic
 
 
 def _absolute_and_relative(rows: Sequence[Row], number: int, model: str) -> str:
-    ratios = [100 * normalised(row[model], row["experts"]) for row in rows if row["rounds"] == number]
-    return f"{with_interval(values(rows, number, model))} ({fmean(ratios):.1f})"
+    return f"{with_interval(values(rows, number, model))} ({fmean(relative(rows, number, model)):.1f})"
 
 
 def _scales(rows: Sequence[Row], number: int, method: str) -> str:

@@ -16,9 +16,9 @@ from tasks.studies.results import Finding, Table, with_interval
 from tasks.studies.rows import Row
 
 PAIR = ("ties", "breadcrumbs")
-OTHERS = ("task_arithmetic", "ties", "breadcrumbs", "dare")  # whose merges the paper compares
-PAPER = ("average", "task_arithmetic", "ties", "breadcrumbs", "dare")  # what Figure 4 may show
-PLANES = ("all models", "the paper's methods", "the same without DARE")
+OTHERS = ("task_arithmetic", "ties", "breadcrumbs", "dare")  # the methods that the paper names, and their plain sum
+COMPARED = ("average", *OTHERS)  # what the smaller planes show: the paper does not say what Figure 4 is fitted to
+PLANES = ("all models", "the methods compared", "the same without DARE")
 
 
 class Space:
@@ -55,7 +55,7 @@ class Space:
 
     def plane(self, title: str) -> Plane:
         """Return one of `PLANES`."""
-        hidden = set() if title == PLANES[0] else set(self.row["merges"]) - set(PAPER)
+        hidden = set() if title == PLANES[0] else set(self.row["merges"]) - set(COMPARED)
         names = [name for name in self.row["names"] if name not in hidden]
         fitted = [name for name in names if title != PLANES[2] or name not in self.row["random"]]
         found = principal_coordinates(self._gram, [self._index[name] for name in fitted])
@@ -162,25 +162,39 @@ def _drops(rows: Rows) -> Table:
 
 
 def findings(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[Finding]:
-    """Hold the paper's three statements about Figure 4 against the whole space."""
-    return [_close(rows), _apart(rows), _law(rows), _elsewhere(rows, across), _better(rows)]
+    """Hold the paper's statements about Figure 4, and two of ours, against the whole space."""
+    return [_similar(rows), _close(rows), _apart(rows), _law(rows), _elsewhere(rows, across), _better(rows)]
+
+
+def _similar(rows: Rows) -> Finding:
+    own, dare = each(rows, lambda s: s.distance(*PAIR)), each(rows, lambda s: min(s.distance("dare", n) for n in PAIR))
+    flat = with_interval(each(rows, lambda s: s.planar(PLANES[1], *PAIR)), 2)
+    return judge(
+        "G8",
+        "TIES and Breadcrumbs converge to similar basins, while DARE diverges significantly.",
+        {"their distance less that of DARE from the nearer of the two": paired(own, dare)},
+        "paired difference ≤ 0 in the whole space",
+        high=0,
+        unit="",
+        digits=2,
+        beside=f"; on the plane of the methods compared they are {flat} apart, their cosine from θ0 is "
+        f"{with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}",
+    )
 
 
 def _close(rows: Rows) -> Finding:
     others = [pair for pair in combinations(OTHERS, 2) if pair != PAIR]
     nearest = each(rows, lambda s: min(s.distance(*pair) for pair in others))
     own = each(rows, lambda s: s.distance(*PAIR))
-    flat = with_interval(each(rows, lambda s: s.planar(PLANES[1], *PAIR)), 2)
     return judge(
         "G8",
-        "TIES and Breadcrumbs converge to similar basins: of the paper's methods no two lie closer.",
+        "No two of task arithmetic, TIES, Breadcrumbs and DARE lie closer together than TIES and Breadcrumbs.",
         {"their distance less that of the nearest other pair": paired(own, nearest)},
-        "paired difference ≤ 0 in the whole space, among task arithmetic, TIES, Breadcrumbs and DARE",
+        "paired difference ≤ 0 in the whole space",
         high=0,
         unit="",
         digits=2,
-        beside=f"; on the plane of the paper's methods they are {flat} apart, their cosine from θ0 is "
-        f"{with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}",
+        ours=True,
     )
 
 
@@ -191,12 +205,13 @@ def _apart(rows: Rows) -> Finding:
     own = with_interval(each(rows, lambda s: s.gap("dare", s.row["merges"])), 2)
     return judge(
         "G8",
-        "DARE diverges: it lands farther from its nearest merge than any other of the paper's methods.",
+        "DARE lands farther from its nearest merge than task arithmetic, TIES and Breadcrumbs from theirs.",
         {"DARE's gap less the largest of the others": paired(dare, others)},
         "paired difference ≥ 0 in the whole space, among task arithmetic, TIES, Breadcrumbs and DARE",
         low=0,
         unit="",
         digits=2,
+        ours=True,
         beside=f"; among all methods DARE is {own} from its nearest, the most lonely other {with_interval(every, 2)}",
     )
 
@@ -205,7 +220,7 @@ def _law(rows: Rows) -> Finding:
     off = [max(abs(one["distance"] / one["expected"] - 1) for one in row["drops"]) for row in rows]
     return judge(
         "G8",
-        "How far DARE lands is the size of its random mask: λ √(p/(1 − p) Σ_t ‖τ_t‖²), whatever the tasks.",
+        "How far DARE lands from task arithmetic is the size of its random mask: λ √(p/(1 − p) Σ_t ‖τ_t‖²).",
         {"largest relative difference of measured and expected": [100 * value for value in off]},
         "≤ 5 %",
         high=5,
@@ -230,7 +245,8 @@ def _elsewhere(rows: Rows, across: Mapping[str, Sequence[float]]) -> Finding:
         low=0,
         unit="",
         digits=2,
-        beside=f"; largest cosine from θ0 with a merge: {', '.join(turned)}",
+        beside=f"; largest cosine from θ0 with a merge: {', '.join(turned)}; a merge by TIES of two seeds is "
+        f"{_between(across['ties']):.2f} apart",
     )
 
 
@@ -261,11 +277,12 @@ def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
     far = with_interval(each(rows, lambda s: s.distance("dare", "task_arithmetic")), 1)
     least = min(rows[0]["drops"], key=lambda one: one["drop"])
     return [
-        f"The planes show of the variance: {told}. A random mask moves a model at right angles to all others, "
-        "so one component of a plane that DARE is fitted to is its mask. On the plane without it DARE seems to lie "
-        f"{flat} from task arithmetic; it is {far} away, {off} of it off the plane. Read the whole space.",
-        f"Scale and drop decide where DARE lies, not the tasks: with drop {least['drop']:g} it is "
-        f"{least['distance']:.2f} from task arithmetic. Another order of the data moves a merge by TIES by "
+        f"The planes show of the variance: {told}. A random mask moves a model at right angles to the "
+        "merges without such a mask, so one component of a plane that DARE is fitted to is its mask. On the plane "
+        f"without it DARE seems to lie {flat} from task arithmetic; the whole distance is {far}, and DARE lies {off} "
+        "off this plane. Read the whole space.",
+        "How far DARE lies from task arithmetic follows from scale, drop and the lengths of the task vectors: with "
+        f"drop {least['drop']:g} it is {least['distance']:.2f}. Another order of the data moves a merge by TIES by "
         f"{_between(across['ties']):.2f}, and by task arithmetic by {_between(across['task_arithmetic']):.2f}.",
     ]
 

@@ -21,7 +21,12 @@ def tidy_rows(rows: Sequence[Row], across: Mapping[str, Sequence[float]]) -> lis
         base. `drop`: DARE's distance from task arithmetic. `seeds`: the distance of a model of two seeds.
     """
     spaces = [Space(row) for row in rows]
-    seeds = [{"part": "seeds", "model": name, "distance": one} for name, own in across.items() for one in own]
+    two = list(combinations([row["seed"] for row in rows], 2))
+    seeds = [
+        {"part": "seeds", "model": name, "first_seed": one, "second_seed": other, "distance": distance}
+        for name, own in across.items()
+        for (one, other), distance in zip(two, own, strict=True)
+    ]
     drops = [{"part": "drop", "seed": row["seed"], "model": "dare", **one} for row in rows for one in row["drops"]]
     models = [model for space in spaces for model in _models(space)]
     pairs = [pair for space in spaces for pair in _pairs(space)]

@@ -9,8 +9,8 @@ model after each round of the iterative runs, and a jointly trained model. All t
 G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
 whole space. Planes are fitted to all models, to those with the paper's methods only, and to these without DARE. The
 size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
-The findings on DARE, TIES and Breadcrumbs compare the paper's methods alone: methods that keep few directions lie
-further from all others than DARE does. Where a scale is ¼ or 2 times the default, one beyond may do better.
+The findings on DARE, TIES and Breadcrumbs compare these and task arithmetic alone: methods that keep few directions
+lie further from all others than DARE does. Where a scale is ¼ or 2 times the default, one beyond may do better.
 Test accuracy and loss are those of the first images of every task. ± is over seeds: the order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
