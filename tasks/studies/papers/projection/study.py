@@ -11,7 +11,9 @@ whole space. Planes are fitted to all models, to those with the paper's methods 
 size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
 The findings on DARE, TIES and Breadcrumbs compare these and task arithmetic alone: methods that keep few directions
 lie further from all others than DARE does. Where a scale is ¼ or 2 times the default, one beyond may do better.
-Test accuracy and loss are those of the first images of every task. ± is over seeds: the order of the batches.
+Test accuracy and loss are those of the first images of every task. The record is the second look at test: after the
+first the paper's claim on similar basins took its words back, and the one before became ours. ± is over seeds: the
+order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
 """
