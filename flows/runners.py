@@ -35,9 +35,9 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
     try:
         runner: TaskRunner[Any] = getattr(importlib.import_module(module), attribute)(**options)
     except ModuleNotFoundError:
-        package = module.replace("_", "-")
         raise MergeflowError(
-            f"run.runner is '{name}', which needs the package {package}: install it, or use 'threads' or 'processes'."
+            f"run.runner is '{name}', which needs the package {module.replace('_', '-')}: run "
+            f"`pip install 'mergeflow[{name}]'`, or use 'threads' or 'processes'."
         ) from None
     return runner
 

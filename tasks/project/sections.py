@@ -28,7 +28,7 @@ class RegistrySection(GateSettings):
 
 
 class RunSection(Section):
-    """How work is placed; no result depends on it."""
+    """How work is placed; results depend on the device alone, in their last bits."""
 
     runner: Literal["threads", "processes", "dask", "ray"] = "threads"
     workers: int = Field(2, ge=1)
