@@ -1,7 +1,8 @@
 """`mergeflow study`: run a paper's experiment with all it needs, log it, print what was found."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,9 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         rows: Annotated[
             Path | None, typer.Option(help="Write the study's raw rows into this new file, .csv or .parquet.")
         ] = None,
+        judge: Annotated[
+            bool, typer.Option(help="Run nothing: judge the rows in docs/studies by today's rules.")
+        ] = False,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""
         if names and names[0] == "new":
@@ -45,7 +49,9 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         chosen = list(dict.fromkeys(found.values() if everything else chosen))
         if rows:
             check_rows_file(rows, chosen)
-        if chosen:
+        if judge:
+            judge_records(root, chosen, found)
+        elif chosen:
             run_studies(root, chosen, document, Console())
             if rows:
                 write_rows(chosen[0], rows)
@@ -206,6 +212,28 @@ def run_studies(root: Path, studies: list["Study"], document: bool, console: Con
             console.print("[bold]Nothing changed:[/] the studies are up to date.")
     for study in studies:
         _show(root, study, document, console)
+
+
+def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "Study"]) -> None:
+    """Judge recorded rows by today's rules, and write pages and index.
+
+    Args:
+        root: the project folder whose docs have the records.
+        studies: whose records are judged.
+        every: all studies, by name.
+
+    Raises:
+        MergeflowError: no study, or one without a record whose rows tell all; studies before it are written.
+    """
+    from tasks.studies.judging.again import judge_again
+    from tasks.studies.page import write_index
+
+    if not studies:
+        raise MergeflowError("`--judge` takes studies: mergeflow study NAME --judge")
+    for study in studies:
+        page = judge_again(root, study, date.today().isoformat())
+        typer.echo(f"Judged {study.stage.name}; page {page.relative_to(root)}")
+        write_index(root, every.values())
 
 
 def _show(root: Path, study: "Study", document: bool, console: Console) -> None:

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,12 @@ _EARLIER = (
     "**Recorded earlier.** All that follows was recorded by an earlier version of this study: the text above says what "
     "the study measures today, not what gave these numbers."
 )
+_JUDGED = (
+    "**Judged again.** These verdicts are of {day}, by rules that are younger than the record, from its rows alone. "
+    "Tables, figures and what decides the findings are as they were recorded."
+)
 _COSTS = "results/costs.json"
+DAYS = "results/judged.json"
 _UNDEFINED = "nan ± nan"
 
 
@@ -62,10 +67,35 @@ def write_page(root: Path, study: Study) -> Path:
     if (seconds := record.get("seconds")) is not None:
         tables = {"tables": record["tables"]} if "tables" in record else {}
         costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": hardware(), **tables}}
-        (folder / _COSTS).write_text(json.dumps(dict(sorted(costs.items())), indent=1, ensure_ascii=False) + "\n")
+        write_json(folder / _COSTS, costs)
+    write_json(folder / DAYS, {other: day for other, day in read_days(folder).items() if other != name})
+    return render_page(folder, study, found)
+
+
+def render_page(folder: Path, study: Study, found: StudyResult) -> Path:
+    """Write a study's page alone, and return its path.
+
+    Args:
+        folder: of the pages.
+        study: its name and text.
+        found: its recorded result.
+    """
+    name = study.stage.name
     page = folder / f"{name}.md"
-    page.write_text(page_text(study, found, read_times(folder, name)))
+    page.write_text(page_text(study, found, read_times(folder, name), read_days(folder).get(name, "")))
     return page
+
+
+def read_days(folder: Path) -> dict[str, str]:
+    """Return study → the day on which its record was judged again; those whose verdicts are as old as they are not."""
+    path = folder / DAYS
+    days: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return days
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write one entry for each study into a file beside the results."""
+    path.write_text(json.dumps(dict(sorted(values.items())), indent=1, ensure_ascii=False) + "\n")
 
 
 def read_times(folder: Path, study: str) -> list[Table]:
@@ -73,13 +103,14 @@ def read_times(folder: Path, study: str) -> list[Table]:
     return [Table(**table) for table in _costs(folder).get(study, {}).get("tables", [])]
 
 
-def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> str:
+def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), judged: str = "") -> str:
     """Return a study's page: a function of its docstring and of what was recorded alone.
 
     Args:
         study: its name and text.
         found: the recorded result.
         times: tables of times and memory, which no result holds, because they differ from run to run.
+        judged: the day on which the record was judged again.
     """
     name, (title, text) = study.stage.name, study.text
     parts = [
@@ -90,6 +121,7 @@ def page_text(study: Study, found: StudyResult, times: Sequence[Table] = ()) -> 
         "papers.",
         *([_EARLIER] if found.earlier else []),
         "## Findings",
+        *([_JUDGED.format(day=judged)] if judged else []),
         *(_finding(one) for one in found.findings),
         *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
         "## Measured",

@@ -13,12 +13,12 @@ from mergeflow.merging import load_recipe, merge
 from mergeflow.modalities.subset import Subset
 from tasks.studies.adapting import Adaptation, adapt, choose_rate
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.cart import of_adaptation
 from tasks.studies.papers.adaptation import study as adaptation
 from tasks.studies.papers.adaptation.results import _rate_note, findings
 from tasks.studies.papers.adaptation.variants import Variant
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import picked
-from tests.studies.rejudging_cart import of_adaptation
 from tests.studies.small_lab import run_study, study_io
 
 slow = pytest.mark.slow

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.cart import of_cart_landscape
 from tasks.studies.papers.cart_landscape import study as cart_landscape
 from tasks.studies.papers.cart_landscape.results import _closer, findings
 from tasks.studies.papers.cart_landscape.seed import Seed, total
 from tasks.studies.papers.cart_landscape.study import Model, Site
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, picked
-from tests.studies.rejudging_cart import of_cart_landscape
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 

@@ -9,12 +9,12 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.cart import of_compression
 from tasks.studies.papers.compression import study as compression
 from tasks.studies.papers.compression.measured import low_rank_bits, share, smallest
 from tasks.studies.papers.compression.results import findings
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import picked
-from tests.studies.rejudging_cart import of_compression
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import WrongTest
 

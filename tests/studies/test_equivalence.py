@@ -9,12 +9,12 @@ import pytest
 from mergeflow.analysis.equivalence.problems import feed_forward_problem
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
+from tasks.studies.judging.merging import of_equivalence
 from tasks.studies.papers.equivalence import study as equivalence
 from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure, project_cases
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, picked
 from tests.studies.documented import RESULTS
-from tests.studies.rejudging import RULES
 from tests.studies.small_lab import make_lab, study_io
 
 SMALL = {
@@ -127,7 +127,7 @@ def test_one_row_beyond_a_limit_refutes_a_claim(
         rows = pq.read_table(RESULTS / "equivalence.parquet").to_pylist()
         changed = picked(rows, table=table, **wanted)[0]
         changed[column] = at(changed, share)
-        assert [one.holds for one in RULES["equivalence"](rows) if one.claim.startswith(claim)] == [holds]
+        assert [one.holds for one in of_equivalence(rows) if one.claim.startswith(claim)] == [holds]
 
 
 def test_the_same_model_gives_the_same_rows() -> None:

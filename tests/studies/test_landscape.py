@@ -9,10 +9,10 @@ import pytest
 
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.merging import of_landscape
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, picked
-from tests.studies.rejudging import planes_of, whole_plane
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -46,7 +46,7 @@ def test_small_nets_show_what_the_paper_shows(io: StageIO) -> None:
     merged = [mean("accuracy", part="model", model="merged", rounds=rounds) for rounds in (1, 16)]
     assert merged[0] < merged[1] - 2
     assert len(picked(result.rows, part="grid")) == 3 * len(SEEDS) * 2 * 7 * 7  # N, seeds, tasks, points
-    found = landscape.findings([whole_plane(own, 0.1) for own in planes_of(result.rows)])
+    found = of_landscape(result.rows, landscape.DECLARED.chosen(io))
     assert found == result.findings, "the rows have all that the findings rest on"
 
 

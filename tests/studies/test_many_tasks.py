@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.cart import of_many_tasks
 from tasks.studies.papers.many_tasks import study as many_tasks
 from tasks.studies.papers.many_tasks.figures import loss_figure
 from tasks.studies.papers.many_tasks.findings import findings
 from tasks.studies.papers.many_tasks.results import notes, tables
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-from tests.studies.rejudging_cart import of_many_tasks
 from tests.studies.small_lab import run_study, study_io
 
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}

@@ -13,7 +13,7 @@ import yaml
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
 from tasks.project.stage import Stage, StageIO
-from tasks.studies.page import Study, figure_file, index_text, page_text, read_times, systems_text
+from tasks.studies.page import Study, figure_file, index_text, page_text, read_days, read_times, systems_text
 from tasks.studies.results import ROWS, Finding, StudyResult, Table
 from tasks.studies.verdicts import all_hold, within
 from tests.studies.documented import read_documented
@@ -21,7 +21,7 @@ from tests.studies.small_lab import ROOT
 
 PAGES = ROOT / "docs" / "studies"
 STUDIES = {study.stage.name: study for study in find_studies(ROOT).values()}
-RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem != "costs")
+RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem not in ("costs", "judged"))
 
 
 # Studies that have not run yet; remove a name when `mergeflow study NAME --document` has recorded it.
@@ -40,7 +40,7 @@ def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
 def test_a_page_is_what_its_recorded_result_renders(name: str) -> None:
     """`mergeflow study NAME --document` writes it."""
     assert (PAGES / f"{name}.md").read_text() == page_text(
-        STUDIES[name], read_documented(name), read_times(PAGES, name)
+        STUDIES[name], read_documented(name), read_times(PAGES, name), read_days(PAGES).get(name, "")
     )
 
 

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from mergeflow.merging import methods
 from tasks.plotting.drawing import new_figure
 from tasks.plotting.labels import place_labels
+from tasks.studies.judging.merging import of_projection
 from tasks.studies.papers.projection import study as projection
 from tasks.studies.papers.projection.results import Space, findings
 from tasks.studies.results import StudyResult, with_interval
 from tasks.studies.rows import Row
-from tests.studies.rejudging import of_projection
 from tests.studies.small_lab import study_io
 
 FEW = ["task_arithmetic", "ties", "breadcrumbs", "dare", "della"]

@@ -8,12 +8,12 @@ import pytest
 
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.cart import of_rank_curve
 from tasks.studies.papers.rank_curve import study as rank_curve
 from tasks.studies.papers.rank_curve.findings import findings
 from tasks.studies.papers.rank_curve.results import notes, peak, tables
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-from tests.studies.rejudging_cart import of_rank_curve
 from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {

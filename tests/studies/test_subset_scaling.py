@@ -12,13 +12,13 @@ import torch
 
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.cart import of_subset_scaling
 from tasks.studies.papers.subset_scaling import study as subset_scaling
 from tasks.studies.papers.subset_scaling.findings import findings
 from tasks.studies.papers.subset_scaling.results import notes, tables
 from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-from tests.studies.rejudging_cart import of_subset_scaling
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 

@@ -1,8 +1,10 @@
 """The pieces of the studies of CART from their tidy rows, and what the studies' rules find in them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mergeflow.evaluation.averages import normalised
+from tasks.studies.judging.pieces import Rows, by_task, grouped, measured
 from tasks.studies.papers.adaptation import results as adaptation
 from tasks.studies.papers.cart_landscape import results as cart_landscape
 from tasks.studies.papers.compression import results as compression
@@ -12,7 +14,6 @@ from tasks.studies.papers.rank_curve.results import LEVELS
 from tasks.studies.papers.subset_scaling import findings as subset_scaling
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, picked
-from tests.studies.rejudging_pieces import Rows, by_task, choices, grouped, measured
 
 _VARIANT = ("on", "granularity", "images", "seed")
 
@@ -92,7 +93,8 @@ def of_rank_curve(rows: Sequence[Row]) -> list[Finding]:
 
 
 def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Finding]:
-    found, plans, known = [], {}, {}
+    found, plans = [], {}
+    known: dict[int, Any] = {}
     for (seed, size, subset), own in grouped(rows, "seed", "size", "subset").items():
         methods = {name: {"test": by_task(tasks)} for (name,), tasks in grouped(own, "method").items()}
         found.append({"seed": seed, "size": size, "tasks": subset.split(), "methods": methods})
@@ -119,15 +121,3 @@ def of_many_tasks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Findin
 def groups(rows: Iterable[Row], columns: Sequence[str]) -> list[tuple[Row, Rows]]:
     """Return the rows by their values in some columns: the first of each, and all of them."""
     return [(own[0], own) for own in grouped(rows, *columns).values()]
-
-
-RULES: dict[str, Callable[[Rows], list[Finding]]] = {
-    "adaptation": of_adaptation,
-    "cart_landscape": of_cart_landscape,
-    "compression": lambda rows: of_compression(rows, choices("compression").target),
-    "many_tasks": lambda rows: of_many_tasks(
-        rows, {name: one.label for name, one in choices("many_tasks").together.items()}
-    ),
-    "rank_curve": of_rank_curve,
-    "subset_scaling": lambda rows: of_subset_scaling(rows, choices("subset_scaling").starts),
-}

@@ -4,20 +4,9 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-import yaml
-
-from flows.study_commands import find_studies
-from tasks.project.studies import find_study_modules, load_declaration
 from tasks.studies.rows import Row
-from tests.studies.small_lab import ROOT
 
 Rows = Sequence[Row]
-
-
-def choices(study: str) -> Any:
-    """Return the choices with which a study was recorded, those of the project's params.yaml it belongs to."""
-    written = yaml.safe_load((find_studies(ROOT)[study].root / "studies/params.yaml").read_text())["studies"][study]
-    return load_declaration(ROOT, find_study_modules(ROOT)[study]).options.model_validate(written)
 
 
 def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:

@@ -4,14 +4,14 @@ A study judges its pieces and keeps rows; each function `of_STUDY` goes back fro
 rules need them, and returns what the rules find.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tasks.studies.judging.pieces import Rows, by_task, fraction, grouped, measured
 from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.papers.bases import results as bases
-from tasks.studies.papers.cost import study as cost
 from tasks.studies.papers.equivalence import results as equivalence
 from tasks.studies.papers.glue import results as glue
 from tasks.studies.papers.gradients import study as gradients
@@ -24,23 +24,9 @@ from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.papers.projection import results as projection
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, of, picked
-from tests.studies.documented import read_documented
-from tests.studies.rejudging_pieces import Rows, by_task, choices, fraction, grouped, measured
-
-PARTLY = {
-    "cost": {
-        "At the same budget MIMA with many rounds beats the best one-shot merge.": (
-            "validation tells which one-shot merge is the best, and the rows have accuracy on test alone: the one that "
-            "the record names is compared"
-        ),
-    },
-}
-"""Study → claim → what of its recorded finding cannot be made of the recorded rows, and why; all others can wholly."""
 
 
-def of_one_epoch(rows: Rows, options: Any = None) -> list[Finding]:
-    """Judge the record, or rows that were measured with other choices."""
-    options = options or choices("one_epoch")
+def of_one_epoch(rows: Rows, options: Any) -> list[Finding]:
     pieces = measured([row for row in rows if row["run"]], "seed", "run", "epoch", "steps")
     short, curve = (of(pieces, run=one_epoch.RUNS[name]) for name in (one_epoch.SHORT, one_epoch.LONG))
     further = [(of(pieces, run=first), of(pieces, run=last)) for first, last in options.further.items()]
@@ -49,33 +35,31 @@ def of_one_epoch(rows: Rows, options: Any = None) -> list[Finding]:
     )
 
 
-def of_alignment(rows: Rows) -> list[Finding]:
+def of_alignment(rows: Rows, options: Any) -> list[Finding]:
     """Put all pairs of tasks into the first line of a matrix: the rules take what stands above the diagonal."""
     pieces, cosines_of_pairs = [], picked(rows, part="pair")
     for (run, seed), own in grouped(cosines_of_pairs, "run", "seed").items():
         rounds = grouped(own, "round").values()
         cosines = {name: [[[1.0, *(row[name] for row in one)]] for one in rounds] for name in ("tau", "delta")}
         pieces.append({"run": run, "seed": seed, "steps": [one[0]["steps"] for one in rounds], **cosines})
-    options = choices("alignment")
     names = [f"mima_{number}" for number in options.rounds]
     named = list(dict.fromkeys(row["pair"] for row in cosines_of_pairs))
     return alignment.findings([row for row in pieces if row["run"] in names], named, options.similar)
 
 
-def of_mima(rows: Rows) -> list[Finding]:
-    options = choices("mima")
+def of_mima(rows: Rows, options: Any) -> list[Finding]:
     pieces = measured([row for row in rows if row["rounds"]], "seed", "rounds", "steps", "optimiser")
     whole = [piece for piece in pieces if "ties" in piece]
     return [*mima.findings(whole), *mima.further_findings(pieces, options.at, options.kept)]
 
 
-def of_gradients(rows: Rows) -> list[Finding]:
+def of_gradients(rows: Rows, options: Any) -> list[Finding]:
     settings = ("run", "task", "seed", "kind")
     pieces = [
         {**dict(zip(settings, key, strict=True)), **{name: [row[name] for row in own] for name in ("share", "cosine")}}
         for key, own in grouped(rows, *settings).items()
     ]
-    return [finding for run in choices("gradients").runs for finding in gradients.findings(pieces, run)]
+    return [finding for run in options.runs for finding in gradients.findings(pieces, run)]
 
 
 def of_merge_frequency(rows: Rows) -> list[Finding]:
@@ -83,14 +67,9 @@ def of_merge_frequency(rows: Rows) -> list[Finding]:
     return merge_frequency.findings(merge_frequency.tuned(pieces))
 
 
-def of_landscape(rows: Rows) -> list[Finding]:
-    height = choices("landscape").height
-    return landscape.findings([whole_plane(own, height) for own in planes_of(rows)])
-
-
-def planes_of(rows: Rows) -> list[Rows]:
-    """Return the rows of each plane."""
-    return list(grouped(rows, "pair", "rounds", "seed").values())
+def of_landscape(rows: Rows, options: Any) -> list[Finding]:
+    planes = grouped(rows, "pair", "rounds", "seed").values()
+    return landscape.findings([whole_plane(own, options.height) for own in planes])
 
 
 def whole_plane(rows: Rows, height: float) -> Row:
@@ -160,19 +139,7 @@ def gram_of(names: Sequence[str], pairs: Rows) -> np.ndarray:
     return -centring @ squares @ centring / 2
 
 
-def of_cost(rows: Rows) -> list[Finding]:
-    """Have the one-shot merge that the record compares be the best on validation, which no row tells."""
-    told = [one.measured.partition(": ")[0] for one in read_documented("cost").findings if one.claim in PARTLY["cost"]]
-    return cost.findings(
-        [
-            {**piece, "validation": float(told[0].endswith(f" less {cost.label(piece['run'])}"))}
-            for piece in measured(rows, "run", "seed", "budget", "rounds", "tried")
-        ]
-    )
-
-
-def of_interference(rows: Rows) -> list[Finding]:
-    options = choices("interference")
+def of_interference(rows: Rows, options: Any) -> list[Finding]:
     pieces = [
         {"run": run, "tasks": tasks, "seed": seed, "layers": [layer_of(one) for one in grouped(own, "layer").values()]}
         for (run, tasks, seed), own in grouped(picked(rows, part="layer"), "run", "tasks", "seed").items()
@@ -192,8 +159,8 @@ def layer_of(rows: Rows) -> Row:
     return {"ratios": [row["ratio"] for row in origins["centred",]], **curves}
 
 
-def of_bases(rows: Rows) -> list[Finding]:
-    arms = choices("bases").arms
+def of_bases(rows: Rows, options: Any) -> list[Finding]:
+    arms = options.arms
     models = grouped(rows, "base", "seed").items()
     pieces = [{"arm": arm, "seed": seed, "test": measured(own)[0]} for (arm, seed), own in models]
     asked = [name for name, arm in arms.items() if arm.style == "prints"]
@@ -206,19 +173,3 @@ def of_equivalence(rows: Rows) -> list[Finding]:
 
 def of_glue(rows: Rows) -> list[Finding]:
     return glue.findings(measured(rows, "seed", "model", "embeddings", model="heads"))
-
-
-RULES: dict[str, Callable[[Rows], list[Finding]]] = {
-    "alignment": of_alignment,
-    "bases": of_bases,
-    "cost": of_cost,
-    "equivalence": of_equivalence,
-    "glue": of_glue,
-    "gradients": of_gradients,
-    "interference": of_interference,
-    "landscape": of_landscape,
-    "merge_frequency": of_merge_frequency,
-    "mima": of_mima,
-    "one_epoch": of_one_epoch,
-    "projection": of_projection,
-}

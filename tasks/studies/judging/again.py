@@ -1,0 +1,43 @@
+"""A record judged again: its rows, today's rules."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from mergeflow.errors import MergeflowError
+from tasks.project.studies import Study
+from tasks.studies.judging.rules import judge_rows
+from tasks.studies.page import DAYS, read_days, render_page, write_json
+from tasks.studies.results import StudyResult
+
+
+def judge_again(root: Path, study: Study, day: str) -> Path:
+    """Judge a study's recorded rows by the rules of today, write its findings and its page, return the page's path.
+
+    Rows, tables, figures and notes stay as they were recorded, and the page says on which day it was judged.
+
+    Args:
+        root: the folder whose `docs/studies` have the record.
+        study: whose record it is.
+        day: today's date.
+
+    Raises:
+        MergeflowError: the study has no record, or its rows do not hold all that its rules judge.
+    """
+    folder, name = root / "docs" / "studies", study.stage.name
+    path = folder / "results" / f"{name}.json"
+    rows = path.with_suffix(".parquet")
+    if not (path.exists() and rows.exists()):
+        raise MergeflowError(
+            f"study {name} has no record with rows in docs/studies/results: measure it, "
+            f"`mergeflow study {name} --document`."
+        )
+    findings = [vars(one) for one in judge_rows(study.root, name, pq.read_table(rows).to_pylist())]
+    content = json.loads(path.read_text())
+    if findings != content["findings"]:
+        making = path.with_name(f".{path.name}.new")
+        making.write_text(json.dumps(content | {"findings": findings}, indent=1, ensure_ascii=False) + "\n")
+        write_json(folder / DAYS, read_days(folder) | {name: day})
+        making.replace(path)
+    return render_page(folder, study, StudyResult.parse(path.read_text()))

@@ -1,0 +1,118 @@
+"""The rules of the studies, applied to tidy rows alone: the verdicts of a record without the work that made it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mergeflow.errors import MergeflowError
+from tasks.project.files import read_yaml
+from tasks.project.stage import CHOICES
+from tasks.project.studies import find_study_modules, load_declaration
+from tasks.studies.judging import cart, merging
+from tasks.studies.judging.pieces import Rows
+from tasks.studies.papers.adviser import results as adviser
+from tasks.studies.papers.adviser_suites import results as adviser_suites
+from tasks.studies.papers.analogy import results as analogy
+from tasks.studies.papers.coloured_digits import results as coloured_digits
+from tasks.studies.papers.language_arithmetic import results as language_arithmetic
+from tasks.studies.papers.linearity_controls import results as linearity_controls
+from tasks.studies.papers.linearity_edits import study as linearity_edits
+from tasks.studies.papers.linearity_matching import results as linearity_matching
+from tasks.studies.papers.linearity_stitches import study as linearity_stitches
+from tasks.studies.papers.linearity_why import study as linearity_why
+from tasks.studies.papers.mergeability import results as mergeability
+from tasks.studies.papers.sentence_arithmetic import results as sentence_arithmetic
+from tasks.studies.papers.structure import results as structure
+from tasks.studies.papers.unlearning import results as unlearning
+from tasks.studies.papers.unseen_tasks import results as unseen_tasks
+from tasks.studies.results import Finding
+from tasks.studies.rows import Row, picked
+
+Rule = Callable[[Rows, Any], list[Finding]]
+
+
+def _by_rows(rule: Callable[[list[Row]], list[Finding]]) -> Rule:
+    """Return a rule that asks for no choices."""
+    return lambda rows, options: rule(list(rows))
+
+
+def _of_adviser(rows: Rows) -> list[Finding]:
+    return adviser.findings(*(picked(rows, part=part) for part in ("sets", "edits")))
+
+
+def _of_controls(rows: Rows) -> list[Finding]:
+    labels = [row for row in rows if "labels" in row["combination"]]
+    return linearity_controls.findings({"matching": [row for row in rows if row not in labels], "labels": labels})
+
+
+RULES: Mapping[str, Rule] = {
+    "adaptation": _by_rows(cart.of_adaptation),
+    "adviser": _by_rows(_of_adviser),
+    "adviser_regimes": _by_rows(adviser_suites.findings),
+    "adviser_suites": _by_rows(adviser_suites.findings),
+    "alignment": merging.of_alignment,
+    "analogy": _by_rows(analogy.findings),
+    "bases": merging.of_bases,
+    "cart_landscape": _by_rows(cart.of_cart_landscape),
+    "coloured_clip": _by_rows(coloured_digits.findings),
+    "coloured_clip_head": _by_rows(coloured_digits.findings),
+    "coloured_digits": _by_rows(coloured_digits.findings),
+    "compression": lambda rows, options: cart.of_compression(rows, options.target),
+    "equivalence": _by_rows(merging.of_equivalence),
+    "glue": _by_rows(merging.of_glue),
+    "gradients": merging.of_gradients,
+    "interference": merging.of_interference,
+    "landscape": merging.of_landscape,
+    "language_arithmetic": _by_rows(lambda rows: language_arithmetic.study_result(rows).findings),
+    "linearity_controls": _by_rows(_of_controls),
+    "linearity_edits": lambda rows, options: linearity_edits.findings(list(rows), options.scale, options.scales),
+    "linearity_matching": _by_rows(linearity_matching.findings),
+    "linearity_stitches": _by_rows(linearity_stitches.findings),
+    "linearity_why": _by_rows(linearity_why.findings),
+    "many_tasks": lambda rows, options: cart.of_many_tasks(
+        rows, {name: one.label for name, one in options.together.items()}
+    ),
+    "merge_frequency": _by_rows(merging.of_merge_frequency),
+    "mergeability": lambda rows, options: mergeability.findings(rows, options.runs, options.iterative),
+    "mima": merging.of_mima,
+    "one_epoch": merging.of_one_epoch,
+    "projection": _by_rows(merging.of_projection),
+    "rank_curve": _by_rows(cart.of_rank_curve),
+    "sentence_arithmetic": _by_rows(lambda rows: sentence_arithmetic.study_result(rows).findings),
+    "structure": _by_rows(structure.findings),
+    "structure_suite": _by_rows(structure.findings),
+    "subset_scaling": lambda rows, options: cart.of_subset_scaling(rows, options.starts),
+    "unlearning": lambda rows, options: unlearning.study_result(rows, options).findings,
+    "unseen_tasks": _by_rows(unseen_tasks.findings),
+}
+"""Study → what its rules find in its tidy rows and choices. The rows of the others do not hold all that they judge."""
+
+
+def judge_rows(root: Path, study: str, rows: Rows) -> list[Finding]:
+    """Return what the rules of a study find in its tidy rows.
+
+    Args:
+        root: the project whose `studies/params.yaml` has the study's choices.
+        study: its name.
+        rows: as the study leaves them.
+
+    Raises:
+        MergeflowError: the rows of this study do not hold all that its rules judge.
+    """
+    if study not in RULES:
+        raise MergeflowError(
+            f"study {study} cannot be judged from its rows, which do not hold all that its rules need: measure it, "
+            f"`mergeflow study {study}`."
+        )
+    return RULES[study](rows, choices(root, study))
+
+
+def choices(root: Path, study: str) -> Any:
+    """Return a study's choices.
+
+    Args:
+        root: the project whose `studies/params.yaml` has them.
+        study: its name.
+    """
+    written = read_yaml(root / CHOICES)["studies"][study]
+    return load_declaration(root, find_study_modules(root)[study]).options.model_validate(written)
