@@ -23,9 +23,10 @@ _INDEX = (
     "their verdicts; one that does not hold, or that the seeds leave undecided, is reported with its numbers. "
     "[Systems](systems.md) lists every claim by the system of the papers that it is of. "
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
-    "raw rows. Another model and other tasks are a matter of `params.yaml`. *In dvc.lock*: whether the "
-    "lock file names the code that made the record; where it does not, or names other choices than `params.yaml` and "
-    "`studies/params.yaml` have today, a run of the study makes it anew."
+    "raw rows; `--judge` holds the rows of a record against today's rules and runs nothing. Another model and other "
+    "tasks are a matter of `params.yaml`. *In dvc.lock*: whether the lock file names the code that made the record; "
+    "where it does not, or names other choices than `params.yaml` and `studies/params.yaml` have today, a run of the "
+    "study makes it anew."
 )
 _SYSTEMS = (
     "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "

@@ -113,11 +113,19 @@ def made_up(count: int, **accuracy: float) -> list[Row]:
 
 def test_findings_follow_the_numbers() -> None:
     good = {"zero_shot": 0.5, "individual": 0.9, "average": 0.6, "task_arithmetic": 0.7, "ties": 0.7, "cart": 0.8}
-    worse = {**good, "average": 0.55, "task_arithmetic": 0.6, "ties": 0.6, "cart": 0.79}
+    good["consensus"] = 0.77
+    worse = {**good, "average": 0.55, "task_arithmetic": 0.6, "ties": 0.6, "consensus": 0.7, "cart": 0.79}
     assert all(finding.holds is True for finding in findings([*made_up(8, **good), *made_up(20, **worse)], {}))
     behind = {**good, "cart": 0.4}
-    assert [f.holds for f in findings([*made_up(8, **good), *made_up(20, **behind)], {})] == [False] * 4
-    assert len(tables(made_up(8, **good), {})[0].rows) == 6
+    refuted = {f.claim for f in findings([*made_up(8, **good), *made_up(20, **behind)], {}) if f.holds is False}
+    assert len(refuted) == 6
+    assert not [claim for claim in refuted if claim.startswith("Weight averaging")]
+    near = {**good, "average": 0.84, "consensus": 0.78}
+    refuted = {f.claim for f in findings([*made_up(8, **good), *made_up(20, **near)], {}) if f.holds is False}
+    assert "Weight averaging is far below the individual experts." in refuted
+    assert "Weight averaging generally performs worse than task arithmetic." in refuted
+    assert "CART outperforms Consensus TA by a substantial margin, whatever the number of tasks." in refuted
+    assert len(tables(made_up(8, **good), {})[0].rows) == 7
 
 
 def adapted(count: int, start: float, end: float, name: str = "adamerging_ta") -> list[Row]:
@@ -139,6 +147,11 @@ def test_adapting_is_held_against_its_static_start_and_against_cart() -> None:
     assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.6, 0.7)) == {start: True, ahead: True}
     assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.7, 0.6))[start] is False
     assert verdicts(adapted(8, 0.6, 0.7), adapted(20, 0.6, 0.85))[ahead] is False
+    further = "Combined with test-time adaptation CART improves further."
+    claims = [*merges, *adapted(8, 0.6, 0.81, "adamerging_cart")]
+    assert [one.holds for one in findings(claims, {}) if one.claim == further] == [True]
+    claims += adapted(20, 0.6, 0.79, "adamerging_cart")
+    assert [one.holds for one in findings(claims, {}) if one.claim == further] == [False]
     both = adapted(8, 0.8, 0.85, "adamerging_cart")
     assert verdicts(adapted(8, 0.6, 0.7), both)[better] is True
     assert verdicts(adapted(8, 0.6, 0.87), both)[better] is False

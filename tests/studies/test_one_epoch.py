@@ -40,24 +40,32 @@ def made_up(epoch: int | None, experts: float, merged: float, other: float | Non
     """Three seeds of two tasks; `other` is the merge's accuracy on the second one."""
     merges = {"a": merged, "b": merged if other is None else other}
     return [
-        {"seed": n, "run": "made up", "steps": 46.0, "epoch": epoch, "experts": {"a": experts}, "merged": merges}
+        {
+            "seed": n,
+            "run": "made up",
+            "steps": 46.0,
+            "epoch": epoch,
+            "length": float(epoch or 1),
+            "experts": {"a": experts},
+            "merged": merges,
+        }
         for n in range(3)
     ]
 
 
 def verdicts(short: list[Row], curve: list[Row], *further: one_epoch.Pair) -> list[bool | None]:
     found = one_epoch.findings({"one epoch": short, "converged": curve[-3:]}, curve, further)
-    assert [finding.ours for finding in found] == [False, False, False, *(True for _ in further), True]
+    assert [finding.ours for finding in found] == [False, False, False, *(True for _ in further), True, False]
     return [finding.holds for finding in found]
 
 
 def test_findings_follow_the_numbers() -> None:
     short = made_up(None, 0.9, 0.8)
     saturating = [*made_up(1, 0.9, 0.79), *made_up(2, 0.95, 0.82), *made_up(3, 0.97, 0.79)]
-    assert verdicts(short, saturating) == [True, True, True, True]
+    assert verdicts(short, saturating) == [True, True, True, True, True]
     rising = [*made_up(1, 0.97, 0.5), *made_up(2, 0.95, 0.6), *made_up(3, 0.95, 0.9)]
-    assert verdicts(short, rising) == [False, False, False, False]
-    assert verdicts(short, saturating, (short, rising[-3:])) == [True, True, True, False, True]
+    assert verdicts(short, rising) == [False, False, False, False, False]
+    assert verdicts(short, saturating, (short, rising[-3:])) == [True, True, True, False, True, True]
 
 
 def test_one_task_that_loses_more_refutes_that_it_is_so_across_all_tasks() -> None:
@@ -67,8 +75,8 @@ def test_one_task_that_loses_more_refutes_that_it_is_so_across_all_tasks() -> No
 
 
 def test_the_limits_of_rising_and_saturating_are_those_that_the_rule_prints() -> None:
-    """Experts gain ≥ 0 points; the merge gains ≤ 2 points from the second epoch on."""
+    """Experts gain ≥ 0 points; the merge gains ≤ 2 points, both from the first epoch to the last."""
     short = made_up(None, 0.9, 0.8)
     for gain, rise, holds in ((0.001, 0.019, True), (-0.001, 0.019, False), (0.001, 0.021, False)):
-        curve = [*made_up(1, 0.9, 0.1), *made_up(2, 0.5, 0.7), *made_up(3, 0.9 + gain, 0.7 + rise)]
-        assert verdicts(short, curve)[-1] is holds
+        curve = [*made_up(1, 0.9, 0.7), *made_up(2, 0.5, 0.1), *made_up(3, 0.9 + gain, 0.7 + rise)]
+        assert verdicts(short, curve)[-2] is holds

@@ -97,7 +97,7 @@ def test_findings_follow_the_numbers() -> None:
         (made_up(BELL, RISING, 0.7, base=0.4), "at rank 0 the original curve is the pre-trained model"),
         (made_up(BELL, RISING, 0.7, base=0.6), "at rank 0 the original curve is the pre-trained model"),
         (made_up(BELL, RISING, 0.7, alone=[0.4, 0.7, 0.75, 0.8]), "at rank 0 the original curve"),
-        (made_up(BELL, [0.4, 0.7, 0.75, 0.8], 0.7, alone=RISING), "at rank 0 the original curve"),
+        (made_up(BELL, [0.4, 0.7, 0.75, 0.8], 0.7, alone=RISING), "where all other tensors are added"),
         (made_up(BELL, [0.5, 0.7, 0.75, 0.95], 0.7), "the peak of the centred curve lies above task arithmetic"),
         (made_up([0.7, 0.79, 0.85, 0.7], RISING, 0.7), "the peak of the centred curve lies above task arithmetic"),
         (made_up(BELL, [0.5, 0.95, 0.95, 0.95], 0.7), "at 8 % CART is above task arithmetic on every task"),

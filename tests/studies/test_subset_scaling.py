@@ -130,10 +130,18 @@ def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[int,
 def test_findings_follow_the_numbers() -> None:
     good = made_up(0.05, 0.01)
     found = findings(*good, [2, 4])
-    assert [finding.holds for finding in found] == [True] * 7
-    assert "CART's lead over average grows by: 4.3" in found[2].measured
+    assert [finding.holds for finding in found] == [True] * 8
+    assert [finding.ours for finding in found] == [False, True, False, True, True, False, False, False]
+    (_, _, fall, least, *_) = found
+    assert "CART's lead over average grows by: 4.3" in least.measured
+    assert "average, N = 2 → 6: -4.5 ± 0.0 points" in fall.measured
     bad = findings(*made_up(0.05, -0.02), [2, 4])
-    assert [finding.holds for finding in bad[:4]] == [False] * 4
+    assert [finding.holds for finding in bad[:5]] == [False, False, True, False, False]
+    steady = made_up(0.05, 0.01)
+    for row in steady[0]:
+        for found_by in row["methods"].values():
+            found_by["test"] = dict.fromkeys(row["tasks"], 0.7)
+    assert findings(*steady, [2, 4])[2].holds is False
     assert findings(*made_up(-0.01, 0.0), [2])[0].holds is False
     assert notes(*good)[-1].startswith("How often an end of what was tried was taken")
     assert "TIES's scale with 4 tasks 100 %" in notes(*good)[-1]

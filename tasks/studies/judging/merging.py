@@ -27,7 +27,7 @@ from tasks.studies.rows import Row, of, picked
 
 
 def of_one_epoch(rows: Rows, options: Any) -> list[Finding]:
-    pieces = measured([row for row in rows if row["run"]], "seed", "run", "epoch", "steps")
+    pieces = measured([row for row in rows if row["run"]], "seed", "run", "epoch", "steps", "length")
     short, curve = (of(pieces, run=one_epoch.RUNS[name]) for name in (one_epoch.SHORT, one_epoch.LONG))
     further = [(of(pieces, run=first), of(pieces, run=last)) for first, last in options.further.items()]
     return one_epoch.findings(

@@ -19,7 +19,7 @@ and the rank, as a share, that holds 90 % of it. For the features, the change of
 
 *The rule*, written before the run: where experts are at least 15 points above their average, and CART and TSV-M are
 above task arithmetic, on the base of right names in another style, that base shows the field's gaps without a planted
-error and should be the suite's. ± is over seeds: the order of the batches; every base is trained once.
+error and should be the suite's. ± is over three seeds: the order of the batches; every base is trained once.
 
 **Source.** CART, Table 1 and Figure 1, for what is looked at; the bases and the rule are ours.
 """

@@ -208,8 +208,8 @@ def _closer(rows: Rows) -> Finding:
         "C8",
         "CART is closer to the basins of the tasks: most tasks' loss is lower at CART than at task arithmetic.",
         {"tasks with a lower loss": shares},
-        "share ≥ 50 %",
-        low=50,
+        "share ≥ 51 %, more than half of the tasks",
+        low=51,
         unit=" %",
         digits=0,
         beside=f"; mean L_t {each(rows, lambda s: total(s.named('cart')) / len(s.tasks))} (CART), "

@@ -137,6 +137,7 @@ def findings(rows: Sequence[Row], ratio: float, target: float) -> list[Finding]:
             more if len(numbers) > 1 else {},
             "paired difference of relative accuracy ≤ 0",
             high=0,
+            ours=True,
         ),
     ]
 

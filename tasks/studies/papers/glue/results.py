@@ -192,7 +192,7 @@ def _heads(found: Results) -> list[Finding]:
     }
     order = judge(
         "C9",
-        "CART stays ahead of the average, task arithmetic and TIES when heads are fitted to each merge.",
+        "CART comes ahead of the average, task arithmetic and TIES when heads are fitted to each merge.",
         ahead,
         "each paired difference ≥ 0",
         low=0,

@@ -12,9 +12,8 @@ the base's. *Embeddings of the base*: the method's merge with the base's embeddi
 arguments chosen anew. AdaMerging learns a coefficient per task and tensor from the entropy of unlabelled test batches,
 from task arithmetic as chosen on validation and from CART as its paper has it, 8 % and λ = 1; its rate is chosen on
 validation, on the first seed. Joint training sees every task in every step; MIMA merges and tunes in rounds; both have
-as many steps a task as the experts, and heads of their own. ± is over seeds: the order of the batches. The finding by
-which CART "stays" ahead with fitted heads means that it comes ahead: with the experts' own heads it is behind task
-arithmetic and TIES.
+as many steps a task as the experts, and heads of their own. ± is over seeds: the order of the batches. With the
+experts' own heads CART is behind task arithmetic and TIES.
 
 **Source.** CART, Table 2 (eight tasks of GLUE, RoBERTa-base): individual 85.6, CART 70.8, task arithmetic 66.7, TIES
 64.0, average 51.3, in per cent; the further methods as in docs/methods.md.

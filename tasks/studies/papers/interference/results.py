@@ -130,7 +130,7 @@ def _findings(count: int, rows: Sequence[Row]) -> list[Finding]:
         for earlier, later in pairwise(layer["centred"]["error"])
     )
     return [
-        lower("whole", "I(k) is lower for centred task vectors at every layer and rank."),
+        lower("whole", "I(k), as we read Equation 5, is lower for centred task vectors at every layer and rank."),
         lower(
             "spectral",
             "I(k) as printed, which no direction enters, is lower for centred at every layer and rank.",

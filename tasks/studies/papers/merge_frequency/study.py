@@ -15,7 +15,7 @@ are forgotten at each merge (`mima` compares). The course shows validation accur
 seed. Of α that are equally good the smallest is taken. With this base the record is the second look at test, not the
 first: before, the last bits of the means decided between equally good α. ± is over seeds: the order of the batches.
 
-**Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5 (iterative task arithmetic); MIMA, equation 4.
+**Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 3.1 (iterative task arithmetic); MIMA, equation 4.
 """
 
 from collections.abc import Sequence

@@ -193,8 +193,10 @@ def findings(compared: dict[str, list[Row]], curve: Sequence[Row], further: Sequ
         {n: [mean_accuracy(row[model]) for row in of(curve, epoch=n)] for n in _epochs(curve)}
         for model in ("experts", "merged")
     )
-    first, second, last = _epochs(curve)[0], _epochs(curve)[1], _epochs(curve)[-1]
-    gained, saturated = paired(experts[last], experts[first]), paired(merges[last], merges[second])
+    first, last = _epochs(curve)[0], _epochs(curve)[-1]
+    gained, saturated = paired(experts[last], experts[first]), paired(merges[last], merges[first])
+    lengths = {n: fmean(row["length"] for row in of(curve, epoch=n)) for n in _epochs(curve)}
+    near, far = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
     return [
         judge(
             "G5",
@@ -234,11 +236,19 @@ def findings(compared: dict[str, list[Row]], curve: Sequence[Row], further: Sequ
         Finding(
             "G9",
             "Over the epochs expert accuracy rises while merged accuracy saturates or falls.",
-            f"experts {with_interval(gained)} points from epoch {first} to {last}, their merge "
-            f"{with_interval(saturated)} points from epoch {second} on",
+            f"from epoch {first} to {last} experts {with_interval(gained)} points, their merge "
+            f"{with_interval(saturated)} points",
             all_hold([within(gained, low=0), within(saturated, high=2)]),
-            f"experts gain ≥ 0 points; from epoch {second} on the merge gains ≤ 2 points",
+            f"from epoch {first} to {last} experts gain ≥ 0 points and the merge ≤ 2 points",
             ours=True,
+        ),
+        judge(
+            "G9",
+            "Models that stay closer to the pre-trained base are more mergeable.",
+            {f"merge after epoch {near} less after epoch {far}": paired(merges[near], merges[far])},
+            "paired difference ≥ 0 points of the merge of the shortest task vectors and of the longest",
+            low=0,
+            beside=f"; mean ‖τ‖ {lengths[near]:.2f} and {lengths[far]:.2f}",
         ),
     ]
 

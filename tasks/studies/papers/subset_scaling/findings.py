@@ -25,6 +25,7 @@ def findings(rows: Rows, plans: Rows, known: Mapping[int, Known], starts: Sequen
     if plain != methods:
         wide = [method for method in methods if method not in plain]
         found.append(_leads(seeds, wide, "So it is against task arithmetic that may choose larger λ.", ours=True))
+    found.append(_fall(seeds, plain))
     found += [_loses_least(seeds, size, methods) for size in starts if size in {one.size for one in seeds[0]}]
     return [*found, _steadiest(seeds, plain), _promise(seeds), _bounded(seeds)]
 
@@ -53,7 +54,25 @@ def _loses_least(seeds: Sequence[Sequence[Sample]], size: int, methods: Sequence
         for method in methods
     }
     claim = f"CART degrades least from {size} to {last} tasks."
-    return judge("C7", claim, growth, "growth of the mean paired lead ≥ 0, against every method", low=0)
+    rule = "growth of the mean paired lead ≥ 0, against every method"
+    return judge("C7", claim, growth, rule, low=0, ours=True)
+
+
+def _fall(seeds: Sequence[Sequence[Sample]], methods: Sequence[str]) -> Finding:
+    first, last = seeds[0][0].size, seeds[0][-1].size
+    changes = {
+        f"{name_of(method)}, N = {first} → {last}": [
+            float(np.mean(samples[-1].absolute(method)) - np.mean(samples[0].absolute(method))) for samples in seeds
+        ]
+        for method in methods
+    }
+    return judge(
+        "C7",
+        "Averaging, task arithmetic and TIES degrade notably as the number of tasks increases.",
+        changes,
+        "mean accuracy over the subsets falls by ≥ 1 point from the smallest number of tasks to the largest",
+        high=-1,
+    )
 
 
 def _steadiest(seeds: Sequence[Sequence[Sample]], methods: Sequence[str]) -> Finding:
