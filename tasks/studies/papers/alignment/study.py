@@ -11,8 +11,8 @@ s = θ̄^(N−1) − θ0, τ_t = s + δ_t. If increments were orthogonal to each
 so alignment is a matter of lengths: of how far one round goes compared with all the way before it. ρ, the cosine of δ
 with s, and this prediction stand beside what was measured. `mima_N` has one learning rate schedule over the whole
 budget, so that its last rounds are short from N = 8 on; `per_round_2_N` has one in every round and merges with
-α = 2/T. ± is over seeds, of the mean over pairs of tasks where no pair is named. A pair, a round or a quartile that a
-finding names is the one whose mean over the seeds is the largest.
+α = 2/T. ± is over seeds, of the mean over pairs of tasks where no pair is named. A round or a pair that a finding on
+increments names is the one farthest from 0 in the mean over the seeds.
 
 **Source.** MIMA, equations 5 to 8, Figures 5, 10 and 11, Appendix E.
 """
