@@ -115,6 +115,7 @@ def test_every_margin_is_the_one_that_is_written() -> None:
         return findings([made_up(cart, low_rank, additions, seed) for seed in range(3)])[number].holds
 
     assert [verdict(0, [2.0, 2.0, lowest, 2.0, 2.0]) for lowest in (1.949, 1.951)] == [True, False]
+    assert verdict(0, [2.0, 1.0, 1.96, 2.0, 2.0]) is False, "8 % is judged as well as the lowest point"
     assert [verdict(2, [2.0, 2.0, lowest, 2.0, 2.0]) for lowest in (1.799, 1.801)] == [True, False]
     low_rank_starts_lower = [1.0, 1.0, 1.0, 1.0, 1.8]
     assert verdict(2, [2.0, 2.0, 1.7, 2.0, 2.0], low_rank_starts_lower) is True
