@@ -730,8 +730,8 @@ FAULTS = [
         "L19",
         "what a predictor explains is Pearson's r, not its square",
         f"{PAPERS}/linearity_why/study.py",
-        "[0, 1] ** 2",
-        "[0, 1]",
+        "correlation(rows, predictor) ** 2",
+        "correlation(rows, predictor)",
         RULES_OF_RECORDS,
     ),
     Broken(

@@ -61,7 +61,11 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
         rule = f"by ≥ {GAIN:g} points, mean over the four targets"
         claim = f"Δ_A + (Δ_B − Δ_C) reaches a task that nobody trained better than the nearest expert ({name})."
-        found.append(judge("P22", claim, less(NEAREST), rule, low=GAIN))
+        found.append(judge("P22", claim, less(NEAREST), rule, low=GAIN, ours=True))
+        claim = f"With λ = 1, which asks for no labelled data, it is better on that task than the base ({name})."
+        unlabelled = paired(scores(rows, name, f"{ANALOGY}, λ = 1"), scores(rows, name, "base"))
+        rule = "paired difference ≥ 0, mean over the four targets"
+        found.append(judge("P22", claim, {"less base": unlabelled}, rule, low=0))
         claim = f"Taking Δ_C away is worth it ({name})."
         found.append(judge("P22", claim, less(SUM), "paired difference ≥ 0", low=0, ours=True))
         claim = f"Δ_A + (Δ_B − Δ_C) is as good as training on the task ({name})."

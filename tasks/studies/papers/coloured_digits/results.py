@@ -5,13 +5,13 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from tasks.studies.claims import paired
-from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, MARGINS, name_of
+from tasks.studies.claims import judge, paired
+from tasks.studies.papers.coloured_digits.measuring import CASES, FIRST, MARGINS, ONTO, name_of
 from tasks.studies.results import Finding, Table, with_interval
 from tasks.studies.rows import Row, by_seed, picked
 from tasks.studies.verdicts import all_hold, within
 
-LEARNT = 93.0  # %, the plan's; the paper's experts have 94 to 96
+LEARNT = 93.0  # %, the plan's; the paper's experts have 92 to 96
 
 
 def column(rows: Sequence[Row], key: str | Callable[[Row], float], **wanted: Any) -> list[float]:
@@ -52,7 +52,15 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 
 def _at(rows: list[Row], steps: int) -> list[Finding]:
     after = f" ({steps} steps)"
-    return [_learnt(rows, after), _order(rows, after), *_cases(rows, after), *_target(rows, after)]
+    return [
+        _learnt(rows, after),
+        _order(rows, after),
+        *_irrelevant(rows, after),
+        *_cases(rows, after),
+        *_regions(rows, after),
+        *_additions(rows, after),
+        *_target(rows, after),
+    ]
 
 
 def _learnt(rows: list[Row], after: str) -> Finding:
@@ -74,6 +82,71 @@ def _order(rows: list[Row], after: str) -> Finding:
     steps = [within(paired(alphas[b], alphas[a]), low=0.05) for a, b in pairwise(up)]
     told = ", ".join(f"{case} {with_interval(alphas[case], 2)}" for case in up)
     return Finding("P5", f"α̂: contradictory < irrelevant < aligned{after}.", told, all_hold(steps), "by ≥ 0.05 each")
+
+
+def _irrelevant(rows: list[Row], after: str) -> list[Finding]:
+    """The paper's α̂ of two pairs that it calls irrelevant: 0.164 and 0.115."""
+    pairs = {
+        "The pair called irrelevant": (name_of(FIRST), name_of(CASES["irrelevant"])),
+        "The pair of the third task": (name_of(ONTO[0]), name_of(ONTO[1])),
+    }
+    return [
+        judge(
+            "P5",
+            f"{words} has α̂ near 0{after}.",
+            {"α̂": column(rows, "alpha", part="pair", first=one, second=other)},
+            "|α̂| within ± 0.3 (the paper's: 0.164 and 0.115)",
+            low=-0.3,
+            high=0.3,
+            unit="",
+            digits=2,
+        )
+        for words, (one, other) in pairs.items()
+    ]
+
+
+def _regions(rows: list[Row], after: str) -> list[Finding]:
+    """What the paper's Figure 1 shows of all λ ≤ 0, not of the best one."""
+    found = []
+    for case, most in (("irrelevant", 55.0), ("contradictory", 15.0)):
+        own = [row for row in picked(rows, part="curve", case=case) if row["scale"] <= 0]
+        found.append(
+            judge(
+                "P6",
+                f"Every λ ≤ 0 unlearns the {case} task{after}.",
+                {"T2, the largest": by_seed(own, lambda seed: max(float(row["validation_2"]) for row in seed))},
+                f"T2 on validation ≤ {most:g} % at every λ tried that is not above 0",
+                high=most,
+                unit=" %",
+            )
+        )
+    return found
+
+
+def _additions(rows: list[Row], after: str) -> list[Finding]:
+    """What the paper says of adding, case by case."""
+    found = []
+    for case in ("irrelevant", "aligned"):
+        chosen = picked(rows, part="chosen", case=case, way="addition")
+        gaps = {
+            f"T{n} below its expert": column(chosen, lambda row, n=n: row[f"expert_{n}"] - row[f"test_{n}"])  # type: ignore[misc]
+            for n in (1, 2)
+        }
+        claim = f"Adding two {case} tasks does both{after}."
+        found.append(judge("P6", claim, gaps, "≤ 6 points each (the paper's largest gap is 5.65)", high=6))
+    own = picked(rows, part="curve", case="contradictory")
+    best = by_seed(own, lambda seed: max(min(float(row["validation_1"]), float(row["validation_2"])) for row in seed))
+    found.append(
+        judge(
+            "P6",
+            f"No λ adds contradictory tasks{after}.",
+            {"the worse task at the best λ": best},
+            "≤ 85 % on validation",
+            high=85,
+            unit=" %",
+        )
+    )
+    return found
 
 
 def _cases(rows: list[Row], after: str) -> list[Finding]:
@@ -99,13 +172,15 @@ def _cases(rows: list[Row], after: str) -> list[Finding]:
     ]
     told = f"in {sum(able):.0f} of {len(able)} seeds some λ does"
     rule = "no λ with T2 ≤ 70 % and T1 ≥ 90 %, in every seed"
-    found.append(Finding("P6", f"No λ unlearns an aligned task and keeps T1{after}.", told, not any(able), rule))
+    rule += "; nearly given by the data: 95 % of the pictures of the two tasks are the same"
+    claim = f"No λ unlearns an aligned task and keeps T1{after}."
+    found.append(Finding("P6", claim, told, not any(able), rule, ours=True))
     sums = {case: chosen(case, "addition", lambda row: row["test_1"] + row["test_2"]) for case in CASES}
     down = ("aligned", "irrelevant", "contradictory")
     order = [within(paired(sums[a], sums[b]), low=0) for a, b in pairwise(down)]
     told = ", ".join(f"{case} {with_interval(sums[case])}" for case in down)
     claim = f"Addition: the best sum of both accuracies falls from aligned to irrelevant to contradictory{after}."
-    found.append(Finding("P6", claim, told, all_hold(order), "paired differences ≥ 0"))
+    found.append(Finding("P6", claim, told, all_hold(order), "paired differences ≥ 0", ours=True))
     return found
 
 
@@ -114,18 +189,37 @@ def _target(rows: list[Row], after: str) -> list[Finding]:
         column(rows, "test_1", part="target", way=way)
         for way in ("the third task's own expert", "expert 1", "expert 2", "the best of the grid")
     )
-    told = f"{with_interval(best)} %, its own expert {with_interval(own)}"
+    told = f"; {with_interval(best)} %, its own expert {with_interval(own)}"
     told += f", expert 1 {with_interval(one)}, expert 2 {with_interval(two)}"
-    reached = all_hold([within(paired(best, own), low=-1), within(paired(best, one), low=0)])
     found = [
-        Finding(
+        judge(
             "P7",
-            f"λ_1, λ_2 chosen on validation reach the third task{after}.",
-            told,
-            reached,
-            "within 1 point of its own expert, no worse than expert 1",
-        )
+            f"λ_1, λ_2 chosen on validation are better on the third task than either expert{after}.",
+            {"less expert 1": paired(best, one), "less expert 2": paired(best, two)},
+            "by ≥ 1 point (the paper gains 3.64)",
+            low=1,
+            beside=told,
+        ),
+        judge(
+            "P7",
+            f"They reach the third task's own expert{after}.",
+            {"less its own expert": paired(best, own)},
+            "≥ −1 point",
+            low=-1,
+            ours=True,
+        ),
     ]
+    iou, _ = overlap(rows, MARGINS[-1])
+    found.append(
+        judge(
+            "P8",
+            f"Equation 7's region with margin {MARGINS[-1]:g} is that of the good points{after}.",
+            {"IoU": iou},
+            "≥ 50 %, where good is within 2 points of the best, by our definition",
+            low=50,
+            unit=" %",
+        )
+    )
     for margin in MARGINS:
         iou, precision = overlap(rows, margin)
         told = f"precision {with_interval(precision)} %, IoU {with_interval(iou)} %"

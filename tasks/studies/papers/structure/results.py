@@ -117,7 +117,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     found.append(judge("P17", claim, scores.lost(ROWS, HALF), least, high=LOST))
     claim, rule = f"The {half} largest rows cannot be left out.", f"≥ {VITAL:g} points lost in addition"
     lost = {"addition": scores.lost(CONTROL, HALF)["addition"]}
-    found.append(judge("P17", claim, lost, rule, low=VITAL))
+    found.append(judge("P17", claim, lost, rule, low=VITAL, ours=True))
     for other in (TIES, DARE):
         smallest = scores.amounts(ROWS)[0]
         gained = {name: paired(scores.of(ROWS, smallest, name), scores.of(other, smallest, name)) for name in SCORES}

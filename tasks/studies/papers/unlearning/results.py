@@ -111,6 +111,13 @@ def _order(rows: Sequence[Row], way: str, last: float) -> list[Finding]:
             f"by ≥ {BETTER:g} points",
             low=BETTER,
         ),
+        judge(
+            "P18",
+            f"Rouge-L recall of the same author's book drops further than the other author's ({where}).",
+            {f"drop of {ALIGNED} less that of {LESS_ALIGNED}": paired(drop[ALIGNED], drop[LESS_ALIGNED])},
+            f"by ≥ {BETTER:g} points",
+            low=BETTER,
+        ),
     ]
 
 

@@ -39,6 +39,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     """
     found = []
     claims = [
+        (SEARCH, NEAREST, "Searched coefficients are better than the nearest expert", 0.0),
         (THEORY, NEAREST, "Coefficients by the corrected Equations 75 and 76 are better than the nearest expert", 0.0),
         (RIDGE, THEORY, "Ridge regression on the experts' answers is better than the equations", 0.0),
         (RIDGE, SEARCH, "Ridge regression, which merges once, stands instead of a search of sixty merges", -BEHIND),
@@ -48,7 +49,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         for way, other, claim, low in claims:
             gained = {f"{way} less {other}": paired(scores(rows, group, way), scores(rows, group, other))}
             rule = f"paired difference ≥ {low:g} points"
-            found.append(judge("P9", f"{claim} ({group}).", gained, rule, low=low, ours=way != THEORY))
+            found.append(judge("P9", f"{claim} ({group}).", gained, rule, low=low, ours=way != SEARCH))
     return found
 
 
