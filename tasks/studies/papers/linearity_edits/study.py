@@ -53,7 +53,7 @@ from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.verdicts import within
 
-ERROR = 0.2  # of Eq. 4 at the smallest λ
+ERROR = 0.2  # of Eq. 4
 BASE = "base"
 
 
@@ -210,7 +210,12 @@ def findings(rows: list[Row], scale: float, scales: Sequence[float]) -> list[Fin
         found.append(Finding(system, f"{claim}: length, λ = {scale:g}.", told, verdict, LENGTH_RULE))
     for by in scales:
         errors = [max(row["error"] for row in own) for own in by_seed(rows, equation="Eq. 4", scale=by).values()]
-        claim = f"Negating a task vector mirrors the features: f(θ0 − λτ) ≈ 2f(θ0) − f(θ0 + λτ), λ = {by:g}."
+        claim = "Negating a task vector mirrors the features: f(θ0 − λτ) ≈ 2f(θ0) − f(θ0 + λτ)"
+        own = [row for row in rows if row["equation"] == "Eq. 4" and row["scale"] == by]
+        for name, rule, written in (("direction", direction, DIRECTION_RULE), ("length", length, LENGTH_RULE)):
+            told, verdict = rule(own)
+            found.append(Finding("L13", f"{claim}: {name}, λ = {by:g}.", told, verdict, written, ours=by != scale))
+        claim = f"{claim}, by the error, λ = {by:g}."
         found.append(
             Finding(
                 "L13",
@@ -218,6 +223,7 @@ def findings(rows: list[Row], scale: float, scales: Sequence[float]) -> list[Fin
                 f"largest mean error {with_interval(errors, 2)}",
                 within(errors, high=ERROR),
                 f"mean ‖f − g‖²/‖g‖² ≤ {ERROR} for each task and layer",
+                ours=True,
             )
         )
     return found
