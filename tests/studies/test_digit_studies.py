@@ -73,7 +73,7 @@ def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) 
     assert ways[NEAREST]["validation"] == max(ways[way]["validation"] for way in SINGLE)
     assert all(ways[way]["scale"] in SCALES for way in (*SINGLE, SUM, ANALOGY))
     assert ways[ANALOGY]["validation"] >= ways[f"{ANALOGY}, λ = 1"]["validation"]  # 1 is among the λ
-    assert (len(found.tables), len(found.findings), found.figures) == (3, 9, ["targets"])
+    assert (len(found.tables), len(found.findings), found.figures) == (3, 12, ["targets"])
 
 
 def test_an_analogy_takes_the_third_vector_away() -> None:
@@ -101,7 +101,7 @@ def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> N
         if row["way"] == unseen.NEAREST:
             assert sorted(scales) == [0, 0, 0, 1]
         assert (None in scales) == (row["way"] not in (unseen.NEAREST, unseen.THEORY, unseen.RIDGE, unseen.SEARCH))
-    assert (len(found.tables), len(found.findings), found.figures) == (2, 8, ["samples"])
+    assert (len(found.tables), len(found.findings), found.figures) == (2, 10, ["samples"])
     assert all(len(values) == 4 for values in EXPERTS.values())
 
 

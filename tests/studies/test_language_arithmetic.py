@@ -58,7 +58,7 @@ def test_rows_alone_give_tables_findings_and_figures(found: tuple[Path, StudyRes
         result.notes,
         result.rows,
     )
-    assert [finding.system for finding in result.findings] == ["P22"] * 8 + ["B7"] * 4
+    assert [finding.system for finding in result.findings] == ["P22"] * 10 + ["B7"] * 4
     assert all(finding.margin and "±" in finding.measured for finding in result.findings)
     for name, figure in figures(result.rows).items():
         assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
