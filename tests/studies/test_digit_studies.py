@@ -175,10 +175,17 @@ def rows_of(heights: dict[str, float], **known: Any) -> list[Row]:
 
 def test_findings_follow_the_numbers() -> None:
     heights = {"A": 60.0, "B": 70.0, "C": 20.0, SUM: 75.0, ANALOGY: 80.0, TRAINED: 95.0}
+    heights |= {"base": 50.0, f"{ANALOGY}, λ = 1": 45.0}
     rows = with_nearest(rows_of(heights, attributes="a", target="t"))
     assert [row["expert"] for row in rows if row["way"] == NEAREST] == ["B"] * 3
-    assert [one.holds for one in findings(rows)] == [True, True, False]
+    assert [(one.holds, one.ours) for one in findings(rows)] == [
+        (True, True),
+        (False, False),
+        (True, True),
+        (False, True),
+    ]
     ways = {unseen.NEAREST: 80.0, unseen.THEORY: 70.0, unseen.RIDGE: 85.0, unseen.SEARCH: 85.5, unseen.TUNED: 60.0}
     rows = rows_of(ways | dict.fromkeys(unseen.WITHOUT, 50.0), group="g", target="t")
-    assert [one.holds for one in unseen.findings(rows)] == [False, True, True, True]
+    assert [one.holds for one in unseen.findings(rows)] == [True, False, True, True, True]
+    assert [one.ours for one in unseen.findings(rows)] == [False, True, True, True, True]
     assert all(sorted(sum(one.splits.values(), ())) == list(range(10)) for one in ATTRIBUTES.values())
