@@ -230,9 +230,11 @@ def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "S
 
     if not studies:
         raise MergeflowError("`--judge` takes studies: mergeflow study NAME --judge")
-    for study in studies:
-        page = judge_again(root, study, date.today().isoformat())
-        typer.echo(f"Judged {study.stage.name}; page {page.relative_to(root)}")
+    try:
+        for study in studies:
+            page = judge_again(root, study, date.today().isoformat())
+            typer.echo(f"Judged {study.stage.name}; page {page.relative_to(root)}")
+    finally:
         write_index(root, every.values())
 
 

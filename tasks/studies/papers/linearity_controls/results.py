@@ -1,6 +1,6 @@
 """Findings and tables of the study `linearity_controls`, from its rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -40,6 +40,19 @@ def _struggles(rows: list[Row]) -> Finding:
     )
 
 
+def _in_each_layer(rows: list[Row], claim: str, pairs: Sequence[tuple[str, str]], beside: str = "") -> Finding:
+    """Judge that 1 − cos is larger in one setting than in another, by the layer where that is least so.
+
+    Args:
+        rows: of the digits.
+        claim: in words.
+        pairs: the setting that is said to have the larger 1 − cos, and the other one.
+        beside: said after the measured values.
+    """
+    measured = {words: own for pair in pairs for words, own in _smallest(rows, *pair).items()}
+    return judge("L17", claim, measured, _BY_LAYER, low=0, unit="", digits=4, beside=beside)
+
+
 def _smallest(rows: list[Row], larger: str, smaller: str) -> dict[str, list[float]]:
     """Return the paired differences of 1 − cos in the layer where their mean is the smallest, in words.
 
@@ -70,33 +83,21 @@ def findings(rows: dict[str, list[Row]]) -> list[Finding]:
     off = {name: np.abs(_lengths(digits, name) - 1) for name in ORDER}
     return [
         _struggles(digits),
-        judge(
-            "L17",
+        _in_each_layer(
+            digits,
             "Without pre-training 1 − cos is not close to 0 compared with pre-trained nets, in each layer.",
-            _smallest(digits, "none", "normal"),
-            _BY_LAYER,
-            low=0,
-            unit="",
-            digits=4,
+            [("none", "normal")],
             beside=f"; mean over layers: {told}",
         ),
-        judge(
-            "L17",
+        _in_each_layer(
+            digits,
             "Matching, by either way, brings 1 − cos closer to 0, in each layer.",
-            {**_smallest(digits, "none", "weight matching"), **_smallest(digits, "none", "activation matching")},
-            _BY_LAYER,
-            low=0,
-            unit="",
-            digits=4,
+            [("none", "weight matching"), ("none", "activation matching")],
         ),
-        judge(
-            "L17",
+        _in_each_layer(
+            digits,
             "After either matching 1 − cos is still larger than that of pre-trained nets, in each layer.",
-            {**_smallest(digits, "weight matching", "normal"), **_smallest(digits, "activation matching", "normal")},
-            _BY_LAYER,
-            low=0,
-            unit="",
-            digits=4,
+            [("weight matching", "normal"), ("activation matching", "normal")],
         ),
         judge(
             "L17",
