@@ -162,7 +162,7 @@ def _drops(rows: Rows) -> Table:
 
 
 def findings(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[Finding]:
-    """Hold the paper's statements about Figure 4, and two of ours, against the whole space."""
+    """Hold the paper's statements about Figure 4, and three of ours, against the whole space."""
     return [_similar(rows), _close(rows), _apart(rows), _law(rows), _elsewhere(rows, across), _better(rows)]
 
 

@@ -104,19 +104,15 @@ def _order(rows: Sequence[Row], way: str, last: float) -> list[Finding]:
             f"not less by more than {-WORSE:g} points",
             low=WORSE,
         ),
-        judge(
-            "P18",
-            f"Rouge-L recall of the forgotten book drops further than the other author's ({where}).",
-            {f"drop of {FORGOTTEN} less that of {LESS_ALIGNED}": paired(drop[FORGOTTEN], drop[LESS_ALIGNED])},
-            f"by ≥ {BETTER:g} points",
-            low=BETTER,
-        ),
-        judge(
-            "P18",
-            f"Rouge-L recall of the same author's book drops further than the other author's ({where}).",
-            {f"drop of {ALIGNED} less that of {LESS_ALIGNED}": paired(drop[ALIGNED], drop[LESS_ALIGNED])},
-            f"by ≥ {BETTER:g} points",
-            low=BETTER,
+        *(
+            judge(
+                "P18",
+                f"Rouge-L recall of {words} drops further than the other author's ({where}).",
+                {f"drop of {book} less that of {LESS_ALIGNED}": paired(drop[book], drop[LESS_ALIGNED])},
+                f"by ≥ {BETTER:g} points",
+                low=BETTER,
+            )
+            for book, words in ((FORGOTTEN, "the forgotten book"), (ALIGNED, "the same author's book"))
         ),
     ]
 
