@@ -4,7 +4,7 @@ A study judges its pieces and keeps rows; each function `of_STUDY` goes back fro
 rules need them, and returns what the rules find.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,9 @@ def space_of(rows: Rows) -> Row:
     models = {row["model"]: row for row in picked(rows, part="model")}
     names = list(models)
     kinds = {kind: [row["model"] for row in own] for (kind,), own in grouped(models.values(), "kind").items()}
-    paths = {run: [name for name in kinds["round"] if name.startswith(f"{run} round ")] for run in runs_of(kinds)}
+    paths: dict[str, list[str]] = {}
+    for name in kinds["round"]:
+        paths.setdefault(name.partition(" round ")[0], []).append(name)
     ends = {run: models[path[-1]]["loss"] for run, path in paths.items()}
     return {
         "names": names,
@@ -122,11 +124,6 @@ def space_of(rows: Rows) -> Row:
         "loss": {name: row["loss"] for name, row in models.items()} | ends,
         "drops": picked(rows, part="drop"),
     }
-
-
-def runs_of(kinds: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the iterative runs whose rounds are among the models."""
-    return list(dict.fromkeys(name.partition(" round ")[0] for name in kinds["round"]))
 
 
 def gram_of(names: Sequence[str], pairs: Rows) -> np.ndarray:
