@@ -1,5 +1,6 @@
 """Study `adaptation` on a small laboratory, and its verdicts on made-up rows."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ def test_the_findings_come_out_of_the_rows_alone(made: Path) -> None:
     rates = picked(result.rows, part="rates")
     assert {row["step"] for row in rates} == {0, 2}
     assert all(row["chosen"] for row in rates)
+    with (made / "coefficients.csv").open() as file:
+        written = [list(line.values()) for line in csv.DictReader(file)]
+    named = ("on", "granularity", "images", "seed", "task", "tensor", "coefficient")
+    assert [[str(row[name]) for name in named] for row in picked(result.rows, part="coefficients")] == written
+    assert {row["step"] for row in picked(result.rows, part="course", seed=0)} == {0, 2}
 
 
 @slow

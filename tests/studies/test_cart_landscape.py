@@ -8,6 +8,7 @@ import pytest
 
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.judging.cart import of_cart_landscape
+from tasks.studies.judging.pieces import grouped
 from tasks.studies.papers.cart_landscape import study as cart_landscape
 from tasks.studies.papers.cart_landscape.results import _closer, findings
 from tasks.studies.papers.cart_landscape.seed import Seed, total
@@ -53,6 +54,11 @@ def test_the_study_covers_paths_tasks_and_fits(io) -> None:  # type: ignore[no-u
     assert len(fits.rows) == 3
     assert of_cart_landscape(result.rows) == result.findings
     assert {len(picked(result.rows, part=part, seed=0)) for part in ("test", "fits", "basins")} == {6 * 3, 3 * 4, 3 * 5}
+    drawn = grouped(picked(result.rows, part="grid"), "plane", "task")
+    assert set(drawn) == {("paths", task) for task in ("red", "blue", "grey")} | {
+        (task, task) for task in ("red", "blue", "grey")
+    }
+    assert {len({(row["x"], row["y"]) for row in own}) for own in drawn.values()} == {3 * 3}
 
 
 def test_paths_start_and_end_where_they_should(site: Site) -> None:

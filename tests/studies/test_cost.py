@@ -8,10 +8,11 @@ import pytest
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.merging import of_cost
 from tasks.studies.papers.cost import study as cost
 from tasks.studies.papers.cost.rates import best_rate, rate_note, try_rates
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 
@@ -32,13 +33,16 @@ def test_small_nets_stand_beside_their_cost(toy_lab: Path, tmp_path: Path) -> No
     assert [row["learning rate"] for row in rates.rows] == ["0.005", "1e-06"]
     assert "0.005, stands at the end of those tried, 1e-06, 0.005" in result.notes[-1]
     joint, four, many, once = table.rows
-    names = ["joint training", "MIMA N = 4", "MIMA N = 16", "MIMA N = 1"]
+    names = ["joint training", "MIMA N = 4", "MIMA N = 16", "one-shot merge of mima_1"]
     assert [row["model"] for row in table.rows] == names
     assert joint["task steps"] == four["task steps"] == once["task steps"] == 64 * 3
     assert four["task steps per round"] == 16 * 3
     assert joint["examples"] == once["examples"]
     assert 4 * float(four["sent, MiB"]) == pytest.approx(float(many["sent, MiB"]), abs=2)  # type: ignore[arg-type]
-    assert (joint["sent, MiB"], joint["examples of the selection"]) == ("the data", 0)
+    assert joint["sent, MiB"] == "the data"
+    images = int(str(once["examples of the selection"])) / fmean(int(str(row["candidates"])) for row in chosen.rows)
+    assert joint["examples of the selection"] == round(2 * images), "two rates, on the images that merges are chosen by"
+    assert four["examples of the selection"] == 0
     assert [row["seed"] for row in chosen.rows] == SEEDS
     assert "seconds" not in (folder / "result.json").read_text(), "times differ from run to run"
     times, merges = io.costs["tables"]
@@ -47,7 +51,10 @@ def test_small_nets_stand_beside_their_cost(toy_lab: Path, tmp_path: Path) -> No
     assert [row["method"] for row in merges["rows"]] == ["average", "task_arithmetic", "ties", "cart", "tsv"]
 
     def mean(run: str) -> float:
-        return fmean(row["accuracy"] for row in result.rows if row["run"] == run)
+        return fmean(row["accuracy"] for row in picked(result.rows, part="model", run=run))
+
+    assert of_cost(result.rows) == result.findings, "the rows have all that the findings rest on"
+    assert [row["run"] for row in picked(result.rows, part="rate")] == ["joint", "joint_half"]
 
     assert mean("mima_1") < mean("mima_16") < mean("joint")
     assert mean("mima_1") < mean("joint") - 3
@@ -63,7 +70,8 @@ def test_joint_training_takes_the_rate_that_is_best_on_validation(toy_lab: Path,
     cost.run(io)
     result = StudyResult.read(tmp_path / "building/outputs/studies/cost")
     assert result.tables[0].rows[0]["model"] == "joint training"
-    assert {row["run"] for row in result.rows} == {"joint", "mima_4", "mima_1"}, "no look at test with the others"
+    looked_at = {row["run"] for row in picked(result.rows, part="model")}
+    assert looked_at == {"joint", "mima_4", "mima_1"}, "no look at test with the others"
 
 
 def test_the_one_shot_merge_is_the_best_on_validation(toy_lab: Path, tmp_path: Path) -> None:

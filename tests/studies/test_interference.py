@@ -1,6 +1,7 @@
 """Study `interference`, on a small laboratory and on made-up rows."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tasks.studies.papers.interference import study as interference
 from tasks.studies.papers.interference.results import findings, notes
 from tasks.studies.papers.interference.theorem import constants, slope, theorem_findings, theorem_rows
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 from tests.studies.small_lab import study_io
 
 SMALL: dict[str, Any] = {
@@ -59,6 +60,12 @@ def test_the_rows_give_the_findings_on_the_theorem(result: StudyResult, theorem:
     assert any(f"of {len(draws)} draws" in f.measured and f"{worst:.2g}" in f.measured for f in result.findings)
     assert {row["part"] for row in result.rows} == {"layer", "common", *theorem}
     assert {row["seed"] for row in result.rows if row["part"] in theorem} == {None}  # no seed of experts
+
+
+def test_the_rows_give_what_the_note_says_of_the_theorem_s_term(result: StudyResult) -> None:
+    own = [row for row in picked(result.rows, part="layer", tasks=3, origin="centred") if row["run"] == "experts"]
+    informative = 100 * fmean(row["theorem"] < 1 for row in own)
+    assert any(f"says anything, at {informative:.1f} % of layers and ranks" in note for note in result.notes)
 
 
 def test_two_centred_tasks_interfere_as_much_as_can_be(result: StudyResult) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from tasks.studies import claims
 from tasks.studies.judging.rules import judge_rows
-from tasks.studies.papers.cost import study as cost
 from tasks.studies.results import Finding
-from tests.studies.documented import cost_pieces, documented_rows, projects
+from tests.studies.documented import documented_rows, projects
 
 STUDIES = [
     *("adaptation", "alignment", "bases", "cart_landscape", "compression", "cost", "glue", "gradients", "interference"),
@@ -57,9 +56,6 @@ def test_the_limits_of_a_verdict_are_those_that_its_rule_prints(study: str, monk
     own = claims.judge
     for module in [one for one in sys.modules.values() if getattr(one, "judge", None) is own]:
         monkeypatch.setattr(module, "judge", judge)
-    if study == "cost":
-        cost.findings(cost_pieces())
-    else:
-        judge_rows(projects()[study], study, documented_rows(study))
+    judge_rows(projects()[study], study, documented_rows(study))
     assert judged == {rule: printed(rule) for rule in judged}
     assert judged

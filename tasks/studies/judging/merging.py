@@ -12,6 +12,7 @@ import numpy as np
 from tasks.studies.judging.pieces import Rows, by_task, fraction, grouped, measured
 from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.papers.bases import results as bases
+from tasks.studies.papers.cost import results as cost
 from tasks.studies.papers.equivalence import results as equivalence
 from tasks.studies.papers.glue import results as glue
 from tasks.studies.papers.gradients import study as gradients
@@ -53,6 +54,11 @@ def of_mima(rows: Rows, options: Any) -> list[Finding]:
     return [*mima.findings(whole), *mima.further_findings(pieces, options.at, options.kept)]
 
 
+def of_cost(rows: Rows) -> list[Finding]:
+    settings = ("run", "seed", "budget", "rounds", "tried", "validation")
+    return cost.findings(measured(picked(rows, part="model"), *settings, model="split"))
+
+
 def of_gradients(rows: Rows, options: Any) -> list[Finding]:
     settings = ("run", "task", "seed", "kind")
     pieces = [
@@ -63,7 +69,7 @@ def of_gradients(rows: Rows, options: Any) -> list[Finding]:
 
 
 def of_merge_frequency(rows: Rows) -> list[Finding]:
-    pieces = measured(rows, "schedule", "multiple", "rounds", "seed", "steps")
+    pieces = measured(picked(rows, part="model"), "schedule", "multiple", "rounds", "seed", "steps")
     return merge_frequency.findings(merge_frequency.tuned(pieces))
 
 
@@ -127,7 +133,15 @@ def space_of(rows: Rows) -> Row:
 
 
 def gram_of(names: Sequence[str], pairs: Rows) -> np.ndarray:
-    """Return the centred Gram matrix of models of which every distance is known."""
+    """Return the centred Gram matrix of models of which every distance is known: −J D² J / 2 with J = 1 − 11ᵀ/n.
+
+    Args:
+        names: of the n models.
+        pairs: a row for every two of them, with their distance.
+
+    Returns:
+        Shape [n, n], in the order of the names.
+    """
     squares = np.zeros((len(names), len(names)))
     for row in pairs:
         places = names.index(row["model"]), names.index(row["other"])

@@ -58,6 +58,7 @@ RULES: Mapping[str, Rule] = {
     "coloured_clip_head": _by_rows(coloured_digits.findings),
     "coloured_digits": _by_rows(coloured_digits.findings),
     "compression": lambda rows, options: cart.of_compression(rows, options.target),
+    "cost": _by_rows(merging.of_cost),
     "equivalence": _by_rows(merging.of_equivalence),
     "glue": _by_rows(merging.of_glue),
     "gradients": merging.of_gradients,

@@ -19,8 +19,9 @@ def tidy_rows(
 ) -> list[dict[str, Any]]:
     """Return the study's rows; `part` tells them apart.
 
-    `merges` and `experts`: by seed and task, accuracy on test in % and entropy in nats. `rates`: mean accuracy on
-    validation over the steps of every rate, and whether the rate was chosen. `levels`: a λ for all experts.
+    `merges` and `experts`: by seed and task, accuracy on test in % and entropy in nats. `coefficients`: every λ of what
+    was adapted. `course`: of the first seed, mean accuracy of the first test images over the steps. `rates`: mean
+    accuracy on validation over the steps of every rate, and whether the rate was chosen. `levels`: a λ for all experts.
     `labels`: with the labels as they are and moved, the coefficients, the loss of every step and the accuracy.
     `memory`: bytes of tensors by the number of tasks.
 
@@ -29,7 +30,7 @@ def tidy_rows(
     return tidy(
         [
             *(one for row in starts for one in _start(row)),
-            *(one for row in rows for one in _merge(row)),
+            *(one for row in rows for one in (*_merge(row), *_coefficients(row), *_course(row))),
             *_rates(tried, rows, starts[0]["seed"]),
             *({"part": "levels", "seed": starts[0]["seed"], "images": "validation", **row} for row in levels),
             *_labels(blind),
@@ -50,8 +51,29 @@ def _start(row: Row) -> list[Row]:
 
 
 def _merge(row: Row) -> list[Row]:
-    own = {"part": "merges", **{name: row[name] for name in ("seed", "on", "granularity", "images", "lr")}}
+    own = {"part": "merges", **_adapted(row)}
     return [{**own, **one} for one in _by_task(row["test"], row["entropy"]["test"])]
+
+
+def _adapted(row: Row) -> Row:
+    return {name: row[name] for name in ("seed", "on", "granularity", "images", "lr")}
+
+
+def _coefficients(row: Row) -> list[Row]:
+    own = {"part": "coefficients", **_adapted(row)}
+    return [{**own, **one} for one in _by_tensor(row["coefficients"])]
+
+
+def _course(row: Row) -> list[Row]:
+    return [{"part": "course", **_adapted(row), **look} for look in row["course"]]
+
+
+def _by_tensor(coefficients: Row) -> list[Row]:
+    return [
+        {"task": task, "tensor": tensor, "coefficient": value}
+        for task, tensors in coefficients.items()
+        for tensor, value in tensors.items()
+    ]
 
 
 def _by_task(accuracy: Row, entropy: Row) -> list[Row]:
@@ -81,11 +103,7 @@ def _labels(blind: Row) -> list[Row]:
         own = {"part": "labels", "seed": blind["seed"], "labels": labels}
         found += [{**own, **one} for one in _by_task(run["accuracy"], {})]
         found += [{**own, "step": step, "loss": loss} for step, loss in enumerate(run["losses"])]
-        found += [
-            {**own, "task": task, "tensor": tensor, "coefficient": value}
-            for task, tensors in run["coefficients"].items()
-            for tensor, value in tensors.items()
-        ]
+        found += [{**own, **one} for one in _by_tensor(run["coefficients"])]
     return found
 
 
@@ -95,6 +113,5 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["directions", "granularity", "images", "seed", "task", "tensor", "coefficient"])
         for row in rows:
-            for task, tensors in row["coefficients"].items():
-                for tensor, value in tensors.items():
-                    table.writerow([row["on"], row["granularity"], row["images"], row["seed"], task, tensor, value])
+            own = [row["on"], row["granularity"], row["images"], row["seed"]]
+            table.writerows([*own, *one.values()] for one in _by_tensor(row["coefficients"]))

@@ -7,21 +7,25 @@ from tasks.studies.papers.cart_landscape.seed import Rows
 from tasks.studies.rows import Row, tidy
 
 
-def tidy_rows(rows: Rows, basins: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tidy_rows(rows: Rows, paths: Mapping[str, Any], basins: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the study's rows; `part` tells them apart.
 
     `models`: the validation loss of every model on every task, where the model lies on the plane of the paths (`x`,
     `y`), how far off it and how far away from the average; `chosen` marks task arithmetic with the best λ. `test`: loss
     and accuracy in % of the models of the first table (`model`). `fits`: what two components found from the models
     `found_from` explain of the variance, and what `share` of the distance from the average they show of each kind.
-    `basins`: where the models lie on the plane of a task's expert, CART and task arithmetic, first seed.
+    `basins`: where the models lie on the plane of a task's expert, CART and task arithmetic, first seed. `grid`: the
+    losses that the pictures of the first seed draw, on the plane of the paths (`plane` is "paths") and on each task's.
 
     Args:
         rows: as of `measure`, one for each seed.
+        paths: as of `draw_paths`.
         basins: as of `draw_basins`.
     """
     found = [one for row in rows for one in (*_models(row), *_test(row), *_fits(row))]
-    return tidy([*found, *_basins(basins, rows[0]["seed"])])
+    seed = rows[0]["seed"]
+    grids = [one for plane, drawn in {"paths": paths, **basins}.items() for one in _grid(plane, drawn, seed)]
+    return tidy([*found, *_basins(basins, seed), *grids])
 
 
 def _models(row: Row) -> list[Row]:
@@ -76,6 +80,15 @@ def _basins(basins: Mapping[str, Any], seed: int) -> list[Row]:
         {"part": "basins", "seed": seed, "task": task, "kind": kind, **_place(place), "off": one["off"].get(kind)}
         for task, one in basins.items()
         for kind, place in one["places"].items()
+    ]
+
+
+def _grid(plane: str, drawn: Mapping[str, Any], seed: int) -> list[Row]:
+    return [
+        {"part": "grid", "seed": seed, "plane": plane, "x": x, "y": y, "task": task, "loss": loss}
+        for task, losses in drawn["losses"].items()
+        for y, line in zip(drawn["ys"], losses, strict=True)
+        for x, loss in zip(drawn["xs"], line, strict=True)
     ]
 
 

@@ -150,7 +150,7 @@ def run(io: StageIO) -> None:
     io.report("planes", len(rows), len(rows) + 2)
     paths = kept(io, "paths", partial(draw_paths, part, options, rows[0]))
     basins = kept(io, "basins", partial(draw_basins, part, options, rows[0]))
-    result = StudyResult(tables(rows), findings(rows), notes(rows, basins), tidy_rows(rows, basins))
+    result = StudyResult(tables(rows), findings(rows), notes(rows, basins), tidy_rows(rows, paths, basins))
     result.write(io, figures(rows, paths, basins))
 
 

@@ -9,7 +9,7 @@ from tasks.studies.rows import Row
 
 
 def try_rates(inputs: StudyInputs, names: Sequence[str]) -> list[Row]:
-    """Return joint training at every learning rate: run, rate, and mean validation accuracy in %, one value per seed.
+    """Return joint training at every learning rate: run, rate, seeds, and each one's mean validation accuracy in %.
 
     Args:
         inputs: the study's inputs.
@@ -22,6 +22,7 @@ def try_rates(inputs: StudyInputs, names: Sequence[str]) -> list[Row]:
         {
             "run": name,
             "rate": run.joint_settings(seeds[0])["learning_rate"],
+            "seeds": seeds,
             "validation": [mean_accuracy(blind.accuracy(run.model(seed), "validation")) for seed in seeds],
         }
         for name, run in runs.items()
@@ -68,5 +69,6 @@ def rate_note(rates: Sequence[Row]) -> str:
     place = "inside" if tried[0] < best < tried[-1] else "at the end of"
     return (
         f"The best learning rate of joint training, {best:g}, stands {place} those tried, "
-        f"{', '.join(f'{rate:g}' for rate in tried)}. Joint runs of another budget have that of single tasks."
+        f"{', '.join(f'{rate:g}' for rate in tried)}; the table does not count the other {len(rates) - 1} trainings. "
+        "Joint runs of another budget have the rate of single tasks."
     )

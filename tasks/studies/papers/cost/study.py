@@ -6,15 +6,17 @@ merge experts once. How good is each, for how many steps, images, seconds and ho
 **Method.** Every row spends its budget on the same tasks with the same batch size and optimiser. Joint training
 minimises Σ_t L_t, one batch of every task a step; its learning rate is chosen on validation, before any look at test,
 by the mean over the seeds that every rate was trained with. Runs in rounds are taken as their last merge, with the rate
-of single tasks. The one-shot rows merge experts once, by the best on validation of average, task arithmetic, TIES, CART
-and TSV-M and their arguments; where CART takes 16 % of the rank, the most that is tried, more may do better. A *step*
-is one batch of one task through the model and back (a joint step counts T). *Selection* is the validation accuracy of
-every candidate, counted in examples through the model, without gradients. *Sent* is what would cross a network if each
-task's data stayed where it is: T experts to the place that merges, and the merge back to T tasks, once per round; for
-joint training the examples themselves move. Times are processor seconds of the thread that trains or merges, which
-other work on the machine does not change; they stand beside the result, because they differ from run to run. Two rows
-are compared over the seeds that both have; of the one-shot rows the one that is best on validation is compared. ± is
-over seeds: the order of the batches.
+of single tasks. The one-shot rows merge the experts of a run once, by the best on validation of average, task
+arithmetic, TIES, CART and TSV-M and their arguments; where CART takes 16 % of the rank, the most that is tried, more
+may do better, and the best of these is the best that was tried, not the best there is. A *step* is one batch of one
+task through the model and back (a joint step counts T). *Selection* is the validation accuracy of every candidate,
+counted in examples through the model, without gradients; joint training's candidates are its learning rates, each of
+which had to be trained as well, which the table does not count. *Sent* is what would cross a network if each task's
+data stayed where it is: T experts to the place that merges, and the merge back to T tasks, once per round; for joint
+training the examples themselves move. Times are processor seconds of the thread that trains or merges, which other
+work on the machine changes little; they stand beside the result, because they differ from run to run. Two rows are
+compared over the seeds that both have; of the one-shot rows the one that is best on validation is compared. ± is over
+seeds: the order of the batches.
 
 **Source.** MIMA, Sections 4 and 5.1 (equal budget S = K·N); the accounting is ours, as reviewers asked for.
 """
@@ -33,13 +35,23 @@ from mergeflow.merging import configure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
-from tasks.studies.claims import judge, paired
-from tasks.studies.inputs import Accuracy, State, StudyInputs, mean_accuracy
+from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.cost.figures import cost_figure
 from tasks.studies.papers.cost.rates import best_rate, rate_note, rate_table, try_rates
+from tasks.studies.papers.cost.results import (
+    accuracies,
+    called,
+    choice_table,
+    cost_table,
+    findings,
+    label,
+    notes,
+    time_tables,
+)
+from tasks.studies.papers.cost.rows import tidy_rows
 from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
-from tasks.studies.results import Cell, Finding, StudyResult, Table, keep_times, with_interval
-from tasks.studies.rows import Row, accuracy_rows, of
+from tasks.studies.results import StudyResult, keep_times
+from tasks.studies.rows import Row, of
 
 
 class Options(Section):
@@ -88,15 +100,15 @@ def run(io: StageIO) -> None:
     rows = kept_by_run(inputs, names, partial(measure, inputs, options))
     size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.base.values()) / 2**20
     table = cost_table(rows, inputs.tasks, size)
-    settings = ("seed", "run", "budget", "rounds", "task_steps", "examples", "tried")
     result = StudyResult(
         [table, choice_table(rows), rate_table(rates, label)],
         findings(rows),
         [*notes(rows), rate_note(rates)],
-        accuracy_rows(rows, settings, ("test",)),
+        tidy_rows(rows, rates),
     )
     points = {
-        label(name): (fmean(row["examples"] for row in of(rows, run=name)), _accuracies(rows, name)) for name in names
+        called(rows, name): (fmean(row["examples"] for row in of(rows, run=name)), accuracies(rows, name))
+        for name in names
     }
     keep_times(io, time_tables(rows))
     result.write(io, {"accuracy": cost_figure(points)})
@@ -126,7 +138,9 @@ def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> Row:
     times = {key: cost[key] for key in ("processor_seconds", "gpu_seconds", "peak_memory_mib")}
     trained = {"budget": cost["steps"] * steps // len(inputs.tasks), "task_steps": cost["steps"] * steps}
     per_round = {"per_round": cost["rounds"], "examples": cost["examples"]}
-    return {**row, **trained, **per_round, "times": times, "test": test, "selection": row["tried"] * _count(inputs)}
+    rates = 1 + len(options.rates) if name == options.joint[0] and options.rates else 0
+    selection = (row["tried"] or rates) * sum(len(examples) for examples in inputs.examples("validation").values())
+    return {**row, **trained, **per_round, "times": times, "test": test, "selection": selection}
 
 
 def best_merge(inputs: StudyInputs, options: Options, experts: Mapping[str, State]) -> dict[str, Any]:
@@ -166,158 +180,3 @@ def families(options: Options) -> list[Family]:
         Family("cart", [0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0], 2.0, "rank_ratio", options.rank_ratio),
         Family("tsv", [0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0], 1.2),
     ]
-
-
-def label(name: str) -> str:
-    """Return what a row is called.
-
-    Example:
-        >>> [label(name) for name in ("mima_16", "mima_16_480", "joint", "per_round_2_16", "one_epoch")]
-        ['MIMA N = 16', 'MIMA N = 16, S = 480', 'joint training', 'α = 2/T, schedule per round, N = 16', 'one epoch']
-        >>> label("joint_half"), label("joint_480")
-        ('joint training, half the rate', 'joint training, S = 480')
-    """
-    kind, *numbers = name.split("_")
-    if kind == "mima" and numbers:
-        return f"MIMA N = {numbers[0]}" + (f", S = {numbers[1]}" if len(numbers) > 1 else "")
-    if kind == "joint":
-        more = [f", S = {word}" if word.isdigit() else f", {word} the rate" for word in numbers]
-        return "joint training" + "".join(more)
-    for schedule, words in (("per_round_", "schedule per round"), ("whole_", "one schedule")):
-        if name.startswith(schedule):
-            multiple, rounds = name.removeprefix(schedule).split("_")
-            return f"α = {multiple}/T, {words}, N = {rounds}"
-    return name.replace("_", " ")
-
-
-def cost_table(rows: Sequence[Row], tasks: Sequence[str], size: float) -> Table:
-    """Return accuracy beside what does not depend on the machine; `size` of one model in MiB.
-
-    Args:
-        rows: as of `measure`.
-        tasks: their names.
-        size: of one model in MiB.
-    """
-
-    def line(name: str) -> dict[str, Cell]:
-        own = of(rows, run=name)
-        rounds = own[0]["rounds"]
-        return {
-            "model": label(name),
-            "test accuracy, %": with_interval(_accuracies(rows, name)),
-            "steps per task": own[0]["budget"],
-            "task steps": round(fmean(row["task_steps"] for row in own)),
-            "task steps per round": round(fmean(row["task_steps"] for row in own) / max(rounds, 1)),
-            "examples": round(fmean(row["examples"] for row in own)),
-            "merges": rounds,
-            "sent, MiB": round(2 * rounds * len(tasks) * size) if rounds else "the data",
-            "examples of the selection": round(fmean(row["selection"] for row in own)),
-        }
-
-    return Table("Accuracy and cost of one seed", [line(name) for name in _runs(rows)])
-
-
-def time_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return what training, selection and one merge by each method take, in processor seconds."""
-
-    def line(name: str) -> dict[str, Cell]:
-        own = of(rows, run=name)
-        return {
-            "model": label(name),
-            "training": with_interval([row["times"]["processor_seconds"] for row in own]),
-            "a round": with_interval([fmean(row["per_round"]) for row in own]) if own[0]["per_round"] else None,
-            "selection": with_interval([row["selecting"] for row in own]) if own[0]["tried"] else None,
-            "GPU-seconds": round(fmean(row["times"]["gpu_seconds"] for row in own)),
-            "peak MiB": max(row["times"]["peak_memory_mib"] for row in own),
-        }
-
-    merged = [row["merging"] for row in rows if row["merging"]]
-    methods: list[dict[str, Cell]] = [
-        {"method": name, "one merge": with_interval([one[name] for one in merged], 3)} for name in merged[0]
-    ]
-    return [
-        Table("Processor seconds of one seed", [line(name) for name in _runs(rows)]),
-        Table("Processor seconds of one merge of all experts, arguments as chosen", methods),
-    ]
-
-
-def choice_table(rows: Sequence[Row]) -> Table:
-    """Return what validation chose for the one-shot rows."""
-    return Table(
-        "What validation chose for the one-shot merges",
-        [
-            {
-                "model": label(row["run"]),
-                "seed": row["seed"],
-                "candidates": row["tried"],
-                "chosen": row["chosen"],
-                "test accuracy, %": round(mean_accuracy(row["test"]), 1),
-            }
-            for row in rows
-            if row["tried"]
-        ],
-    )
-
-
-def findings(rows: Sequence[Row]) -> list[Finding]:
-    """Say what the paper leaves open: how MIMA stands to joint training and to the best one-shot merge."""
-    joint = next(name for name in _runs(rows) if name.startswith("joint"))
-    budget = of(rows, run=joint)[0]["budget"]
-    mima = [row["run"] for row in rows if row["run"].startswith("mima") and row["budget"] == budget]
-    most = max((name for name in mima if of(rows, run=name)[0]["rounds"]), key=lambda n: int(n.split("_")[1]))
-    once = max((row["run"] for row in rows if row["tried"]), key=lambda name: _on_validation(rows, name))
-    return [
-        judge(
-            "M7",
-            "With many rounds MIMA comes within 2 points of joint training at the same budget.",
-            {f"{label(most)} less joint training": _difference(rows, most, joint)},
-            "paired difference ≥ −2 points",
-            low=-2,
-            ours=True,
-        ),
-        judge(
-            "M7",
-            "At the same budget MIMA with many rounds beats the best one-shot merge.",
-            {f"{label(most)} less {label(once)}": _difference(rows, most, once)},
-            "paired difference ≥ 0",
-            low=0,
-            ours=True,
-        ),
-    ]
-
-
-def _difference(rows: Sequence[Row], first: str, second: str) -> list[float]:
-    """Return the paired differences over the seeds that both runs have."""
-    both = {row["seed"] for row in of(rows, run=first)} & {row["seed"] for row in of(rows, run=second)}
-    own = [[mean_accuracy(row["test"]) for row in of(rows, run=n) if row["seed"] in both] for n in (first, second)]
-    return paired(*own)
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """Return how runs in rounds stand to joint training of the same budget."""
-    joint = {of(rows, run=name)[0]["budget"]: name for name in _runs(rows) if name.startswith("joint")}
-    behind = [
-        f"{label(name)} {with_interval(_difference(rows, name, joint[own[0]['budget']]))}"
-        for name in _runs(rows)
-        if (own := of(rows, run=name))[0]["rounds"] and own[0]["budget"] in joint
-    ]
-    return [
-        f"Points against joint training of the same budget: {'; '.join(behind)}. What runs in rounds cost beyond a "
-        "one-shot merge is N − 1 more exchanges; steps and examples are the same."
-    ]
-
-
-def _count(inputs: StudyInputs) -> int:
-    return sum(len(examples) for examples in inputs.examples("validation").values())
-
-
-def _on_validation(rows: Sequence[Row], name: str) -> float:
-    return fmean(row["validation"] for row in of(rows, run=name))
-
-
-def _accuracies(rows: Sequence[Row], name: str) -> list[float]:
-    return [mean_accuracy(row["test"]) for row in of(rows, run=name)]
-
-
-def _runs(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["run"] for row in rows))

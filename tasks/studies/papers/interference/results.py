@@ -162,8 +162,9 @@ def _risen(row: Row) -> float:
 def tidy_rows(rows: Sequence[Row], theorem: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     """Return what was measured, by `part`.
 
-    layer: one row for each run, number of tasks, seed, layer, origin and ratio; common: how much of the task vectors is
-    common to all; draws, overlap, condition, readings: of the linear model, where `draw` tells the draws of a setting.
+    layer: one row for each run, number of tasks, seed, layer, origin and ratio, with the term k₃ I in `theorem`;
+    common: how much of the task vectors is common to all; draws, overlap, condition, readings: of the linear model,
+    where `draw` tells the draws of a setting.
     """
     common = [{"part": "common", **{key: row[key] for key in ("seed", "run", "tasks", "common")}} for row in rows]
     drawn = [
@@ -175,7 +176,7 @@ def tidy_rows(rows: Sequence[Row], theorem: Mapping[str, Sequence[Row]]) -> list
 
 
 def _layer_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    measures = ("whole", "kept", "spectral", "loss", "error")
+    measures = ("whole", "kept", "spectral", "loss", "error", "theorem")
     return [
         {
             "part": "layer",
