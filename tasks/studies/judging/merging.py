@@ -127,7 +127,15 @@ def space_of(rows: Rows) -> Row:
 
 
 def gram_of(names: Sequence[str], pairs: Rows) -> np.ndarray:
-    """Return the centred Gram matrix of models of which every distance is known."""
+    """Return the centred Gram matrix of models of which every distance is known: −J D² J / 2 with J = 1 − 11ᵀ/n.
+
+    Args:
+        names: of the n models.
+        pairs: a row for every two of them, with their distance.
+
+    Returns:
+        Shape [n, n], in the order of the names.
+    """
     squares = np.zeros((len(names), len(names)))
     for row in pairs:
         places = names.index(row["model"]), names.index(row["other"])
