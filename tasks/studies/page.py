@@ -41,7 +41,7 @@ _EARLIER = (
 )
 _JUDGED = (
     "**Judged again.** These verdicts are of {day}, by rules that are younger than the record, from its rows alone. "
-    "Tables, figures and what decides the findings are as they were recorded."
+    "Tables and figures are as they were recorded, and so is what decides the findings, unless the rows tell it."
 )
 _COSTS = "results/costs.json"
 DAYS = "results/judged.json"

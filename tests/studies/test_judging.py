@@ -40,6 +40,7 @@ def with_another_verdict(root: Path) -> None:
     path = root / "docs/studies/results/one_epoch.json"
     content = json.loads(path.read_text())
     content["findings"][0] |= {"holds": None, "margin": "a rule of yesterday"}
+    content["notes"] = ["What was said yesterday."]
     path.write_text(json.dumps(content))
 
 

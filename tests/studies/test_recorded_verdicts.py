@@ -6,7 +6,8 @@ A sign, a margin or a pairing that is changed in a rule changes a verdict or wha
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.studies.judging.rules import RULES, judge_rows
+from tasks.studies.judging.notes import NOTES
+from tasks.studies.judging.rules import RULES, judge_rows, notes_of
 from tests.studies.documented import documented_rows, projects, read_documented
 
 
@@ -14,6 +15,11 @@ from tests.studies.documented import documented_rows, projects, read_documented
 def test_the_rules_make_the_recorded_findings_of_the_recorded_rows(study: str) -> None:
     found = judge_rows(projects()[study], study, documented_rows(study))
     assert found == read_documented(study).findings
+
+
+@pytest.mark.parametrize("study", NOTES)
+def test_what_decides_a_recorded_finding_is_told_from_the_recorded_rows(study: str) -> None:
+    assert notes_of(projects()[study], study, documented_rows(study)) == read_documented(study).notes
 
 
 def test_a_study_whose_rows_do_not_tell_all_is_refused() -> None:

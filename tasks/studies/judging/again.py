@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from mergeflow.errors import MergeflowError
 from tasks.project.studies import Study
-from tasks.studies.judging.rules import judge_rows
+from tasks.studies.judging.rules import judge_rows, notes_of
 from tasks.studies.page import DAYS, read_days, render_page, write_json
 from tasks.studies.results import StudyResult
 
@@ -15,7 +15,8 @@ from tasks.studies.results import StudyResult
 def judge_again(root: Path, study: Study, day: str) -> Path:
     """Judge a study's recorded rows by the rules of today, write its findings and its page, return the page's path.
 
-    Rows, tables, figures and notes stay as they were recorded, and the page says on which day it was judged.
+    Rows, tables and figures stay as they were recorded, and so do notes that the rows do not tell. The page says on
+    which day it was judged.
 
     Args:
         root: the folder whose `docs/studies` have the record.
@@ -33,11 +34,13 @@ def judge_again(root: Path, study: Study, day: str) -> Path:
             f"study {name} has no record with rows in docs/studies/results: measure it, "
             f"`mergeflow study {name} --document`."
         )
-    findings = [vars(one) for one in judge_rows(study.root, name, pq.read_table(rows).to_pylist())]
-    content = json.loads(path.read_text())
-    if findings != content["findings"]:
+    known, content = pq.read_table(rows).to_pylist(), json.loads(path.read_text())
+    findings = [vars(one) for one in judge_rows(study.root, name, known)]
+    notes = notes_of(study.root, name, known)
+    judged = content | {"findings": findings, "notes": content["notes"] if notes is None else notes}
+    if judged != content:
         making = path.with_name(f".{path.name}.new")
-        making.write_text(json.dumps(content | {"findings": findings}, indent=1, ensure_ascii=False) + "\n")
+        making.write_text(json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
         write_json(folder / DAYS, read_days(folder) | {name: day})
         making.replace(path)
     return render_page(folder, study, StudyResult.parse(path.read_text()))

@@ -114,8 +114,12 @@ def of_many_tasks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Findin
         rows: tidy.
         labels: what readers call the joint and iterative runs, by name.
     """
-    by_split = measured([row for row in rows if row["task"]], "tasks", "model", "seed", model="split")
-    return many_tasks.findings(by_split, labels)
+    return many_tasks.findings(models_of_many_tasks(rows), labels)
+
+
+def models_of_many_tasks(rows: Rows) -> list[Row]:
+    """Return the pieces of the study `many_tasks`."""
+    return measured([row for row in rows if row["task"]], "tasks", "model", "seed", model="split")
 
 
 def groups(rows: Iterable[Row], columns: Sequence[str]) -> list[tuple[Row, Rows]]:

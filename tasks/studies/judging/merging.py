@@ -28,12 +28,20 @@ from tasks.studies.rows import Row, of, picked
 
 
 def of_one_epoch(rows: Rows, options: Any) -> list[Finding]:
-    pieces = measured([row for row in rows if row["run"]], "seed", "run", "epoch", "steps", "length")
-    short, curve = (of(pieces, run=one_epoch.RUNS[name]) for name in (one_epoch.SHORT, one_epoch.LONG))
+    pieces = epochs_of(rows)
     further = [(of(pieces, run=first), of(pieces, run=last)) for first, last in options.further.items()]
-    return one_epoch.findings(
-        {one_epoch.SHORT: short, one_epoch.LONG: of(curve, epoch=options.epochs[-1])}, curve, further
-    )
+    return one_epoch.findings(*lengths_of(pieces, options), further)
+
+
+def epochs_of(rows: Rows) -> list[Row]:
+    """Return the pieces of the study `one_epoch`."""
+    return measured([row for row in rows if row["run"]], "seed", "run", "epoch", "steps", "length")
+
+
+def lengths_of(pieces: Rows, options: Any) -> tuple[dict[str, list[Row]], list[Row]]:
+    """Return the pieces of the two lengths of training that `one_epoch` compares, and those over the epochs."""
+    short, curve = (of(pieces, run=one_epoch.RUNS[name]) for name in (one_epoch.SHORT, one_epoch.LONG))
+    return {one_epoch.SHORT: short, one_epoch.LONG: of(curve, epoch=options.epochs[-1])}, curve
 
 
 def of_alignment(rows: Rows, options: Any) -> list[Finding]:
@@ -183,4 +191,9 @@ def of_equivalence(rows: Rows) -> list[Finding]:
 
 
 def of_glue(rows: Rows) -> list[Finding]:
-    return glue.findings(measured(rows, "seed", "model", "embeddings", model="heads"))
+    return glue.findings(models_of_glue(rows))
+
+
+def models_of_glue(rows: Rows) -> list[Row]:
+    """Return the pieces of the study `glue`."""
+    return measured(rows, "seed", "model", "embeddings", model="heads")

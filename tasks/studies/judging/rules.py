@@ -9,6 +9,7 @@ from tasks.project.files import read_yaml
 from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules, load_declaration
 from tasks.studies.judging import cart, merging
+from tasks.studies.judging.notes import NOTES
 from tasks.studies.judging.pieces import Rows
 from tasks.studies.papers.adviser import results as adviser
 from tasks.studies.papers.adviser_suites import results as adviser_suites
@@ -106,6 +107,17 @@ def judge_rows(root: Path, study: str, rows: Rows) -> list[Finding]:
             f"`mergeflow study {study}`."
         )
     return RULES[study](rows, choices(root, study))
+
+
+def notes_of(root: Path, study: str, rows: Rows) -> list[str] | None:
+    """Return what decides a study's findings, of those few that tell it from their rows; None of the others.
+
+    Args:
+        root: the project whose `studies/params.yaml` has the study's choices.
+        study: its name.
+        rows: as the study leaves them.
+    """
+    return NOTES[study](rows, choices(root, study)) if study in NOTES else None
 
 
 def choices(root: Path, study: str) -> Any:

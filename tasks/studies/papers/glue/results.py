@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from mergeflow.evaluation.averages import normalised
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
+from tasks.studies.leading import leader
 from tasks.studies.papers.glue.figures import heads_figure
 from tasks.studies.papers.many_tasks.results import NAMES
 from tasks.studies.results import Cell, Finding, Table, with_interval
@@ -223,8 +224,8 @@ def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
     """
     found = Results(rows, labels)
     merged = [name for name in found.models if name not in ("base", "individual", *labels)]
-    best = max(merged, key=lambda name: fmean(found.means(name)))
-    gap = fmean(paired(found.means("individual"), found.means(best)))
+    best, told = leader({name: found.means(name) for name in merged}, found.names)
+    gap = with_interval(paired(found.means("individual"), found.means(best)))
     worst = max(
         found.tasks,
         key=lambda task: fmean(
@@ -232,7 +233,10 @@ def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
             for own, row in zip(found.rows("individual"), found.rows(best), strict=True)
         ),
     )
-    return [f"The best merge is {found.names[best]}, {gap:.1f} points below the experts; it loses most on {worst}."]
+    return [
+        f"The highest mean of a merge is that of {told}. It stays {gap} points below the experts, and loses most on "
+        f"{worst} in the mean over seeds."
+    ]
 
 
 def figures(rows: Sequence[Row], labels: Labels) -> dict[str, Figure]:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from mergeflow.evaluation.averages import normalised
 from tasks.studies.claims import paired
 from tasks.studies.inputs import mean_accuracy
+from tasks.studies.leading import leader
 from tasks.studies.papers.many_tasks.figures import loss_figure, radar_figure
 from tasks.studies.results import Cell, Table, with_interval
 from tasks.studies.rows import Row, accuracy_rows, tidy
@@ -209,18 +210,19 @@ def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
     """Return what decides the table."""
     found = Results(rows, labels)
-    last = found.counts[-1]
     merged = [name for name in found.models if name not in ("zero_shot", "individual", *found.trained)]
-    there = {count: [name for name in merged if found.seeds(count, name)] for count in found.counts}
-    best = max(there[last], key=lambda name: fmean(found.absolute(last, name)))
-    gaps = {
-        count: fmean(found.absolute(count, "individual")) - max(fmean(found.absolute(count, name)) for name in names)
-        for count, names in there.items()
+    leaders = {
+        count: leader({name: found.absolute(count, name) for name in merged if found.seeds(count, name)}, found.names)
+        for count in found.counts
     }
+    below = [
+        f"{with_interval(found.lead(count, 'individual', best))} points ({count} tasks)"
+        for count, (best, _) in leaders.items()
+    ]
+    last = found.counts[-1]
     return [
-        f"The best merge of {last} tasks is {found.names[best]}. The best merge stays below the experts by "
-        + ", ".join(f"{gap:.1f} points ({count} tasks)" for count, gap in gaps.items())
-        + ".",
+        f"Of the merges of {last} tasks the highest mean is that of {leaders[last][1]}. The highest mean of a merge "
+        f"stays below the experts by {', '.join(below)}.",
         "Tasks differ in what there is to lose: the tables per task show where merging fails.",
         *_ends(found),
     ]

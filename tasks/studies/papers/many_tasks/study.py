@@ -169,10 +169,19 @@ def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sw
     found = [_along(inputs, scorer, method, sweep.scale, args) for args in grid_of(method, sweep.args)]
     best = max(found, key=lambda one: mean(one.validation))
     test = inputs.accuracy(scorer.merge(configure(method, best.args)), "test")
-    tried = {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
-    ends = [name for name, values in tried.items() if at_end(best.args[name], values)]
     chosen = {"validation": best.validation, "args": best.args, "tried": sum(one.tried for one in found)}
-    return {"test": test, **chosen, "ends": ends}
+    return {"test": test, **chosen, "ends": ends_of(sweep, best.args)}
+
+
+def ends_of(sweep: Sweep, chosen: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of which the smallest or the largest value that was tried was taken.
+
+    Args:
+        sweep: what was tried.
+        chosen: argument → the value that was taken.
+    """
+    tried = {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
+    return [name for name, values in tried.items() if at_end(chosen[name], values)]
 
 
 def _adapted(

@@ -28,6 +28,7 @@ from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
+from tasks.studies.leading import leader
 from tasks.studies.papers.one_epoch.figures import curve_figure, task_figure
 from tasks.studies.pieces import choose_scale, grid, kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
@@ -255,20 +256,21 @@ def findings(compared: dict[str, list[Row]], curve: Sequence[Row], further: Sequ
 
 def notes(compared: dict[str, list[Row]], curve: Sequence[Row]) -> list[str]:
     """Return what decides it."""
-    merges, epochs = _course(curve, "merged"), _epochs(curve)
-    best = max(range(len(merges)), key=merges.__getitem__)
+    merges = {str(n): [mean_accuracy(row["merged"]) for row in of(curve, epoch=n)] for n in _epochs(curve)}
+    *before, last = merges
+    lag = [f"{epoch}: {with_interval(paired(merges[epoch], merges[last]))}" for epoch in before]
+    _, best = leader(merges, {epoch: f"the one after epoch {epoch}" for epoch in merges})
     gain = {
-        task: fmean(100 * (s["merged"][task] - c["merged"][task]) for s, c in zip(*compared.values(), strict=True))
+        task: [100 * (s["merged"][task] - c["merged"][task]) for s, c in zip(*compared.values(), strict=True)]
         for task in compared[SHORT][0]["merged"]
     }
-    short = compared[SHORT][0]
-    lag = [f"{epochs[i]}: {value - merges[-1]:+.1f}" for i, value in enumerate(merges)]
-    least, most = min(gain, key=gain.__getitem__), max(gain, key=gain.__getitem__)
+    least, *_, most = sorted(gain, key=lambda task: fmean(gain[task]))
+    steps = compared[SHORT][0]["steps"]
     return [
-        f"An epoch has {short['steps']:.0f} steps on average, and a schedule of its own spends part of them near a "
-        f"rate of 0. Against the end of the long schedule the merge stands, after epoch {'; '.join(lag)} points.",
-        f"The merge is best after epoch {epochs[best]} of {epochs[-1]} ({merges[best]:.1f} %). One epoch is worth most "
-        f"on {most} ({gain[most]:+.1f} points against converged) and least on {least} ({gain[least]:+.1f}).",
+        f"An epoch has {steps:.0f} steps on average, and a schedule of its own spends part of them near a rate of 0. "
+        f"Against the end of the long schedule the merge stands, after epoch {'; '.join(lag)} points.",
+        f"The merge with the highest mean is {best}. One epoch is worth most on {most} "
+        f"({with_interval(gain[most])} points against converged) and least on {least} ({with_interval(gain[least])}).",
     ]
 
 
@@ -304,7 +306,3 @@ def _accuracy(accuracy: dict[str, float], task: str) -> float:
 
 def _epochs(curve: Sequence[Row]) -> list[int]:
     return sorted({row["epoch"] for row in curve})
-
-
-def _course(curve: Sequence[Row], model: str) -> list[float]:
-    return [fmean(mean_accuracy(row[model]) for row in curve if row["epoch"] == n) for n in _epochs(curve)]
