@@ -12,6 +12,7 @@ from flows import study_commands
 from flows.study_commands import find_studies
 from mergeflow.errors import MergeflowError
 from tasks.project.studies import Study
+from tasks.studies.judging import rules
 from tasks.studies.judging.again import judge_again
 from tasks.studies.page import read_days, write_page
 from tests.studies.documented import RESULTS
@@ -23,8 +24,9 @@ DAYS = read_days(ROOT / "docs/studies")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A folder whose docs have the records of two studies, of which the second has no rules for its rows."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose docs have the records of two studies, of which the second is not one that mergeflow can judge."""
+    monkeypatch.delitem(rules.RULES, "laboratory")
     results = tmp_path / "docs/studies/results"
     results.mkdir(parents=True)
     for name in ("one_epoch.json", "one_epoch.parquet", "laboratory.json", "laboratory.parquet", "judged.json"):
@@ -78,7 +80,7 @@ def test_a_new_record_is_as_old_as_its_verdicts(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["laboratory", "gradients"])
-def test_rows_that_do_not_tell_all_and_a_missing_record_are_refused(root: Path, name: str) -> None:
+def test_a_study_of_somebody_s_own_and_a_missing_record_are_refused(root: Path, name: str) -> None:
     before = files(root)
     with pytest.raises(MergeflowError, match=rf"study {name} .*measure it, `mergeflow study {name}"):
         judge_again(root, STUDIES[name], DAY)

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from mergeflow.linearity.affine import combine
+from tasks.project.files import read_yaml
+from tasks.project.stage import CHOICES as STUDY_CHOICES
+from tasks.project.studies import find_study_modules, load_declaration
+from tasks.studies.judging.rules import RULES
 from tasks.studies.linear_rows import direction, loss_gap, read_samples, rows_of, worst_length, worst_share
 from tasks.studies.papers.linearity_edits.study import edited, edits
 from tasks.studies.papers.linearity_matching.results import findings as matching_findings
 from tasks.studies.results import StudyResult
+from tasks.studies.rows import picked
 from tests.studies.small_lab import ROOT, check_two_processes, run_study
 
 pytestmark = pytest.mark.slow
@@ -103,6 +108,9 @@ def test_a_study_runs_whole_and_writes_its_margins(run: Run, study: str, systems
     assert all(one.margin for one in result.findings)
     assert {row["seed"] for row in result.rows} == set(SEEDS.get(study, [0]))
     assert all(len({tuple(row) for row in table.rows}) == 1 for table in result.tables)
+    asked = read_yaml(ROOT / STUDY_CHOICES)["studies"][study] | CHOICES[study]
+    options = load_declaration(ROOT, find_study_modules(ROOT)[study]).options.model_validate(asked)
+    assert RULES[study](result.rows, options) == result.findings, "the rows have all that the findings rest on"
 
 
 def test_two_processes_measure_the_same_to_the_bit(tmp_path: Path) -> None:
@@ -110,7 +118,7 @@ def test_two_processes_measure_the_same_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_features_of_averaged_weights_are_the_averaged_features(run: Run, folder: Callable[[str], Path]) -> None:
-    rows = [row for row in run("linearity_pairs").rows if row["layer"] != "logits"]
+    rows = [row for row in picked(run("linearity_pairs").rows, part="features") if row["layer"] != "logits"]
     assert all(row["base"] > 0.02 for row in rows)
     assert worst_share(rows) < 0.2
     assert worst_length(rows) < 0.15
@@ -209,7 +217,7 @@ def test_the_second_order_term_predicts_near_pairs_and_the_bound_bounds_them(run
 
 
 def test_averaged_weights_are_as_good_as_averaged_logits(run: Run, folder: Callable[[str], Path]) -> None:
-    rows = run("linearity_averages").rows
+    rows = picked(run("linearity_averages").rows, part="triples")
     assert len(rows) == 4, "C(4, 3) triples"
     assert all(abs(row["weights"] - row["logits"]) < 8 for row in rows)
     assert "samples.parquet" in {path.name for path in folder("linearity_averages").iterdir()}

