@@ -77,7 +77,7 @@ def of_gradients(rows: Rows, options: Any) -> list[Finding]:
 
 
 def of_merge_frequency(rows: Rows) -> list[Finding]:
-    pieces = measured(picked(rows, part="model"), "schedule", "multiple", "rounds", "seed", "steps")
+    pieces = measured(rows, "schedule", "multiple", "rounds", "seed", "steps")
     return merge_frequency.findings(merge_frequency.tuned(pieces))
 
 
