@@ -80,7 +80,7 @@ def test_findings_follow_the_numbers() -> None:
     assert all(finding.holds is True for finding in findings(bell))
     flat = [made_up([0.7, 0.69, 0.7, 0.8], [0.6, 0.9, 0.75, 0.81], 0.6)] * 3
     assert all(finding.holds is False for finding in findings(flat))
-    assert "highest at 0.08 with 90.0 %" in notes(bell)[0]
+    assert "centred curve, 90.0 %, is at 0.08, 10.0 ± 0.0 points above 0.32, the next" in notes(bell)[0]
     assert notes(bell)[2] == (
         "8 tasks: λ chosen per rank stood at an end of those tried: centred at 0.08 (3 of 3 seeds), "
         "centred at 0.32 (3 of 3 seeds)."

@@ -54,14 +54,21 @@ def of_compression(rows: Sequence[Row], target: float) -> list[Finding]:
         rows: tidy.
         target: the share of individual accuracy that is to be kept, of the study's choices.
     """
+    found, ratio = suites_of_compression(rows)
+    return compression.findings(found, ratio, target)
+
+
+def suites_of_compression(rows: Sequence[Row]) -> tuple[list[Row], float]:
+    """Return the pieces of the study `compression`, and the rank ratio of its claims."""
     suites = picked(rows, part="suites")
     found = []
     for one, group in groups(suites, ("tasks", "seed", "kind", "rank_ratio", "threshold")):
         relative = {
             row["split"]: normalised(by_task(own), by_task(own, "expert")) for row, own in groups(group, ("split",))
         }
-        found.append({**one, "args": {"rank_ratio": one["rank_ratio"]}, "relative": relative})
-    return compression.findings(found, picked(suites, kind="own")[0]["rank_ratio"], target)
+        args = {name: one[name] for name in ("rank_ratio", "threshold") if one[name] is not None}
+        found.append({**one, "args": args, "relative": relative})
+    return found, picked(suites, kind="own")[0]["rank_ratio"]
 
 
 def of_cart_landscape(rows: Sequence[Row]) -> list[Finding]:
@@ -79,6 +86,11 @@ def _seed(rows: Sequence[Row]) -> Row:
 
 
 def of_rank_curve(rows: Sequence[Row]) -> list[Finding]:
+    return rank_curve.findings(curves_of(rows))
+
+
+def curves_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the pieces of the study `rank_curve`."""
     found = []
     for (count, seed), own in grouped(rows, "tasks", "seed").items():
         curves: dict[str, dict[str, list[Row]]] = {}
@@ -89,14 +101,22 @@ def of_rank_curve(rows: Sequence[Row]) -> list[Finding]:
             curves.setdefault(kind, {}).setdefault(rule, []).append(point)
         levels = {name: by_task(picked(own, curve=name)) for name in LEVELS}
         found.append({"tasks": count, "seed": seed, "curves": curves, **levels})
-    return rank_curve.findings(found)
+    return found
 
 
 def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Finding]:
+    return subset_scaling.findings(*subsets_of(rows), starts)
+
+
+def subsets_of(rows: Sequence[Row]) -> tuple[list[Row], list[Row], dict[int, Any]]:
+    """Return the pieces of the study `subset_scaling`: its subsets, plans, and what is known of every task."""
     found, plans = [], {}
     known: dict[int, Any] = {}
     for (seed, size, subset), own in grouped(rows, "seed", "size", "subset").items():
-        methods = {name: {"test": by_task(tasks)} for (name,), tasks in grouped(own, "method").items()}
+        methods = {
+            name: {"test": by_task(tasks), "args": {key: tasks[0][key] for key in ("scale", "keep", "rank_ratio")}}
+            for (name,), tasks in grouped(own, "method").items()
+        }
         found.append({"seed": seed, "size": size, "tasks": subset.split(), "methods": methods})
         first = own[0]
         ends = {"range": [first["a"] / 100, first["b"] / 100], "margin": first["epsilon"] / 100}
@@ -104,7 +124,7 @@ def of_subset_scaling(rows: Sequence[Row], starts: Sequence[int]) -> list[Findin
         levels = known.setdefault(seed, {"individual": {}, "zero_shot": {}})
         for name, column in (("individual", "expert"), ("zero_shot", "zero_shot")):
             levels[name] |= by_task(own, column)
-    return subset_scaling.findings(found, list(plans.values()), known, starts)
+    return found, list(plans.values()), known
 
 
 def of_many_tasks(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Finding]:

@@ -57,9 +57,14 @@ def of_alignment(rows: Rows, options: Any) -> list[Finding]:
 
 
 def of_mima(rows: Rows, options: Any) -> list[Finding]:
-    pieces = measured([row for row in rows if row["rounds"]], "seed", "rounds", "steps", "optimiser")
+    pieces = rounds_of_mima(rows)
     whole = [piece for piece in pieces if "ties" in piece]
     return [*mima.findings(whole), *mima.further_findings(pieces, options.at, options.kept)]
+
+
+def rounds_of_mima(rows: Rows) -> list[Row]:
+    """Return the pieces of the study `mima`."""
+    return measured([row for row in rows if row["rounds"]], "seed", "rounds", "steps", "optimiser")
 
 
 def of_cost(rows: Rows) -> list[Finding]:
@@ -68,12 +73,17 @@ def of_cost(rows: Rows) -> list[Finding]:
 
 
 def of_gradients(rows: Rows, options: Any) -> list[Finding]:
-    settings = ("run", "task", "seed", "kind")
-    pieces = [
+    pieces = epochs_of_gradients(rows)
+    return [finding for run in options.runs for finding in gradients.findings(pieces, run)]
+
+
+def epochs_of_gradients(rows: Rows) -> list[Row]:
+    """Return the pieces of the study `gradients`."""
+    settings = ("run", "task", "seed", "kind", "moved")
+    return [
         {**dict(zip(settings, key, strict=True)), **{name: [row[name] for row in own] for name in ("share", "cosine")}}
         for key, own in grouped(rows, *settings).items()
     ]
-    return [finding for run in options.runs for finding in gradients.findings(pieces, run)]
 
 
 def of_merge_frequency(rows: Rows) -> list[Finding]:
@@ -82,8 +92,17 @@ def of_merge_frequency(rows: Rows) -> list[Finding]:
 
 
 def of_landscape(rows: Rows, options: Any) -> list[Finding]:
-    planes = grouped(rows, "pair", "rounds", "seed").values()
-    return landscape.findings([whole_plane(own, options.height) for own in planes])
+    return landscape.findings(planes_of(rows, options.height))
+
+
+def planes_of(rows: Rows, height: float) -> list[Row]:
+    """Return the pieces of the study `landscape`.
+
+    Args:
+        rows: tidy.
+        height: what belongs to a valley, error above its smallest.
+    """
+    return [whole_plane(own, height) for own in grouped(rows, "pair", "rounds", "seed").values()]
 
 
 def whole_plane(rows: Rows, height: float) -> Row:
@@ -113,10 +132,15 @@ def whole_plane(rows: Rows, height: float) -> Row:
 
 
 def of_projection(rows: Rows) -> list[Finding]:
+    return projection.findings(*spaces_of(rows))
+
+
+def spaces_of(rows: Rows) -> tuple[list[Row], dict[str, list[float]]]:
+    """Return the pieces of the study `projection`, and the distances of each model between seeds."""
     between = grouped(picked(rows, part="seeds"), "model")
     across = {name: [row["distance"] for row in own] for (name,), own in between.items()}
     seeds = grouped((row for row in rows if row["part"] != "seeds"), "seed").values()
-    return projection.findings([space_of(own) for own in seeds], across)
+    return [space_of(own) for own in seeds], across
 
 
 def space_of(rows: Rows) -> Row:

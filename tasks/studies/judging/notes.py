@@ -1,15 +1,34 @@
-"""What decides the findings of a record, told again from its rows: of studies whose notes once outran an interval."""
+"""What decides the findings of a record, told again from its rows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.studies.judging.cart import models_of_many_tasks
-from tasks.studies.judging.merging import epochs_of, lengths_of, models_of_glue
+from tasks.studies.judging.cart import curves_of, models_of_many_tasks, subsets_of, suites_of_compression
+from tasks.studies.judging.merging import (
+    epochs_of,
+    epochs_of_gradients,
+    lengths_of,
+    models_of_glue,
+    planes_of,
+    rounds_of_mima,
+    spaces_of,
+)
 from tasks.studies.judging.pieces import Rows, grouped
+from tasks.studies.papers.alignment import study as alignment
+from tasks.studies.papers.compression import results as compression
+from tasks.studies.papers.equivalence import results as equivalence
 from tasks.studies.papers.glue import results as glue
+from tasks.studies.papers.gradients import study as gradients
+from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.papers.many_tasks import results as many_tasks
 from tasks.studies.papers.many_tasks.study import ADAPTED, at_end, ends_of
+from tasks.studies.papers.mima import results as mima
 from tasks.studies.papers.one_epoch import study as one_epoch
+from tasks.studies.papers.projection import results as projection
+from tasks.studies.papers.rank_curve import results as rank_curve
+from tasks.studies.papers.subset_scaling import results as subset_scaling
+from tasks.studies.papers.subset_scaling.samples import WIDER
+from tasks.studies.rows import picked
 
 
 def of_one_epoch(rows: Rows, options: Any) -> list[str]:
@@ -30,15 +49,49 @@ def of_many_tasks(rows: Rows, options: Any) -> list[str]:
         ends: list[str] = []
         if model in options.methods:
             ends = ends_of(options.methods[model], args[count, seed, model])
-        elif model in ADAPTED.values() and at_end(rates[count, model][0]["rate"], options.adapted.rates):
-            ends = ["rate"]
+        elif model in ADAPTED.values() and seed == rows[0]["seed"]:  # one choice, for all seeds
+            ends = ["rate"] if at_end(rates[count, model][0]["rate"], options.adapted.rates) else []
         pieces.append(piece | {"ends": ends})
     return many_tasks.notes(pieces, {name: one.label for name, one in options.together.items()})
 
 
+def of_mima(rows: Rows, options: Any) -> list[str]:
+    key = ("seed", "rounds", "steps", "optimiser")
+    scales = {tuple(row[name] for name in key): row["scale"] for row in picked(rows, model="ties")}
+    whole = [piece for piece in rounds_of_mima(rows) if "ties" in piece]
+    return mima.notes([{**one, "scale": {"ties": scales[tuple(one[name] for name in key)]}} for one in whole])
+
+
+def of_rank_curve(rows: Rows, options: Any) -> list[str]:
+    tried = {kind: [min(scales), max(scales)] for kind, scales in options.scales.items()}
+    return rank_curve.notes([{**piece, "tried": tried} for piece in curves_of(rows)])
+
+
+def of_subset_scaling(rows: Rows, options: Any) -> list[str]:
+    """Tell how often an end of what was tried was taken as well."""
+    subsets, plans, known = subsets_of(rows)
+    for subset in subsets:
+        for name, one in subset["methods"].items():
+            method = name.removesuffix(WIDER)
+            tried = dict(options.grids[method])
+            if name != method:
+                tried["scale"] = [*tried["scale"], *options.wider[method]]
+            one["ends"] = [argument for argument, values in tried.items() if at_end(one["args"][argument], values)]
+    return subset_scaling.notes(subsets, plans, known)
+
+
 NOTES: Mapping[str, Callable[[Rows, Any], list[str]]] = {
+    "alignment": lambda rows, options: alignment.notes(picked(rows, part="last")),
+    "compression": lambda rows, options: compression.notes(*suites_of_compression(rows)),
+    "equivalence": lambda rows, options: equivalence.NOTES,
     "glue": of_glue,
+    "gradients": lambda rows, options: gradients.notes(epochs_of_gradients(rows)),
+    "landscape": lambda rows, options: landscape.notes(planes_of(rows, options.height)),
     "many_tasks": of_many_tasks,
+    "mima": of_mima,
     "one_epoch": of_one_epoch,
+    "projection": lambda rows, options: projection.notes(*spaces_of(rows)),
+    "rank_curve": of_rank_curve,
+    "subset_scaling": of_subset_scaling,
 }
 """Study → what its rows and choices tell of what decides its findings."""

@@ -35,7 +35,7 @@ from tasks.studies.papers.alignment.findings import findings
 from tasks.studies.papers.alignment.pairs import Matrix, mean_cosine, pair_names, pairs, tidy_rows
 from tasks.studies.pieces import kept_by_run
 from tasks.studies.results import StudyResult, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, of
 from tasks.studies.scales import task_vector
 
 
@@ -145,15 +145,14 @@ def rounds_table(rows: Sequence[Row], shown: Sequence[str]) -> Table:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what decides the cosine."""
     parts = [
-        f"{name}: ρ = {fmean(row['increment'] / row['shared'] for row in rows if row['run'] == name):.2g}"
+        f"{name}: ρ = {with_interval([row['increment'] / row['shared'] for row in of(rows, run=name)], 4)}"
         for name in _runs(rows)
         if all(row["shared"] for row in rows if row["run"] == name)
     ]
     return [
         "Lengths go with the cosine: it follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and where ρ is not small it "
         f"lies above that, because δ keeps pointing along s ({'; '.join(parts)}). With one schedule over the whole "
-        "budget the last rounds are taken at learning rates near 0 and align the task vectors by hardly moving; a "
-        "schedule per round with α = 2/T keeps ρ larger."
+        "budget the last rounds hardly move; with a schedule per round and α = 2/T ρ is larger."
     ]
 
 

@@ -168,9 +168,9 @@ def notes(rows: Sequence[Row], ratio: float) -> list[str]:
     return [
         f"Per task, {100 * ratio:g} % rank costs {100 * part['cart']:.1f} % of an expert and a mask "
         f"{100 * part['emr']:.1f} %. The paper's formulas give 32 · 2Mk bits for k = ρM against M² for a mask: their "
-        "ratio is 64ρ at every width (5.1 at 8 %), so a wider model does not bring a rank that grows with it nearer to "
-        "a mask; what the width decides is a fixed rank, which beats a mask from M = 64k on. The printed break-even at "
-        "M ≈ 1024 holds for k = 16, a ratio of 1.6 %.",
+        "ratio is 64ρ for a square matrix of any width (5.1 at 8 %), so a wider model does not bring a rank that grows "
+        "with it nearer to a mask; what the width decides is a fixed rank, which beats a mask of such a matrix from "
+        "M = 64k on. The printed break-even at M ≈ 1024 holds for k = 16, a ratio of 1.6 %. Other shapes differ.",
         f"The shared part is paid once: a mean or a merged vector is {100 / count:.1f} % of {count} experts and "
         f"{100 / most:.1f} % of {most}. The masks and TSV-C need θ0 beside the file, CART-Indexing does not.",
         "Whether other tensors than matrices are the mean's or each task's own is the row `own`: "

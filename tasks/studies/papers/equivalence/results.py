@@ -17,13 +17,14 @@ NOTES = [
     "paper's own proof has −α; the ½ in its Taylor step is the one of the loss's expansion, not of the gradient's.",
     "Theorem 2, task factor: |αT − 1| (statement) holds for αT ≥ 2 and is 0 at α = 1/T, the average, where C is not; "
     "|α(T+1) − 1| (last line of the proof) holds for α(T+1) ≥ 2 and is then larger than needed; max(1, |αT − 1|) holds "
-    "always and is reached. The number of pairs of epochs, C(h+2, 2) or (h+1)(h+2)/2, is the same and right.",
+    "always, and by algebra no smaller factor does. The number of pairs of epochs, C(h+2, 2) or (h+1)(h+2)/2, is the "
+    "same and right.",
     "Theorem 2, network constants: the printed G lacks the sum over layers, √(Σ_l s_l^−2); the printed H is 0 where "
     "φ'' = 0, and for ReLU drops the products of two layers' weights. For weights of usual size both are far above ‖C‖ "
     "and the error does not show; for small weights they are below it. The main text's ReLU line takes H·G for H and "
     "multiplies by G again.",
     "For ReLU the expansion ends at the step size at which a hidden unit switches side: the gradient jumps there, and "
-    "the theorem's Taylor step has no Hessian. The gap goes on falling about as η², with another coefficient.",
+    "the theorem's Taylor step has no Hessian. Beyond it the gap falls at no single rate.",
 ]
 
 

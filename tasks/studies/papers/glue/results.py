@@ -226,16 +226,12 @@ def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
     merged = [name for name in found.models if name not in ("base", "individual", *labels)]
     best, told = leader({name: found.means(name) for name in merged}, found.names)
     gap = with_interval(paired(found.means("individual"), found.means(best)))
-    worst = max(
-        found.tasks,
-        key=lambda task: fmean(
-            own["fixed"][task] - row["fixed"][task]
-            for own, row in zip(found.rows("individual"), found.rows(best), strict=True)
-        ),
-    )
+    pairs = list(zip(found.rows("individual"), found.rows(best), strict=True))
+    lost = {task: [100 * (own["fixed"][task] - row["fixed"][task]) for own, row in pairs] for task in found.tasks}
+    _, worst = leader(lost, {task: task for task in found.tasks})
     return [
-        f"The highest mean of a merge is that of {told}. It stays {gap} points below the experts, and loses most on "
-        f"{worst} in the mean over seeds."
+        f"The highest mean of a merge is that of {told}. It stays {gap} points below the experts. Its largest loss, "
+        f"in the mean over seeds, is that on {worst}."
     ]
 
 

@@ -41,7 +41,7 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients.figures import gradient_figure
 from tasks.studies.pieces import kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, by_seed
 
 BATCHES, IMAGES, STEP, GD = "batches", "all images", "step", "GD"
 PAPER = "paper"
@@ -239,7 +239,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for run, kind in dict.fromkeys((row["run"], row["kind"]) for row in rows):
         if run == GD or kind == IMAGES:
             own = [row for row in rows if (row["run"], row["kind"]) == (run, kind)]
-            moved, second = fmean(row["moved"] for row in own), fmean(row["cosine"][1] for row in own)
-            label = kind if run == GD else f"{run}, {kind}"
-            parts.append(f"{label}: moved {moved:.3f}, cosine of the second gradient {second:.2f}")
-    return [f"The distance of one epoch and the direction that is left: {'; '.join(parts)}."]
+            moved = by_seed(own, lambda one: fmean(row["moved"] for row in one))
+            second = by_seed(own, lambda one: fmean(row["cosine"][1] for row in one))
+            label = f"{kind if run == GD else f'{run}, {kind}'}, {len({row['task'] for row in own})} tasks"
+            parts.append(f"{label}: moved {_told(moved, 3)}, cosine of the second gradient {_told(second, 2)}")
+    return [f"The distance of one epoch and the direction that is left, means over tasks: {'; '.join(parts)}."]
+
+
+def _told(values: Sequence[float], digits: int) -> str:
+    return with_interval(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"

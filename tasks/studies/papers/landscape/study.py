@@ -262,9 +262,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         f"tasks lies {_mean(few, 'off'):.2f} off the plane and is not in the picture. With more rounds each expert "
         f"holds the mean of all tasks and the two errors come closer: {_mean(many, 'mean'):.1f} and "
         f"{_mean(many, 'merged'):.1f} % at N = {numbers[-1]}.",
-        f"The turn of the valleys goes with what the experts share: at N = {numbers[-1]} they differ by "
-        f"{float(np.mean(apart)):.3f} ‖τ‖ (`alignment` has the lengths). The price is in the experts: their own error "
-        f"is {_listed(own)}.",
+        f"At N = {numbers[-1]} the experts of a pair lie {float(np.mean(apart)):.3f} ‖τ‖ apart (`alignment` has the "
+        f"lengths). The price is in the experts: their own error is {_listed(own)}.",
     ]
 
 

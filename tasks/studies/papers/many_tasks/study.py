@@ -198,7 +198,7 @@ def _adapted(
     tried = kept(inputs.io, name, choose)["rows"]
     plan = replace(plan, lr=tried[0]["lr"], seed=seed)
     static = inputs.accuracy(inputs.scorer(experts).merge(plan.static), "test")
-    ends = ["rate"] if at_end(plan.lr, adapting.rates) else []
+    ends = ["rate"] if seed == first and at_end(plan.lr, adapting.rates) else []  # one choice, for all seeds
     return {**_fixed(inputs, adapt(inputs, experts, plan).state), "start": static, "tried_rates": tried, "ends": ends}
 
 

@@ -159,8 +159,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     last = sum(row["scale"]["ties"] == LARGEST for row in rows)
     tasks = len(rows[0]["average"])
     return [
-        "The gap closes from both sides: the merge gains, and the last experts keep little of their own, since their "
-        "last round has S/N steps at learning rates near 0 (`alignment` has the lengths).",
+        "The gap closes from both sides: the merge gains, and the last experts lose. Their last round has S/N steps at "
+        "the end of the schedule (`alignment` has the lengths).",
         f"In task arithmetic λ multiplies Σ_t τ_t, so 1/T = {1 / tasks:g} is the average; λ = 0.4 lies "
         f"{0.4 * tasks:.1f} times as far.",
         f"TIES's λ multiplies the mean of the agreeing entries; of {len(rows)} choices {beyond} lie outside of the "

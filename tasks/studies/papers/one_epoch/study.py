@@ -264,13 +264,13 @@ def notes(compared: dict[str, list[Row]], curve: Sequence[Row]) -> list[str]:
         task: [100 * (s["merged"][task] - c["merged"][task]) for s, c in zip(*compared.values(), strict=True)]
         for task in compared[SHORT][0]["merged"]
     }
-    least, *_, most = sorted(gain, key=lambda task: fmean(gain[task]))
     steps = compared[SHORT][0]["steps"]
     return [
         f"An epoch has {steps:.0f} steps on average, and a schedule of its own spends part of them near a rate of 0. "
         f"Against the end of the long schedule the merge stands, after epoch {'; '.join(lag)} points.",
-        f"The merge with the highest mean is {best}. One epoch is worth most on {most} "
-        f"({with_interval(gain[most])} points against converged) and least on {least} ({with_interval(gain[least])}).",
+        f"The merge with the highest mean is {best}. By task, one epoch less converged is "
+        + ", ".join(f"{with_interval(gain[task])} ({task})" for task in sorted(gain, key=lambda one: -fmean(gain[one])))
+        + " points.",
     ]
 
 

@@ -284,7 +284,21 @@ def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
         "How far DARE lies from task arithmetic follows from scale, drop and the lengths of the task vectors: with "
         f"drop {least['drop']:g} it is {least['distance']:.2f}. Another order of the data moves a merge by TIES by "
         f"{_between(across['ties']):.2f}, and by task arithmetic by {_between(across['task_arithmetic']):.2f}.",
+        "Distance alone does not tell a trajectory from another method: "
+        + "; ".join(_alone(rows, run) for run in rows[0]["paths"])
+        + ".",
     ]
+
+
+def _alone(rows: Rows, run: str) -> str:
+    """Return how far a trajectory's end is from its nearest merge, and how many merges are as far from theirs."""
+    merges = rows[0]["merges"]
+    far = each(rows, lambda s: s.gap(s.ends[run], merges))
+    as_far = each(rows, lambda s: sum(s.gap(name, merges) >= s.gap(s.ends[run], merges) for name in merges))
+    return (
+        f"the end of {run} lies {with_interval(far, 2)} from its nearest merge, and {with_interval(as_far)} of the "
+        f"{len(merges)} merges lie as far from theirs"
+    )
 
 
 def figures(rows: Rows) -> dict[str, Figure]:

@@ -6,6 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from mergeflow.evaluation.averages import mean
+from tasks.studies.claims import paired
+from tasks.studies.leading import leader
 from tasks.studies.results import Table, with_interval
 from tasks.studies.rows import Row, accuracy_rows, tidy
 
@@ -165,19 +167,26 @@ def _notes(count: int, rows: Sequence[Row]) -> list[str]:
     ]
     shared = [ratio for ratio in tuned if ratio in once]
     gain = max(shared, key=lambda ratio: tuned[ratio] - once[ratio])
+    gained = paired(*(samples(rows, "centred", rule)[gain] for rule in ("per rank", "once")))
     near = min(once, key=lambda ratio: abs(ratio - USED))
     lost = [(curve := centre(rows, "centred", "once", task))[peak(curve)] - curve[near] for task in rows[0]["experts"]]
     return [
-        f"{count} tasks, λ chosen per rank: the centred curve is highest at {peak(tuned):g} with "
-        f"{tuned[peak(tuned)]:.1f} % ({once[peak(once)]:.1f} % at {peak(once):g} with λ chosen once); "
-        f"choosing λ per rank gains most at {gain:g}, {tuned[gain] - once[gain]:+.1f} points. The mean chosen λ is "
+        f"{count} tasks, λ chosen per rank: the highest mean of the centred curve, {tuned[peak(tuned)]:.1f} %, is at "
+        f"{_highest(rows, 'centred')} (with λ chosen once {once[peak(once)]:.1f} % at {peak(once):g}); choosing λ per "
+        f"rank gains most in the mean at {gain:g}, {with_interval(gained)} points. The mean chosen λ is "
         + ", ".join(f"{scale:.2f} at {ratio:g}" for ratio, scale in zip(tuned, scales, strict=True))
-        + f". The original curve then reaches {max(original.values()):.1f} % at {peak(original):g} (task arithmetic "
-        f"{addition:.1f} %).",
+        + f". The highest mean of the original curve, {max(original.values()):.1f} %, is at "
+        f"{_highest(rows, 'original')} (task arithmetic {addition:.1f} %).",
         f"{count} tasks: what one ratio for all tasks costs, λ chosen once: at {near:g} a task lies {fmean(lost):.1f} "
         f"points below its own peak in the mean, {max(lost):.1f} at worst.",
         *_ends(count, rows),
     ]
+
+
+def _highest(rows: Sequence[Row], kind: str) -> str:
+    """Return the ratio where a curve with λ chosen per rank is highest, with its lead over the next highest."""
+    curve = samples(rows, kind, "per rank")
+    return leader({f"{ratio:g}": values for ratio, values in curve.items()}, {f"{r:g}": f"{r:g}" for r in curve})[1]
 
 
 def _ends(count: int, rows: Sequence[Row]) -> list[str]:

@@ -17,10 +17,11 @@ from tasks.studies.papers.subset_scaling.samples import (
     lost,
     name_of,
     samples_of,
+    seeds_of,
     slope,
     told,
 )
-from tasks.studies.results import Cell, Table
+from tasks.studies.results import Cell, Table, with_interval
 from tasks.studies.rows import tidy
 
 
@@ -141,22 +142,24 @@ def notes(rows: Rows, plans: Rows, known: Mapping[int, Known]) -> list[str]:
         plans: what the study planned for each N.
         known: seed → `individual` and `zero_shot` accuracy per task on test.
     """
+    by_seed = seeds_of(rows, plans, known)
     samples = samples_of(rows, plans, known)
     few, many = samples[0], samples[-1]
     found = [
-        "CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so their spread shrinks with N "
-        "for every method; it says nothing about tasks that are not among these.",
+        "CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so that their spread says "
+        "nothing about tasks that are not among these.",
         *[_slack(one) for one in samples if one.count > 1][:1],
     ]
     wide = [method for method in few.rows[0]["methods"] if method.endswith(WIDER)]
     for method in wide:
         plain = method.removesuffix(WIDER)
         gains = {
-            one.size: float(np.mean(np.subtract(one.normalised(method), one.normalised(plain)))) for one in samples
+            one.size: [float(np.mean(np.subtract(s.normalised(method), s.normalised(plain)))) for s in same]
+            for one, same in zip(samples, zip(*by_seed.values(), strict=True), strict=True)
         }
         found.append(
             f"What a wider choice of λ is worth to {name_of(plain)}: "
-            + ", ".join(f"{gain:+.1f} (N = {n})" for n, gain in gains.items())
+            + ", ".join(f"{with_interval(gain)} (N = {n})" for n, gain in gains.items())
             + f" points. λ = 1/N is the average, so λ ≤ 0.3 shrinks it at N = {few.size} and stretches it "
             f"{0.3 * many.size:.0f} times at N = {many.size}: the paper's grid makes task arithmetic look flatter "
             "over N than it is at its best."

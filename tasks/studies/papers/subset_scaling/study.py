@@ -18,8 +18,8 @@ each with its argument chosen per subset by mean accuracy on the first validatio
 then one look at its first test images. The paper's λ of task arithmetic end at 0.3, less than the average's 1/N at N =
 2, so the same choice is also made with larger ones ("wider λ"). Normalised accuracy is (1/N) Σ_t merged_t /
 individual_t. Of two tasks CART is the average, whatever k and λ: the centred task vectors are ± (θ_1 − θ_2)/2, and
-their low-rank parts cancel. TIES's share stands at an end of its grid with 2 tasks and with 14 and more, CART's rank
-with 2 and 8; the grids are the paper's. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all
+their low-rank parts cancel. The grids are the paper's; how often a choice stands at an end of one is told below the
+findings. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all
 subsets were measured. Methods are compared subset by subset, and the same subsets are merged for the experts of every
 seed. *±*: tables have the interval over subsets of the first seed's experts; verdicts are over seeds, of means over
 subsets.
