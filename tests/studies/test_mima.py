@@ -97,6 +97,9 @@ def rows_of(first: dict[str, float], last: dict[str, float]) -> list[Row]:
 def test_findings_follow_the_numbers() -> None:
     assert all(finding.holds is True for finding in findings(rows_of(*GOOD)))
     assert all(finding.holds is False for finding in findings(rows_of(*BAD)))
+    (changed,) = [one for one in findings(rows_of(*GOOD)) if "accuracy of the experts." in one.claim]
+    assert changed.measured == "N = 1 → 16: -1.0 ± 0.0 points", "what they lose is told as a loss"
+    assert mima.gaps(rows_of(*GOOD), 1) == pytest.approx([27.0] * 3)
     disagreeing = rows_of(*GOOD)
     disagreeing[3]["average"] = {"a": 0.4}
     assert findings(disagreeing)[0].holds is None, "seeds that disagree decide nothing"
