@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from tasks.studies.claims import paired
 from tasks.studies.results import with_interval
 
+Name = TypeVar("Name")
 
-def leader(values: Mapping[str, Sequence[float]], names: Mapping[str, str]) -> tuple[str, str]:
+
+def leader(values: Mapping[Name, Sequence[float]], names: Mapping[Name, str]) -> tuple[Name, str]:
     """Return the model with the highest mean, and its name for readers with its paired lead over the next.
 
     Args:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tasks.studies.ends import at_end, ends_of
 from tasks.studies.judging.cart import curves_of, models_of_many_tasks, subsets_of, suites_of_compression
 from tasks.studies.judging.merging import (
     epochs_of,
@@ -21,7 +22,7 @@ from tasks.studies.papers.glue import results as glue
 from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.papers.many_tasks import results as many_tasks
-from tasks.studies.papers.many_tasks.study import ADAPTED, at_end, ends_of
+from tasks.studies.papers.many_tasks.study import ADAPTED, ranges_of
 from tasks.studies.papers.mima import results as mima
 from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.papers.projection import results as projection
@@ -48,7 +49,7 @@ def of_many_tasks(rows: Rows, options: Any) -> list[str]:
         count, seed, model = (piece[name] for name in ("tasks", "seed", "model"))
         ends: list[str] = []
         if model in options.methods:
-            ends = ends_of(options.methods[model], args[count, seed, model])
+            ends = ends_of(args[count, seed, model], ranges_of(options.methods[model]))
         elif model in ADAPTED.values() and seed == rows[0]["seed"]:  # one choice, for all seeds
             ends = ["rate"] if at_end(rates[count, model][0]["rate"], options.adapted.rates) else []
         pieces.append(piece | {"ends": ends})
@@ -76,7 +77,7 @@ def of_subset_scaling(rows: Rows, options: Any) -> list[str]:
             tried = dict(options.grids[method])
             if name != method:
                 tried["scale"] = [*tried["scale"], *options.wider[method]]
-            one["ends"] = [argument for argument, values in tried.items() if at_end(one["args"][argument], values)]
+            one["ends"] = ends_of(one["args"], tried)
     return subset_scaling.notes(subsets, plans, known)
 
 

@@ -137,7 +137,7 @@ def judge_rows(root: Path, study: str, rows: Rows) -> list[Finding]:
 
 
 def notes_of(root: Path, study: str, rows: Rows) -> list[str] | None:
-    """Return what decides a study's findings, of those few that tell it from their rows; None of the others.
+    """Return what decides a study's findings where its rows tell it; None where they do not.
 
     Args:
         root: the project whose `studies/params.yaml` has the study's choices.

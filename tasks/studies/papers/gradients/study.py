@@ -242,9 +242,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
             moved = by_seed(own, lambda one: fmean(row["moved"] for row in one))
             second = by_seed(own, lambda one: fmean(row["cosine"][1] for row in one))
             label = f"{kind if run == GD else f'{run}, {kind}'}, {len({row['task'] for row in own})} tasks"
-            parts.append(f"{label}: moved {_told(moved, 3)}, cosine of the second gradient {_told(second, 2)}")
+            parts.append(
+                f"{label}: moved {with_interval(moved, 3)}, cosine of the second gradient {with_interval(second, 2)}"
+            )
     return [f"The distance of one epoch and the direction that is left, means over tasks: {'; '.join(parts)}."]
-
-
-def _told(values: Sequence[float], digits: int) -> str:
-    return with_interval(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"

@@ -34,6 +34,7 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
+from tasks.studies.ends import at_end, ends_of
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.many_tasks.findings import findings
 from tasks.studies.papers.many_tasks.results import figures, notes, tables, tidy_rows
@@ -170,18 +171,12 @@ def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sw
     best = max(found, key=lambda one: mean(one.validation))
     test = inputs.accuracy(scorer.merge(configure(method, best.args)), "test")
     chosen = {"validation": best.validation, "args": best.args, "tried": sum(one.tried for one in found)}
-    return {"test": test, **chosen, "ends": ends_of(sweep, best.args)}
+    return {"test": test, **chosen, "ends": ends_of(best.args, ranges_of(sweep))}
 
 
-def ends_of(sweep: Sweep, chosen: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of which the smallest or the largest value that was tried was taken.
-
-    Args:
-        sweep: what was tried.
-        chosen: argument → the value that was taken.
-    """
-    tried = {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
-    return [name for name, values in tried.items() if at_end(chosen[name], values)]
+def ranges_of(sweep: Sweep) -> dict[str, Sequence[Any]]:
+    """Return argument → the values that a sweep tries; of a scale the two ends."""
+    return {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
 
 
 def _adapted(
@@ -200,16 +195,6 @@ def _adapted(
     static = inputs.accuracy(inputs.scorer(experts).merge(plan.static), "test")
     ends = ["rate"] if seed == first and at_end(plan.lr, adapting.rates) else []  # one choice, for all seeds
     return {**_fixed(inputs, adapt(inputs, experts, plan).state), "start": static, "tried_rates": tried, "ends": ends}
-
-
-def at_end(value: float, tried: Sequence[float]) -> bool:
-    """Say whether the smallest or the largest of two values or more was taken.
-
-    Example:
-        >>> at_end(0.1, [0.1, 0.2]), at_end(0.2, [0.1, 0.2, 0.3]), at_end(0.1, [0.1])
-        (True, False, False)
-    """
-    return len(tried) > 1 and value in (min(tried), max(tried))
 
 
 def _along(

@@ -186,7 +186,7 @@ def _notes(count: int, rows: Sequence[Row]) -> list[str]:
 def _highest(rows: Sequence[Row], kind: str) -> str:
     """Return the ratio where a curve with λ chosen per rank is highest, with its lead over the next highest."""
     curve = samples(rows, kind, "per rank")
-    return leader({f"{ratio:g}": values for ratio, values in curve.items()}, {f"{r:g}": f"{r:g}" for r in curve})[1]
+    return leader(curve, {ratio: f"{ratio:g}" for ratio in curve})[1]
 
 
 def _ends(count: int, rows: Sequence[Row]) -> list[str]:

@@ -46,6 +46,7 @@ from mergeflow.search.grid import grid_of
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
+from tasks.studies.ends import ends_of
 from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.subset_scaling.findings import findings
 from tasks.studies.papers.subset_scaling.results import figures, notes, tables, tidy_rows
@@ -250,12 +251,9 @@ def _choose(
     """
     args, validation = max(scored, key=lambda one: one[1])
     test = known["test"] if known and known["args"] == args else None
-    tried = {name: {one[name] for one, _ in scored} for name in args}
     return {
         "args": args,
-        "ends": [
-            name for name, values in tried.items() if len(values) > 1 and args[name] in (min(values), max(values))
-        ],
+        "ends": ends_of(args, {name: [one[name] for one, _ in scored] for name in args}),
         "validation": validation,
         "test": test or scorer.state(scorer.merge(configure(method, args)), examples),
     }
