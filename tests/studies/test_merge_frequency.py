@@ -7,9 +7,10 @@ import pytest
 
 from mergeflow.merging import configure
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.merging import of_merge_frequency
 from tasks.studies.papers.merge_frequency import study as merge_frequency
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, by_seed, picked
 from tests.studies.small_lab import run_study, study_io
 
 
@@ -24,6 +25,13 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     assert [(row["N"], row["steps between merges"]) for row in tuned.rows] == [(1, 64), (4, 16)] * 2
     assert [row["steps"] for row in course.rows] == [16, 32, 48, 64]
     assert (folder / "frequency.svg").exists()
+    assert of_merge_frequency(result.rows) == result.findings, "the rows have all that the findings rest on"
+    way = picked(result.rows, part="course")
+    assert [row["steps"] for row in way] == [16, 32, 48, 64] * len({row["seed"] for row in way})
+    last = [row["accuracy"] for row in way if row["steps"] == 64]
+    ends = picked(result.rows, schedule="per_round", multiple=2, rounds=4, model="validation")
+    merged = by_seed(ends, lambda own: fmean(row["accuracy"] for row in own))
+    assert last == pytest.approx(merged), "a course ends at the merged model of its run"
     for schedule in merge_frequency.SCHEDULES:
         own = [row for row in result.rows if row["schedule"] == schedule and row["model"] == "merged"]
         mean = {n: fmean(r["accuracy"] for r in own if (r["rounds"], r["multiple"]) == (n, 1)) for n in (1, 4)}

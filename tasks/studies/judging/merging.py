@@ -87,7 +87,7 @@ def epochs_of_gradients(rows: Rows) -> list[Row]:
 
 
 def of_merge_frequency(rows: Rows) -> list[Finding]:
-    pieces = measured(rows, "schedule", "multiple", "rounds", "seed", "steps")
+    pieces = measured(picked(rows, part="model"), "schedule", "multiple", "rounds", "seed", "steps")
     return merge_frequency.findings(merge_frequency.tuned(pieces))
 
 

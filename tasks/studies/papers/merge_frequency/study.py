@@ -11,9 +11,9 @@ Two things differ between ATM and MIMA: α, and whether the learning rate goes i
 anew *per round*. Both are crossed here: every schedule with every α, multiples of 1/T (1/T is the average), at every N.
 The merged model is θ̄^(N) as it stands. *Tuned*: for each schedule, N and seed the α that is best on validation, of the
 same values everywhere. With N = 1 there is one schedule, and α is that of one merge of plain experts. AdamW's moments
-are forgotten at each merge (`mima` compares). The course shows validation accuracy of θ̄^(i) over the steps of one
-seed. Of α that are equally good the smallest is taken. With this base the record is the second look at test, not the
-first: before, the last bits of the means decided between equally good α. ± is over seeds: the order of the batches.
+are forgotten at each merge (`mima` compares). The course shows validation accuracy of θ̄^(i) over the steps. Of α that
+are equally good the smallest is taken. With this base the record is the second look at test, not the first: before,
+the last bits of the means decided between equally good α. ± is over seeds: the order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 3.1 (iterative task arithmetic); MIMA, equation 4.
 """
@@ -21,6 +21,7 @@ first: before, the last bits of the means decided between equally good α. ± is
 from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 from pydantic import Field
 
@@ -33,7 +34,7 @@ from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.merge_frequency.figures import frequency_figure
 from tasks.studies.pieces import kept
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row, accuracy_rows, of
+from tasks.studies.rows import Row, accuracy_rows, of, tidy
 
 SCHEDULES = {"whole": "one schedule", "per_round": "a schedule per round"}
 
@@ -97,17 +98,20 @@ def run(io: StageIO) -> None:
         row = kept(io, name, partial(measure, inputs, *cell, seed))
         rows.append({**row, "schedule": schedule})
     rows = common_seeds(rows)
-    courses = {name: kept(io, f"course_{name}", partial(course, inputs, name)) for name in options.course}
+    courses = [
+        kept(io, f"course_{name}_{seed}", partial(course, inputs, name, seed))
+        for name in options.course
+        for seed in inputs.run(name).seeds
+    ]
     best = tuned(rows)
     result = StudyResult(
         [cell_table(rows), tuned_table(best), course_table(courses)],
         findings(best),
         [*notes(rows), edge_note(best, options.multiples)],
-        accuracy_rows(rows, ("seed", "schedule", "multiple", "rounds", "steps"), ("validation", "merged")),
+        tidy_rows(rows, courses),
     )
     curves = {label: values(best, schedule) for schedule, label in SCHEDULES.items()}
-    over = {name: dict(zip(c["steps"], c["accuracy"], strict=True)) for name, c in courses.items()}
-    result.write(io, {"frequency": frequency_figure(curves, over)})
+    result.write(io, {"frequency": frequency_figure(curves, {name: over(courses, name) for name in options.course})})
 
 
 def measure(inputs: StudyInputs, schedule: str, multiple: int, rounds: int, seed: int) -> Row:
@@ -157,13 +161,51 @@ def tuned(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def course(inputs: StudyInputs, name: str) -> Row:
-    """Return validation accuracy in % of a run's merges over its steps, for the first seed."""
-    source, seed = inputs.run(name), inputs.seeds[0]
+def course(inputs: StudyInputs, name: str, seed: int) -> Row:
+    """Return mean validation accuracy in % of a run's merges, and the steps per task before each.
+
+    Args:
+        inputs: the study's inputs.
+        name: of the run.
+        seed: of the run.
+    """
+    source = inputs.run(name)
     rounds = source.rounds(seed)
     merges = [source.merged(seed, row["round"]) for row in rounds]
     accuracy = [mean_accuracy(inputs.accuracy(state, "validation")) for state in merges]
-    return {"steps": [row["steps"] for row in rounds], "accuracy": accuracy}
+    return {"run": name, "seed": seed, "steps": [row["steps"] for row in rounds], "accuracy": accuracy}
+
+
+def over(courses: Sequence[Row], name: str) -> dict[int, list[float]]:
+    """Return steps → mean validation accuracy of a run's merges in %, one value for each seed.
+
+    Args:
+        courses: as of `course`.
+        name: of the run.
+    """
+    own = of(courses, run=name)
+    return {step: [row["accuracy"][index] for row in own] for index, step in enumerate(own[0]["steps"])}
+
+
+def tidy_rows(rows: Sequence[Row], courses: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row for each cell, seed, model and task, and one for each run, seed and merge of the courses.
+
+    Args:
+        rows: as of `measure`, with the schedule.
+        courses: as of `course`.
+
+    Returns:
+        `model`: accuracy on a task in %, of the merged model on test and on validation. `course`: mean accuracy of the
+        tasks on validation in %, after so many steps per task.
+    """
+    settings = ("seed", "schedule", "multiple", "rounds", "steps")
+    models = [{"part": "model", **row} for row in accuracy_rows(rows, settings, ("validation", "merged"))]
+    on_the_way = [
+        {"part": "course", "seed": row["seed"], "run": row["run"], "steps": step, "accuracy": accuracy}
+        for row in courses
+        for step, accuracy in zip(row["steps"], row["accuracy"], strict=True)
+    ]
+    return tidy([*models, *on_the_way])
 
 
 def values(best: Sequence[Row], schedule: str) -> dict[int, list[float]]:
@@ -202,15 +244,16 @@ def tuned_table(best: Sequence[Row]) -> Table:
     return Table("α chosen on validation for each schedule, N and seed: mean test accuracy, %", lines)
 
 
-def course_table(courses: dict[str, Row]) -> Table:
+def course_table(courses: Sequence[Row]) -> Table:
     """Return the course of the runs shown, at a few steps."""
     lines: list[dict[str, Cell]] = []
-    for name, own in courses.items():
-        count = len(own["steps"])
+    for name in dict.fromkeys(row["run"] for row in courses):
+        values = over(courses, name)
+        count = len(values)
         for index in sorted({0, count // 4, count // 2, count - 1}):
-            accuracy = round(own["accuracy"][index], 1)
-            lines.append({"run": name, "steps": own["steps"][index], "validation accuracy, %": accuracy})
-    return Table("The merge over the steps, one seed", lines)
+            step = list(values)[index]
+            lines.append({"run": name, "steps": step, "validation accuracy, %": with_interval(values[step])})
+    return Table("The merge over the steps", lines)
 
 
 def findings(best: Sequence[Row]) -> list[Finding]:
