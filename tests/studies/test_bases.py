@@ -1,6 +1,7 @@
 """Study `bases` with bases of a few steps and its rule on made-up rows."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from tasks.project.graph import load_graph
 from tasks.project.stage import StageIO
 from tasks.project.study_graph import write_study_graph
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.merging import of_bases
+from tasks.studies.judging.notes import NOTES
 from tasks.studies.papers.bases import arms, study
 from tasks.studies.papers.bases.arms import Arm, make_base
 from tasks.studies.papers.bases.ranks import rank_share
-from tasks.studies.papers.bases.results import NAMES, findings, rule_note
+from tasks.studies.papers.bases.results import METHODS, NAMES, ends_note, findings, rule_note
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 from tests.card import card
 from tests.studies.small_lab import ROOT, make_lab, open_lab
 
@@ -78,7 +81,13 @@ def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monk
     assert len(ranks.rows) == 3
     assert "rank_ratio" in str(chosen.rows[2][columns[0]])
     assert {(row["base"], row["model"]) for row in result.rows} >= {(arm, "mima") for arm in SMALL["arms"]}
-    rows = [row for row in result.rows if row["base"] == "confused"]
+    options = study.DECLARED.chosen(io)
+    assert of_bases(result.rows, options) == result.findings, "the rows have all that the findings rest on"
+    assert NOTES["bases"](result.rows, options) == result.notes
+    assert {row["model"] for row in picked(result.rows, part="choice")} >= {"ties", "cart", "cart 0.08"}
+    held = picked(result.rows, part="rank", base="confused")
+    assert f"{100 * fmean(row['kept'] for row in held):.1f}" == ranks.rows[0][columns[0]]
+    rows = picked(result.rows, part="model", base="confused")
     by_model = {name: [row["accuracy"] for row in rows if row["model"] == name] for name in ("cart 1", "average")}
     assert by_model["cart 1"] == by_model["average"], "at full rank CART is the average"
     assert [finding.holds for finding in result.findings] == [None] * 5, "one seed decides nothing"
@@ -139,4 +148,16 @@ def test_the_rule_follows_the_numbers() -> None:
     bad = [*made_up("confused", field), *made_up("style", flat)]
     assert [finding.holds for finding in findings(bad, labels, ["style"])] == [False, False, True, False, False]
     assert "no base without a planted error" in rule_note(bad, labels, ["style"])
-    assert "confused names +10.0; another style -0.5" in rule_note(bad, labels, ["style"])
+    assert "confused names 10.0 ± 0.0; another style -0.5 ± 0.0" in rule_note(bad, labels, ["style"])
+
+
+def test_a_choice_at_an_end_is_told() -> None:
+    args = {model: {"scale": 1.0} for model in METHODS} | {"cart": {"rank_ratio": 0.08, "scale": 6.0}}
+    rows = [row | {"args": args} for row in made_up("confused", {})]
+    rows[0]["args"] = args | {"cart": {"rank_ratio": 0.08, "scale": 1.0}}
+    tried = {model: {"scale": [0.5, 1.0, 6.0]} for model in METHODS} | {
+        "cart": {"scale": [0.5, 1.0, 6.0], "rank_ratio": [0.04, 0.08, 1]}
+    }
+    (told,) = ends_note(rows, {"confused": "confused names"}, tried)
+    assert told.endswith("may do better: CART's scale with confused names (2 of 3 seeds).")
+    assert ends_note(rows[:1], {"confused": "confused names"}, tried) == []

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mergeflow.evaluation.averages import normalised
-from tasks.studies.judging.pieces import Rows, by_task, grouped, measured
+from tasks.studies.judging.pieces import Rows, by_task, given, grouped, measured
 from tasks.studies.papers.adaptation import results as adaptation
 from tasks.studies.papers.cart_landscape import results as cart_landscape
 from tasks.studies.papers.compression import results as compression
@@ -66,7 +66,7 @@ def suites_of_compression(rows: Sequence[Row]) -> tuple[list[Row], float]:
         relative = {
             row["split"]: normalised(by_task(own), by_task(own, "expert")) for row, own in groups(group, ("split",))
         }
-        args = {name: one[name] for name in ("rank_ratio", "threshold") if one[name] is not None}
+        args = given(one, "rank_ratio", "threshold")
         found.append({**one, "args": args, "relative": relative})
     return found, picked(suites, kind="own")[0]["rank_ratio"]
 

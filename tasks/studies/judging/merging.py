@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.studies.judging.pieces import Rows, by_task, fraction, grouped, measured
+from tasks.studies.judging.pieces import Rows, by_task, fraction, given, grouped, measured
 from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.papers.bases import results as bases
 from tasks.studies.papers.cost import results as cost
@@ -203,11 +203,23 @@ def layer_of(rows: Rows) -> Row:
 
 
 def of_bases(rows: Rows, options: Any) -> list[Finding]:
-    arms = options.arms
-    models = grouped(rows, "base", "seed").items()
-    pieces = [{"arm": arm, "seed": seed, "test": measured(own)[0]} for (arm, seed), own in models]
-    asked = [name for name, arm in arms.items() if arm.style == "prints"]
-    return bases.findings(pieces, {name: arm.label for name, arm in arms.items()}, asked)
+    return bases.findings(*pieces_of_bases(rows, options))
+
+
+def pieces_of_bases(rows: Rows, options: Any) -> tuple[list[Row], dict[str, str], list[str]]:
+    """Return the pieces of the study `bases`, what its bases are called, and those that its rule is about.
+
+    Args:
+        rows: tidy.
+        options: the study's choices.
+    """
+    pieces = []
+    choices = grouped(picked(rows, part="choice"), "base", "seed")
+    for (arm, seed), own in grouped(picked(rows, part="model"), "base", "seed").items():
+        args = {row["model"]: given(row, "keep", "rank_ratio", "scale") for row in choices[arm, seed]}
+        pieces.append({"arm": arm, "seed": seed, "test": measured(own)[0], "args": args})
+    labels = {name: arm.label for name, arm in options.arms.items()}
+    return pieces, labels, [name for name, arm in options.arms.items() if arm.style == "prints"]
 
 
 def of_equivalence(rows: Rows) -> list[Finding]:

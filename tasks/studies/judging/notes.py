@@ -10,12 +10,15 @@ from tasks.studies.judging.merging import (
     epochs_of_gradients,
     lengths_of,
     models_of_glue,
+    pieces_of_bases,
     planes_of,
     rounds_of_mima,
     spaces_of,
 )
 from tasks.studies.judging.pieces import Rows, grouped
 from tasks.studies.papers.alignment import study as alignment
+from tasks.studies.papers.bases import results as bases
+from tasks.studies.papers.bases.study import tried
 from tasks.studies.papers.compression import results as compression
 from tasks.studies.papers.equivalence import results as equivalence
 from tasks.studies.papers.glue import results as glue
@@ -34,6 +37,10 @@ from tasks.studies.rows import picked
 
 def of_one_epoch(rows: Rows, options: Any) -> list[str]:
     return one_epoch.notes(*lengths_of(epochs_of(rows), options))
+
+
+def of_bases(rows: Rows, options: Any) -> list[str]:
+    return bases.notes(*pieces_of_bases(rows, options), tried(options))
 
 
 def of_glue(rows: Rows, options: Any) -> list[str]:
@@ -83,6 +90,7 @@ def of_subset_scaling(rows: Rows, options: Any) -> list[str]:
 
 NOTES: Mapping[str, Callable[[Rows, Any], list[str]]] = {
     "alignment": lambda rows, options: alignment.notes(picked(rows, part="last")),
+    "bases": of_bases,
     "compression": lambda rows, options: compression.notes(*suites_of_compression(rows)),
     "equivalence": lambda rows, options: equivalence.NOTES,
     "glue": of_glue,

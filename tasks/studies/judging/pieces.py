@@ -28,6 +28,11 @@ def measured(rows: Rows, *settings: str, model: str = "model") -> list[Row]:
     ]
 
 
+def given(row: Row, *columns: str) -> Row:
+    """Return a row's values of these columns, without those that it does not have."""
+    return {name: row[name] for name in columns if row.get(name) is not None}
+
+
 def by_task(rows: Iterable[Row], column: str = "accuracy") -> dict[str, float]:
     """Return task → accuracy, the fraction that was measured."""
     return {row["task"]: fraction(row[column]) for row in rows}

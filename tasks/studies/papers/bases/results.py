@@ -1,7 +1,6 @@
 """Study `bases`: its tables, findings, note and figure."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -9,10 +8,11 @@ from matplotlib.figure import Figure
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.studies.claims import judge, paired
+from tasks.studies.ends import ends_of
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.papers.bases.ranks import SHOWN, mean_rank
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row, accuracy_rows
+from tasks.studies.rows import Row, accuracy_rows, tidy
 
 NAMES = {
     "zero_shot": "zero-shot",
@@ -27,25 +27,51 @@ NAMES = {
 }
 GAP = 15.0  # points between experts and average that the field's suites have
 Labels = Mapping[str, str]
+Tried = Mapping[str, Mapping[str, Sequence[float]]]
+METHODS = ("task_arithmetic", "ties", "cart", "tsv", "iso_c")
 
 
-def result(rows: Sequence[Row], labels: Labels, asked: Sequence[str]) -> tuple[StudyResult, dict[str, Figure]]:
+def result(
+    rows: Sequence[Row], labels: Labels, asked: Sequence[str], tried: Tried
+) -> tuple[StudyResult, dict[str, Figure]]:
     """Return all that the study leaves in words and numbers, and its figure.
 
     Args:
         rows: as of `measure`, one for each base and seed.
         labels: what each base is called.
         asked: the bases that the rule is about.
+        tried: method → argument → the values that were tried of it.
     """
-    tidy = [{"seed": row["seed"], "base": row["arm"], **row["test"]} for row in rows]
-    models = list(rows[0]["test"])
     written = StudyResult(
         [accuracy_table(rows, labels), curve_table(rows, labels), rank_table(rows, labels), choice_table(rows, labels)],
         findings(rows, labels, asked),
-        [rule_note(rows, labels, asked)],
-        accuracy_rows(tidy, ("seed", "base"), models),
+        notes(rows, labels, asked, tried),
+        tidy_rows(rows),
     )
     return written, {"ranks": rank_figure(rows, labels)}
+
+
+def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one row for each base, seed and: model and task; method; task.
+
+    Args:
+        rows: as of `measure`.
+
+    Returns:
+        `model`: test accuracy on a task in %. `choice`: a method's arguments, and the mean accuracy on validation in %
+        that chose them. `rank`: the measures of `ranks_of`, shares from 0 to 1.
+    """
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        own = {"seed": row["seed"], "base": row["arm"]}
+        models = accuracy_rows([own | row["test"]], ("seed", "base"), list(row["test"]))
+        found += [{"part": "model", **one} for one in models]
+        for method, args in row["args"].items():
+            found.append(
+                {"part": "choice", **own, "model": method, "validation": 100 * row["validation"][method], **args}
+            )
+        found += [{"part": "rank", **own, "task": task, **ranks} for task, ranks in row["ranks"].items()]
+    return tidy(found)
 
 
 def of(rows: Sequence[Row], arm: str) -> list[Row]:
@@ -125,7 +151,7 @@ def rank_table(rows: Sequence[Row], labels: Labels) -> Table:
 def choice_table(rows: Sequence[Row], labels: Labels) -> Table:
     """Return what validation chose."""
     lines: list[dict[str, Cell]] = []
-    for model in ("task_arithmetic", "ties", "cart", "tsv", "iso_c"):
+    for model in METHODS:
         cells = {label: "; ".join(_said(row["args"][model]) for row in of(rows, a)) for a, label in labels.items()}
         lines.append({"method": NAMES[model], **cells})
     return Table("Chosen on validation, one value per seed", lines)
@@ -181,19 +207,49 @@ def _inside(rows: Sequence[Row], arm: str) -> list[float]:
     return paired([max(values) for values in zip(*curves, strict=True)], reached(rows, arm, "average"))
 
 
+def notes(rows: Sequence[Row], labels: Labels, asked: Sequence[str], tried: Tried) -> list[str]:
+    """Return whether the bases asked about keep the rule, what CART gains on each base, and which choices may go on.
+
+    Args: As of `result`.
+    """
+    return [rule_note(rows, labels, asked), *ends_note(rows, labels, tried)]
+
+
 def rule_note(rows: Sequence[Row], labels: Labels, asked: Sequence[str]) -> str:
     """Return whether the bases asked about keep the rule, and what CART gains on each base.
 
     Args: As of `findings`.
     """
     kept = [labels[arm] for arm in asked if all(finding.holds for finding in _rule(rows, arm, labels[arm]))]
-    told = "; ".join(f"{label} {fmean(lead(rows, a, 'cart', 'task_arithmetic')):+.1f}" for a, label in labels.items())
+    gains = {label: with_interval(lead(rows, arm, "cart", "task_arithmetic")) for arm, label in labels.items()}
     verdict = (
         f"By the rule the suite's base should be: {', '.join(kept)}."
         if kept
         else "By the rule no base without a planted error shows the gaps of the field."
     )
-    return f"{verdict} CART against task arithmetic, points: {told}."
+    told = "; ".join(f"{label} {gain}" for label, gain in gains.items())
+    return f"{verdict} CART less task arithmetic, points: {told}."
+
+
+def ends_note(rows: Sequence[Row], labels: Labels, tried: Tried) -> list[str]:
+    """Return which choices stand at an end of what was tried, so that other values may do better.
+
+    Args:
+        rows: as of `measure`.
+        labels: what each base is called.
+        tried: method → argument → the values that were tried of it.
+    """
+    told = []
+    for arm, label in labels.items():
+        own = of(rows, arm)
+        for model in METHODS:
+            ends = [ends_of(row["args"][model], tried[model]) for row in own]
+            for name in tried[model]:
+                if count := sum(name in one for one in ends):
+                    told.append(f"{NAMES[model]}'s {name} with {label} ({count} of {len(own)} seeds)")
+    return (
+        [f"Chosen at an end of what was tried, so that other values may do better: {'; '.join(told)}."] if told else []
+    )
 
 
 def rank_figure(rows: Sequence[Row], labels: Labels) -> Figure:
