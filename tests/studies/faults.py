@@ -623,6 +623,22 @@ FAULTS = [
         "tests/analysis/test_paths.py::test_a_regular_polygon_is_as_round_as_it_should_be",
     ),
     Broken(
+        "C1",
+        "the lead of one merge over another is turned round, on every base",
+        f"{PAPERS}/bases/results.py",
+        "return paired(reached(rows, arm, better), reached(rows, arm, worse))",
+        "return paired(reached(rows, arm, worse), reached(rows, arm, better))",
+        "tests/studies/test_bases.py::test_the_rule_follows_the_numbers",
+    ),
+    Broken(
+        "C2",
+        "the lowest point of a base's curve is its bell",
+        f"{PAPERS}/bases/results.py",
+        "[max(values) for values in zip(*curves, strict=True)]",
+        "[min(values) for values in zip(*curves, strict=True)]",
+        "tests/studies/test_bases.py::test_the_rule_follows_the_numbers",
+    ),
+    Broken(
         "C9",
         "heads are fitted to the test examples",
         f"{PAPERS}/glue/heads.py",

@@ -134,7 +134,7 @@ def test_the_rank_of_a_permutation_of_class_means_is_told() -> None:
 def made_up(arm: str, levels: dict[str, float]) -> list[Row]:
     known = dict.fromkeys(NAMES, 0.7) | levels
     test = {model: {"a": value} for model, value in known.items()}
-    test |= {"cart 0.08": test["cart"], "cart 1": test["average"]}
+    test |= {"cart 0.08": test["cart"], "cart 0.64": test["average"], "cart 1": test["average"]}
     return [{"arm": arm, "seed": seed, "test": test, "args": {}, "ranks": {}} for seed in range(3)]
 
 
