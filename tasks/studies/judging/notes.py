@@ -18,7 +18,7 @@ from tasks.studies.judging.merging import (
 from tasks.studies.judging.pieces import Rows, grouped
 from tasks.studies.papers.alignment import study as alignment
 from tasks.studies.papers.bases import results as bases
-from tasks.studies.papers.bases.study import tried
+from tasks.studies.papers.bases.study import tried as tried_of_bases
 from tasks.studies.papers.compression import results as compression
 from tasks.studies.papers.equivalence import results as equivalence
 from tasks.studies.papers.glue import results as glue
@@ -40,7 +40,7 @@ def of_one_epoch(rows: Rows, options: Any) -> list[str]:
 
 
 def of_bases(rows: Rows, options: Any) -> list[str]:
-    return bases.notes(*pieces_of_bases(rows, options), tried(options))
+    return bases.notes(*pieces_of_bases(rows, options), tried_of_bases(options))
 
 
 def of_glue(rows: Rows, options: Any) -> list[str]:
