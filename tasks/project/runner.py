@@ -193,14 +193,14 @@ def _manifest(root: Path, stage: Stage) -> Path:
 def _build(io: StageIO, done: Path) -> None:
     shutil.rmtree(io.building, ignore_errors=True)
     io.scratch.mkdir(parents=True, exist_ok=True)
-    started = time.time()
+    started, before = time.time(), _spent_before(io.scratch)
     try:
         load_module(io.root, io.stage.module).run(io)
         for out in io.stage.outs:
             built = io.building / out
             assert built.exists(), f"stage {io.stage.address} did not make {out}"
             _sync(built)
-        _write_record(io, started)
+        _write_record(io, started, before)
         write_atomically(done, "{}")
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -228,11 +228,25 @@ def _publish(io: StageIO) -> None:
         sync_folder(target.parent)
 
 
-def _write_record(io: StageIO, started: float) -> None:
+def _spent_before(scratch: Path) -> float:
+    """Return what earlier runs took, in seconds, that were killed and left work; note that another begins now.
+
+    A killed run counts from its start to the last file that it wrote.
+    """
+    path, before = scratch / "begun.json", 0.0
+    if path.exists():
+        begun = json.loads(path.read_text())
+        last = max(file.lstat().st_mtime for file in scratch.rglob("*"))
+        before = begun["before"] + max(last - begun["started"], 0)
+    write_atomically(path, json.dumps({"started": time.time(), "before": before}))
+    return float(before)
+
+
+def _write_record(io: StageIO, started: float, before: float) -> None:
     record = {
         "stage": io.stage.address,
         "started": started,
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(before + time.time() - started, 3),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **io.costs,
     }

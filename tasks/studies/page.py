@@ -1,21 +1,19 @@
 """A study's page in the docs, written from its outputs: only the study's docstring on it is written by hand."""
 
 import json
-import os
-import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mergeflow.layout import CODE
 from tasks.project.files import read_yaml
-from tasks.project.stage import read_record
 from tasks.project.studies import Study
 from tasks.studies.results import ROWS, Finding, StudyResult, Table, markdown_table
+from tasks.studies.times import read_costs, read_times, runs_section, write_json, write_times
 from tasks.studies.verdicts import WORDS
 
 _INDEX = (
@@ -43,7 +41,6 @@ _JUDGED = (
     "**Judged again.** These verdicts are of {day}, by rules that are younger than the record, from its rows alone. "
     "Tables and figures are as they were recorded, and so is what decides the findings, unless the rows tell it."
 )
-_COSTS = "results/costs.json"
 DAYS = "results/judged.json"
 _UNDEFINED = "nan ± nan"
 
@@ -64,11 +61,7 @@ def write_page(root: Path, study: Study) -> Path:
     found = StudyResult.read(made)
     for figure in found.figures:
         shutil.copy(made / f"{figure}.svg", folder / "figures" / figure_file(name, figure))
-    record = read_record(study.root, study.stage.address)
-    if (seconds := record.get("seconds")) is not None:
-        tables = {"tables": record["tables"]} if "tables" in record else {}
-        costs = _costs(folder) | {name: {"seconds": round(seconds), "hardware": hardware(), **tables}}
-        write_json(folder / _COSTS, costs)
+    write_times(root, study)
     write_json(folder / DAYS, {other: day for other, day in read_days(folder).items() if other != name})
     return render_page(folder, study, found)
 
@@ -92,16 +85,6 @@ def read_days(folder: Path) -> dict[str, str]:
     path = folder / DAYS
     days: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     return days
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write one entry for each study into a file beside the results."""
-    path.write_text(json.dumps(dict(sorted(values.items())), indent=1, ensure_ascii=False) + "\n")
-
-
-def read_times(folder: Path, study: str) -> list[Table]:
-    """Return a study's tables of times and memory, which lie beside the results."""
-    return [Table(**table) for table in _costs(folder).get(study, {}).get("tables", [])]
 
 
 def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), judged: str = "") -> str:
@@ -191,8 +174,9 @@ def _seeds(rows: Path) -> str:
 
 def index_text(folder: Path, studies: Iterable[Study]) -> str:
     """Return the index of the pages in `folder`, from the recorded results."""
-    costs, rows = _costs(folder), []
-    for study in studies:
+    known = list(studies)
+    costs, rows = read_costs(folder), []
+    for study in known:
         stage = study.stage
         path = folder / "results" / f"{stage.name}.json"
         if path.exists():
@@ -204,7 +188,7 @@ def index_text(folder: Path, studies: Iterable[Study]) -> str:
             rows.append(f"| {' | '.join([*cells, *(str(found[word]) for word in WORDS.values()), locked, measured])} |")
     heads = ["study", "systems", "question", *WORDS.values(), "in dvc.lock", "time without training runs"]
     head = ["# Studies", "", _INDEX, "", f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|---|---|"]
-    return "\n".join([*head, *rows]) + "\n"
+    return "\n".join([*head, *rows, "", *runs_section(folder, known)]) + "\n"
 
 
 def _finding(one: Finding) -> str:
@@ -237,19 +221,3 @@ def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:
 def _read(path: Path) -> Any:
     """Return what a YAML file says, which is read once; nothing where there is none."""
     return read_yaml(path) if path.exists() else {}
-
-
-def _costs(folder: Path) -> dict[str, dict[str, Any]]:
-    path = folder / _COSTS
-    costs: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    return costs
-
-
-def hardware() -> str:
-    """Return the number of cores and the processor's name, as the pages say on what a study ran."""
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []

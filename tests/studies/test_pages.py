@@ -1,5 +1,6 @@
 """The studies' pages say what the recorded results say, and nothing else."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,15 +14,18 @@ import yaml
 from flows.study_commands import check_rows_file, find_studies, write_rows
 from mergeflow.errors import MergeflowError
 from tasks.project.stage import Stage, StageIO
-from tasks.studies.page import Study, figure_file, index_text, page_text, read_days, read_times, systems_text
+from tasks.studies.page import Study, figure_file, index_text, page_text, read_days, systems_text
 from tasks.studies.results import ROWS, Finding, StudyResult, Table
+from tasks.studies.times import hardware, read_times, write_times
 from tasks.studies.verdicts import all_hold, within
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT
 
 PAGES = ROOT / "docs" / "studies"
 STUDIES = {study.stage.name: study for study in find_studies(ROOT).values()}
-RECORDED = sorted(path.stem for path in (PAGES / "results").glob("*.json") if path.stem not in ("costs", "judged"))
+RECORDED = sorted(
+    path.stem for path in (PAGES / "results").glob("*.json") if path.stem not in ("costs", "judged", "runs")
+)
 
 
 # Studies that have not run yet; remove a name when `mergeflow study NAME --document` has recorded it.
@@ -180,10 +184,33 @@ def test_the_index_tells_a_record_of_other_choices(tmp_path: Path, model: str, s
     }
     (tmp_path / "studies/dvc.lock").write_text(yaml.safe_dump({"stages": {"mima": {"params": locked}}}))
     text = index_text(tmp_path / "pages", [replace(study, root=tmp_path)])
-    assert text.splitlines()[-1].split(" | ")[6] == told
+    assert row_of("mima", text)[6] == told
 
 
 def test_the_index_tells_a_record_that_the_lock_file_does_not_name(tmp_path: Path) -> None:
     shutil.copytree(PAGES / "results", tmp_path / "pages/results")
     text = index_text(tmp_path / "pages", [replace(STUDIES["mima"], root=tmp_path)])
-    assert text.splitlines()[-1].split(" | ")[6] == "no"
+    assert row_of("mima", text)[6] == "no"
+
+
+def test_the_index_tells_what_a_training_run_took_that_its_studies_share(tmp_path: Path) -> None:
+    root, study = tmp_path / "worlds" / "small", STUDIES["mima"]
+    records = root / ".mergeflow" / "records"
+    records.mkdir(parents=True)
+    (records / "studies_dvc.yaml_mima.json").write_text(json.dumps({"seconds": 5400.4}))
+    trained = {"training": {"seed_0": {"processor_seconds": 472.2}, "seed_1": {"processor_seconds": 478.3}}}
+    (records / "studies_dvc.yaml_train@mima_4.json").write_text(json.dumps(trained))
+    (tmp_path / "docs/studies/results").mkdir(parents=True)
+    small = replace(study, root=root)
+    write_times(tmp_path, small)
+    text = index_text(tmp_path / "docs" / "studies", [small])
+    assert re.search(r"studies add up to 1 h 30 min, .* runs to 0 h 16 min of one core \(1 of \d+ are", text)
+    assert row_of("worlds/small/mima_4", text) == ["| worlds/small/mima_4", "mima", "950", f"{hardware()} |"]
+    assert row_of("worlds/small/mima_8", text)[1:3] == ["mima", ""]
+    write_times(tmp_path, replace(study, root=tmp_path))
+    assert index_text(tmp_path / "docs" / "studies", [small]) == text, "nothing ran there"
+
+
+def row_of(name: str, index: str) -> list[str]:
+    [row] = [line for line in index.splitlines() if line.startswith((f"| [{name}]", f"| {name} |"))]
+    return row.split(" | ")

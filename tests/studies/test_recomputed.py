@@ -17,9 +17,9 @@ from flows.study_commands import find_studies
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 from tasks.project.study_graph import write_study_graph
-from tasks.studies.page import hardware
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tasks.studies.times import hardware
 from tests.studies.documented import RESULTS
 from tests.studies.small_lab import ROOT
 

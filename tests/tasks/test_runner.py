@@ -217,6 +217,28 @@ def test_killed_at_any_moment_it_resumes(project: Path, run, delay: float) -> No
     assert run() is False
 
 
+CUT_SHORT = """
+import os, time
+def run(io):
+    part = io.scratch / "part.txt"
+    if not part.exists():
+        part.write_text("half of the work")
+        os.utime(part, (time.time() + 100,) * 2)  # as if it had taken so long
+        raise KeyboardInterrupt
+    io.out("made/one.txt").write_text("whole")
+    io.out("made/two").mkdir()
+"""
+
+
+def test_what_a_stage_took_counts_the_runs_that_were_cut_short(project: Path, run) -> None:  # type: ignore[no-untyped-def]
+    (project / "stage_work.py").write_text(CUT_SHORT)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert not (project / ".mergeflow/records/work.json").exists()
+    assert run() is True
+    assert 100 <= json.loads((project / ".mergeflow/records/work.json").read_text())["seconds"] < 200
+
+
 THREADS = """
 import torch
 def run(io):
