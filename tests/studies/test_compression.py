@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
+from tasks.studies.compressing import measure
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.judging.cart import of_compression
 from tasks.studies.papers.compression import study as compression
@@ -76,7 +77,7 @@ def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path
     inputs = StudyInputs(study_io(many_lab, "compression", tmp_path))
     experts = inputs.run("experts").experts(0)
     args = {"rank_ratio": 1.0, "non_matrices": "own"}
-    found = compression.measure(inputs, experts, "cart_indexing", args, ("test",))
+    found = measure(inputs, experts, "cart_indexing", args, ("test",))
     assert "validation" not in found
     assert found["test"] == inputs.individual(experts, "test")
     assert share(found, True) > 1

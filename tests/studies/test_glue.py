@@ -16,9 +16,9 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.glue.heads import left_heads, probed_heads
 from tasks.studies.papers.glue.results import PRINTED, Results, findings, tables
 from tasks.studies.papers.glue.study import DECLARED, Bench
-from tasks.studies.papers.many_tasks.results import NAMES
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
+from tasks.studies.sweeps import NAMES
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project

@@ -48,7 +48,8 @@ def test_the_table_has_every_model_at_every_count(result: StudyResult) -> None:
     assert relative.rows[1]["3 tasks"] == "100.0 ± 0.0"
     assert set(two.rows[0]) == {"model", "red", "blue"}
     assert set(three.rows[0]) == {"model", "red", "blue", "grey"}
-    assert [row["tried"] for row in chosen.rows if row["method"] == "CART"] == ["4"]
+    assert [row["tried"] for row in chosen.rows if row["method"] == "CART"] == ["4 (2 tasks); 4 (3 tasks)"]
+    assert {row["tried"] for row in result.rows if row["model"] == "cart"} == {4}
     assert {finding.system for finding in result.findings} == {"C1", "C4", "C6"}
     assert {row["rate"] for row in rates.rows} == {"0.01", "0.02"}
     assert [row["chosen"] for row in rates.rows] == ["×", ""]
@@ -63,7 +64,7 @@ def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> N
     io = study_io(many_lab, "many_tasks", tmp_path, **SMALL)
     options = many_tasks.Options.model_validate({**SMALL, "methods": {"average": {}}})
     inputs = StudyInputs(io).first(2)
-    rows = {row["model"]: row for row in many_tasks.measure(inputs, options, 2, 0)}
+    rows = {row["model"]: row for row in many_tasks.measure(inputs, options, 2, 0)["rows"]}
     experts = inputs.run("experts").experts(0)
     mean = {name: sum(state[name] for state in experts.values()) / 2 for name in inputs.base}
     assert rows["average"]["test"] == inputs.accuracy(mean, "test")

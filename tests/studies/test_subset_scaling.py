@@ -130,8 +130,8 @@ def made_up(lead: float, growth: float) -> tuple[list[Row], list[Row], dict[int,
 def test_findings_follow_the_numbers() -> None:
     good = made_up(0.05, 0.01)
     found = findings(*good, [2, 4])
-    assert [finding.holds for finding in found] == [True] * 8
-    assert [finding.ours for finding in found] == [False, True, False, True, True, False, False, False]
+    assert [finding.holds for finding in found] == [True] * 9
+    assert [finding.ours for finding in found] == [False, True, False, True, True, False, True, False, False]
     (_, _, fall, least, *_) = found
     assert "CART's lead over average grows by: 4.3" in least.measured
     assert "average, N = 2 → 6: -4.5 ± 0.0 points" in fall.measured
@@ -156,6 +156,15 @@ def test_one_method_with_smaller_error_bars_refutes_that_carts_are_the_smallest(
     (finding,) = [one for one in findings(rows, plans, known, [2]) if "smallest error bars" in one.claim]
     assert finding.holds is (steadier == "ties"), "with four tasks the paper excepts TIES"
     assert not finding.ours
+
+
+def test_a_method_with_a_wider_grid_is_compared_in_a_claim_of_ours() -> None:
+    rows, plans, known = made_up(0.05, 0.01)
+    for row in rows:
+        if row["size"] == 4:
+            row["methods"]["task_arithmetic" + WIDER]["test"] = dict.fromkeys(row["tasks"], 0.7)
+    paper, ours = [one for one in findings(rows, plans, known, [2]) if "standard deviation" in one.margin]
+    assert (paper.holds, paper.ours, ours.holds, ours.ours) == (True, False, False, True)
 
 
 def test_a_sample_too_small_and_a_value_outside_are_told() -> None:

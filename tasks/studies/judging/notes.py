@@ -25,7 +25,6 @@ from tasks.studies.papers.glue import results as glue
 from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.papers.many_tasks import results as many_tasks
-from tasks.studies.papers.many_tasks.study import ADAPTED, ranges_of
 from tasks.studies.papers.mima import results as mima
 from tasks.studies.papers.one_epoch import study as one_epoch
 from tasks.studies.papers.projection import results as projection
@@ -33,6 +32,7 @@ from tasks.studies.papers.rank_curve import results as rank_curve
 from tasks.studies.papers.subset_scaling import results as subset_scaling
 from tasks.studies.papers.subset_scaling.samples import WIDER
 from tasks.studies.rows import picked
+from tasks.studies.sweeps import ADAPTED, ranges_of
 
 
 def of_one_epoch(rows: Rows, options: Any) -> list[str]:

@@ -23,22 +23,18 @@ validation. ± is over seeds: the order of the batches; sizes are the same for a
 import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from mergeflow import layout
-from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.averages import mean, normalised
-from mergeflow.merging.compression.catalog import configure_compressor
-from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
+from tasks.studies.compressing import measure
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.compression.results import figures, result
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_all
 from tasks.studies.rows import Row
 
 RUN = "experts"
@@ -65,31 +61,31 @@ DECLARED = Declaration(Options, runs=lambda options: [RUN], splits=("validation"
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/compression`."""
-    everything = StudyInputs(io)
+    inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    pieces = [(count, seed) for count in options.counts for seed in everything.run(RUN).seeds]
-    rows: list[Row] = []
-    tried: list[Row] = []
-    for done, (count, seed) in enumerate(pieces):
-        io.report("suites", done, len(pieces))
-        inputs = everything.first(count)
-        found = kept(io, f"{count}_{seed}", partial(suite, inputs, options, seed))
-        rows += found["rows"]
-        tried += found["thresholds"]
-    sizes = {name: list(tensor.shape) for name, tensor in everything.base.items()}
+    measures = {
+        f"{count}_{seed}": partial(suite, inputs, options, count, seed)
+        for count in options.counts
+        for seed in inputs.run(RUN).seeds
+    }
+    found = kept_all(io, measures, "suites")
+    rows, tried = ([row for one in found for row in one[part]] for part in ("rows", "thresholds"))
+    sizes = {name: list(tensor.shape) for name, tensor in inputs.base.items()}
     written = result(rows, tried, sizes, options.rank_ratio, options.target)
     folder = written.write(io, figures(rows, options.rank_ratio))
     (folder / "suites.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def suite(inputs: StudyInputs, options: Options, seed: int) -> Row:
+def suite(whole: StudyInputs, options: Options, count: int, seed: int) -> Row:
     """Return `rows`, one for each way of compressing the experts of one seed, and the `thresholds` that were tried.
 
     Args:
-        inputs: the study's inputs, with as many tasks as are compressed.
+        whole: the study's inputs.
         options: its choices.
+        count: how many tasks are compressed, the first ones.
         seed: of the experts.
     """
+    inputs = whole.first(count)
     experts = inputs.run(RUN).experts(seed)
     individual = {split: inputs.individual(experts, split) for split in ("validation", "test")}
 
@@ -131,45 +127,3 @@ def _thresholds(inputs: StudyInputs, experts: dict[str, State], options: Options
 def _best(tried: Sequence[Row]) -> float:
     """Return the threshold that is best on validation."""
     return float(max(tried, key=lambda one: mean(one["validation"]))["threshold"])
-
-
-def measure(
-    inputs: StudyInputs, experts: dict[str, State], name: str, args: dict[str, Any], splits: Sequence[str]
-) -> Row:
-    """Write one file with all tasks, read each back out of it, and return accuracies and bytes.
-
-    Args:
-        inputs: the study's inputs.
-        experts: their weights by task.
-        name: a compressor.
-        args: its arguments.
-        splits: on which each task's model is judged; the row has one entry for each.
-    """
-    small = compress(configure_compressor(name, args), inputs.base, experts)
-    path, base = inputs.io.scratch / "suite.safetensors", inputs.io.dep(layout.BASE_MODEL)
-    small.write(path)
-    found: Row = {split: {} for split in splits}
-    for task in experts:
-        state = extract_task(path, task, base)
-        for split in splits:
-            found[split][task] = inputs.accuracy(state, split, [task])[task]
-    found |= _bytes(path, small, next(iter(experts))) | {"base": sum(t.nbytes for t in inputs.base.values())}
-    path.unlink()
-    return found
-
-
-def _bytes(path: Path, small: Compressed, task: str) -> Row:
-    """Return the file's bytes, those of a task's own part and of the shared part, and what reading one task takes."""
-    with open_checkpoint(path) as state:
-        sizes = {name: info.nbytes for name, info in state.infos.items()}
-    shared = sum(size for name, size in sizes.items() if name.startswith("shared/"))
-    own = sum(size for name, size in sizes.items() if name.startswith(f"task/{task}/"))
-    header = path.stat().st_size - sum(sizes.values())
-    return {
-        "file": path.stat().st_size,
-        "shared": shared,
-        "own": own,
-        "one_task": header + shared + own,
-        "all_experts": small.expert_bits // 8,
-        "needs_base": small.call.method.needs_base,
-    }

@@ -11,9 +11,9 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.leading import leader
 from tasks.studies.papers.glue.figures import heads_figure
-from tasks.studies.papers.many_tasks.results import NAMES
 from tasks.studies.results import Cell, Finding, Table, with_interval
 from tasks.studies.rows import Row
+from tasks.studies.sweeps import NAMES
 
 Labels = Mapping[str, str]
 

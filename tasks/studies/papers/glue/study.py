@@ -42,10 +42,10 @@ from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, cho
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.glue.heads import left_heads, probed_heads, trained_jointly
 from tasks.studies.papers.glue.results import figures, findings, notes, tables
-from tasks.studies.papers.many_tasks.study import ADAPTED, Sweep
 from tasks.studies.pieces import grid, kept, kept_all
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, accuracy_rows
+from tasks.studies.sweeps import ADAPTED, Sweep
 
 EXPERTS = "experts"
 

@@ -36,7 +36,7 @@ from tasks.studies.claims import judge, steps_between
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.landscape.figures import landscape_figure
 from tasks.studies.papers.landscape.rows import tidy_rows
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_all
 from tasks.studies.results import Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row
 
@@ -66,13 +66,13 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/landscape`."""
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    pieces = [(pair, n, seed) for pair in options.pairs for n in options.rounds for seed in _seeds(inputs, n)]
-    rows = []
-    for done, (pair, n, seed) in enumerate(pieces):
-        io.report("planes", done, len(pieces))
-        name = f"{'_'.join(pair)}_{n}_{seed}"
-        rows.append(kept(io, name, partial(measure, inputs, options, pair, n, seed)))
-    rows = [{**row, **geometry(row, options.height)} for row in rows]
+    measures = {
+        f"{'_'.join(pair)}_{n}_{seed}": partial(measure, inputs, options, pair, n, seed)
+        for pair in options.pairs
+        for n in options.rounds
+        for seed in _seeds(inputs, n)
+    }
+    rows = [{**row, **geometry(row, options.height)} for row in kept_all(io, measures, "planes")]
     result = StudyResult(tables(rows), findings(rows), notes(rows), tidy_rows(rows))
     result.write(io, figures(rows))
 

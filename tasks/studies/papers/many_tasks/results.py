@@ -1,7 +1,7 @@
 """Tables, notes and figures of the study `many_tasks` from its rows, one for each count, seed and model."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,23 +14,8 @@ from tasks.studies.leading import leader
 from tasks.studies.papers.many_tasks.figures import loss_figure, radar_figure
 from tasks.studies.results import Cell, Table, with_interval
 from tasks.studies.rows import Row, accuracy_rows, tidy
+from tasks.studies.sweeps import NAMES
 
-NAMES = {
-    "zero_shot": "zero-shot",
-    "individual": "individual",
-    "average": "average",
-    "task_arithmetic": "task arithmetic",
-    "ties": "TIES",
-    "consensus": "Consensus TA",
-    "cart": "CART",
-    "tsv": "TSV-M",
-    "iso_c": "Iso-C",
-    "iso_cts": "Iso-CTS",
-    "wudi": "WUDI",
-    "pcb": "PCB",
-    "adamerging_ta": "AdaMerging + TA",
-    "adamerging_cart": "AdaMerging + CART",
-}
 BASELINES = ("task_arithmetic", "ties", "consensus")
 RADAR = ("task_arithmetic", "ties", "consensus", "cart", "adamerging_cart")
 Labels = Mapping[str, str]
@@ -155,10 +140,18 @@ def _chosen(found: Results) -> list[dict[str, Cell]]:
                 {
                     "method": found.names[model],
                     **{f"{count} tasks": "; ".join(_said(row["args"]) for row in own) for count, own in rows.items()},
-                    "tried": str(rows[found.counts[0]][0]["tried"]),
+                    "tried": "; ".join(
+                        f"{_spread(row['tried'] for row in own)} ({n} tasks)" for n, own in rows.items()
+                    ),
                 }
             )
     return lines
+
+
+def _spread(numbers: Iterable[int]) -> str:
+    """Return the smallest and the largest, or the one that all are."""
+    known = sorted(set(numbers))
+    return f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
 
 
 def _rates(found: Results) -> list[Table]:
@@ -189,13 +182,14 @@ def _said(args: Mapping[str, object]) -> str:
 def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return one row for each count, seed, model, split and task, and one for each look at a course of AdaMerging.
 
-    The split `start` has the test accuracy of what AdaMerging starts from.
+    The split `start` has the test accuracy of what AdaMerging starts from. `tried` is how many candidates validation
+    chose from.
     """
     settings = ("seed", "tasks", "model")
     found = []
     for row in rows:
         found += [
-            one | row.get("args", {})
+            one | row.get("args", {}) | {"tried": row.get("tried")}
             for one in accuracy_rows([row], settings, ("test", "start", "validation"), "split")
         ]
         found += [

@@ -19,7 +19,7 @@ first the grids of CART and PCB had ended at what was chosen, in the second AdaM
 **Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,27 +38,10 @@ from tasks.studies.ends import at_end, ends_of
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.many_tasks.findings import findings
 from tasks.studies.papers.many_tasks.results import figures, notes, tables, tidy_rows
-from tasks.studies.pieces import ChosenScale, choose_scale, grid, kept
+from tasks.studies.pieces import ChosenScale, choose_scale, grid, kept, kept_all
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
-
-ADAPTED = {"task_vectors": "adamerging_ta", "cart": "adamerging_cart"}
-
-
-class Scales(Section):
-    """A grid of scales, walked from `start`."""
-
-    low: float
-    high: float
-    step: float = Field(gt=0)
-    start: float
-
-
-class Sweep(Section):
-    """What is tried of one method. `args`: every other argument's values."""
-
-    scale: Scales | None = None
-    args: dict[str, list[Any]] = Field(default_factory=dict)
+from tasks.studies.sweeps import ADAPTED, Scales, Sweep, ranges_of
 
 
 class Adapting(Section):
@@ -99,13 +82,14 @@ DECLARED = Declaration(Options, runs=_runs, splits=("validation", "test"), syste
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/many_tasks`."""
-    whole = StudyInputs(io)
+    inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    pieces = [(count, seed) for count in options.counts for seed in whole.run("experts").seeds]
+    first, *others = inputs.run("experts").seeds
     rows: list[Row] = []
-    for done, (count, seed) in enumerate(pieces):
-        io.report("counts and seeds", done, len(pieces))
-        rows += measure(whole.first(count), options, count, seed)
+    for seeds in ([first], others):  # the first chooses AdaMerging's rates, which the others read
+        asked = [(count, seed) for count in options.counts for seed in seeds]
+        measures = {f"{count}_{seed}": partial(measure, inputs, options, count, seed) for count, seed in asked}
+        rows += [row for one in kept_all(io, measures, "counts and seeds") for row in one["rows"]]
     labels = {name: one.label for name, one in options.together.items()}
     result = StudyResult(
         tables(rows, labels),
@@ -116,15 +100,16 @@ def run(io: StageIO) -> None:
     result.write(io, figures(rows, labels))
 
 
-def measure(inputs: StudyInputs, options: Options, count: int, seed: int) -> list[Row]:
-    """Return a row for each model: count, seed, model, test accuracy per task, chosen arguments.
+def measure(whole: StudyInputs, options: Options, count: int, seed: int) -> Row:
+    """Return as `rows` a row for each model: count, seed, model, test accuracy per task, chosen arguments.
 
     Args:
-        inputs: the study's inputs, with `count` tasks.
+        whole: the study's inputs.
         options: its choices.
-        count: how many tasks.
+        count: how many tasks, the first ones.
         seed: of the experts.
     """
+    inputs = whole.first(count)
     experts = inputs.run("experts").experts(seed)
     scorer = inputs.blind().scorer(experts)
     # The largest ratio that is asked for: factors beyond it need not be kept.
@@ -145,7 +130,7 @@ def measure(inputs: StudyInputs, options: Options, count: int, seed: int) -> lis
         for on in options.adapted.directions:
             one = partial(_adapted, inputs, experts, _start(options.adapted, on, rows), options.adapted, count, seed)
             rows[ADAPTED[on]] = kept(inputs.io, f"{count}_{seed}_{ADAPTED[on]}", one)
-    return [{"tasks": count, "seed": seed, "model": name, **row} for name, row in rows.items()]
+    return {"rows": [{"tasks": count, "seed": seed, "model": name, **row} for name, row in rows.items()]}
 
 
 def _start(adapting: Adapting, on: Direction, rows: Mapping[str, Row]) -> Adaptation:
@@ -172,11 +157,6 @@ def _merged(inputs: StudyInputs, scorer: CandidateScorer, method: str, sweep: Sw
     test = inputs.accuracy(scorer.merge(configure(method, best.args)), "test")
     chosen = {"validation": best.validation, "args": best.args, "tried": sum(one.tried for one in found)}
     return {"test": test, **chosen, "ends": ends_of(best.args, ranges_of(sweep))}
-
-
-def ranges_of(sweep: Sweep) -> dict[str, Sequence[Any]]:
-    """Return argument → the values that a sweep tries; of a scale the two ends."""
-    return {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
 
 
 def _adapted(

@@ -32,7 +32,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge, paired, steps_between
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.merge_frequency.figures import frequency_figure
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_all
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row, accuracy_rows, of, tidy
 
@@ -90,19 +90,13 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
     pieces = [(cell, seed) for cell in _cells(options) for seed in inputs.run(name_of(*cell)).seeds]
-    rows = []
-    for done, (cell, seed) in enumerate(pieces):
-        io.report("models", done, len(pieces) + len(options.course))
-        schedule, multiple, rounds = cell
-        name = f"{schedule if rounds > 1 else 'once'}_{multiple}_{rounds}_{seed}"
-        row = kept(io, name, partial(measure, inputs, *cell, seed))
-        rows.append({**row, "schedule": schedule})
-    rows = common_seeds(rows)
-    courses = [
-        kept(io, f"course_{name}_{seed}", partial(course, inputs, name, seed))
-        for name in options.course
-        for seed in inputs.run(name).seeds
-    ]
+    measures = {_label(*cell, seed): partial(measure, inputs, *cell, seed) for cell, seed in pieces}
+    found = dict(zip(measures, kept_all(io, measures, "models"), strict=True))
+    rows = common_seeds([found[_label(*cell, seed)] | {"schedule": cell[0]} for cell, seed in pieces])
+    shown = [(name, seed) for name in options.course for seed in inputs.run(name).seeds]
+    courses = kept_all(
+        io, {f"course_{name}_{seed}": partial(course, inputs, name, seed) for name, seed in shown}, "courses"
+    )
     best = tuned(rows)
     result = StudyResult(
         [cell_table(rows), tuned_table(best), course_table(courses)],
@@ -112,6 +106,11 @@ def run(io: StageIO) -> None:
     )
     curves = {label: values(best, schedule) for schedule, label in SCHEDULES.items()}
     result.write(io, {"frequency": frequency_figure(curves, {name: over(courses, name) for name in options.course})})
+
+
+def _label(schedule: str, multiple: int, rounds: int, seed: int) -> str:
+    """Return the name of a piece; where nothing is merged on the way, both schedules have the same."""
+    return f"{schedule if rounds > 1 else 'once'}_{multiple}_{rounds}_{seed}"
 
 
 def measure(inputs: StudyInputs, schedule: str, multiple: int, rounds: int, seed: int) -> Row:

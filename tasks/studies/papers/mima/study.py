@@ -35,7 +35,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mima.findings import findings, further_findings
 from tasks.studies.papers.mima.results import FIXED, LARGEST, figures, further_tables, notes, tables, tidy_rows
-from tasks.studies.pieces import choose_scale, grid, kept, kept_by_run
+from tasks.studies.pieces import choose_scale, grid, kept, kept_all, kept_by_run
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
@@ -74,12 +74,12 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
     base = kept(io, "base", lambda: inputs.accuracy(inputs.base, "test"))
-    runs = {rounds: inputs.run(f"mima_{rounds}") for rounds in options.rounds}
-    pieces = [(rounds, seed) for rounds, run in runs.items() for seed in run.seeds]
-    rows = []
-    for done, (rounds, seed) in enumerate(pieces):
-        io.report("merges", done, len(pieces))
-        rows.append(kept(io, f"{rounds}_{seed}", partial(measure, inputs, rounds, seed, options.keep)))
+    measures = {
+        f"{rounds}_{seed}": partial(measure, inputs, rounds, seed, options.keep)
+        for rounds in options.rounds
+        for seed in inputs.run(f"mima_{rounds}").seeds
+    }
+    rows = kept_all(io, measures, "merges")
     further = kept_by_run(inputs, _further(options), partial(measure_briefly, inputs))
     compared = [*rows, *further]
     result = StudyResult(

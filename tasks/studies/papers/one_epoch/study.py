@@ -30,7 +30,7 @@ from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.leading import leader
 from tasks.studies.papers.one_epoch.figures import curve_figure, task_figure
-from tasks.studies.pieces import choose_scale, grid, kept
+from tasks.studies.pieces import choose_scale, grid, kept, kept_all
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row, accuracy_rows, of, tidy
 from tasks.studies.scales import task_vector
@@ -67,11 +67,12 @@ def run(io: StageIO) -> None:
     base = kept(io, "base", lambda: inputs.accuracy(inputs.base, "test"))
     asked = [(RUNS[SHORT], None), *((RUNS[LONG], epoch) for epoch in options.epochs)]
     asked += [(name, None) for pair in options.further.items() for name in pair]
-    pieces = [(name, epoch, seed) for name, epoch in dict.fromkeys(asked) for seed in inputs.run(name).seeds]
-    rows = []
-    for done, (name, epoch, seed) in enumerate(pieces):
-        io.report("merges", done, len(pieces))
-        rows.append(kept(io, f"{name}_{epoch}_{seed}", partial(measure, inputs, name, seed, epoch)))
+    measures = {
+        f"{name}_{epoch}_{seed}": partial(measure, inputs, name, seed, epoch)
+        for name, epoch in dict.fromkeys(asked)
+        for seed in inputs.run(name).seeds
+    }
+    rows = kept_all(io, measures, "merges")
     short, curve = of(rows, run=RUNS[SHORT]), of(rows, run=RUNS[LONG])
     compared = {SHORT: short, LONG: of(curve, epoch=options.epochs[-1])}
     further = [(of(rows, run=one), of(rows, run=other)) for one, other in options.further.items()]

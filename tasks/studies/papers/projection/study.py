@@ -40,7 +40,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
 from tasks.studies.papers.projection.results import OTHERS, figures, findings, notes, tables
 from tasks.studies.papers.projection.rows import tidy_rows
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
@@ -89,10 +89,7 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
     scales = kept(io, "scales", lambda: choose_scales(inputs, options))
-    rows = []
-    for done, seed in enumerate(inputs.seeds):
-        io.report("seeds", done, len(inputs.seeds))
-        rows.append(kept(io, f"seed_{seed}", partial(measure, inputs, options, scales, seed)))
+    rows = kept_by_seed(io, inputs.seeds, partial(measure, inputs, options, scales))
     across = kept(io, "across", lambda: across_seeds(inputs, options, scales))
     result = StudyResult(tables(rows, across), findings(rows, across), notes(rows, across), tidy_rows(rows, across))
     result.write(io, figures(rows))

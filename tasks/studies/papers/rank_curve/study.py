@@ -38,7 +38,7 @@ from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.rank_curve.figures import mean_figure, task_figure
 from tasks.studies.papers.rank_curve.findings import findings
 from tasks.studies.papers.rank_curve.results import USED, notes, tables, tidy_rows
-from tasks.studies.pieces import choose_scale, kept
+from tasks.studies.pieces import choose_scale, kept, kept_all
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
@@ -85,11 +85,12 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/rank_curve`."""
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    pieces = [(suite, seed) for suite in options.suites for seed in inputs.run(options.run).seeds]
-    rows = []
-    for done, (suite, seed) in enumerate(pieces):
-        io.report("suites and seeds", done, len(pieces))
-        rows.append(kept(io, f"{suite.tasks}_{seed}", partial(measure, inputs, options, suite, seed)))
+    measures = {
+        f"{suite.tasks}_{seed}": partial(measure, inputs, options, suite, seed)
+        for suite in options.suites
+        for seed in inputs.run(options.run).seeds
+    }
+    rows = kept_all(io, measures, "suites and seeds")
     result = StudyResult(tables(rows), findings(rows), notes(rows), tidy_rows(rows))
     drawn = {f"mean_{suite.tasks}": mean_figure(_of(rows, suite.tasks)) for suite in options.suites}
     drawn |= {f"tasks_{suite.tasks}": task_figure(_of(rows, suite.tasks)) for suite in options.suites}

@@ -33,7 +33,7 @@ from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.structure.figures import figures
 from tasks.studies.papers.structure.results import HALF, findings, tables
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept_by_seed
 from tasks.studies.reductions import LORA, Variant, variants
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row, tidy
@@ -71,11 +71,8 @@ def run(io: StageIO) -> None:
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
     seeds = [seed for seed in inputs.run(options.whole).seeds if seed in inputs.run(options.lora).seeds]
-    rows: list[Row] = []
-    for done, seed in enumerate(seeds):
-        io.report("seeds", done, len(seeds))
-        piece = kept(io, f"{seed}", partial(_measured, inputs, options, seed))
-        rows += [{"seed": seed, **row} for row in piece["rows"]]
+    measured = kept_by_seed(io, seeds, partial(_measured, inputs, options))
+    rows: list[Row] = [{"seed": seed, **row} for seed, one in zip(seeds, measured, strict=True) for row in one["rows"]]
     StudyResult(tables(rows), findings(rows), [], tidy(rows)).write(io, figures(rows))
 
 

@@ -51,7 +51,7 @@ from tasks.studies.inputs import Accuracy, State, StudyInputs
 from tasks.studies.papers.subset_scaling.findings import findings
 from tasks.studies.papers.subset_scaling.results import figures, notes, tables, tidy_rows
 from tasks.studies.papers.subset_scaling.samples import WIDER
-from tasks.studies.pieces import kept
+from tasks.studies.pieces import kept, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
@@ -88,31 +88,31 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/subset_scaling`."""
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    seeds = inputs.run(options.experts).seeds
+    first, *others = inputs.run(options.experts).seeds
+    io.report("seeds", 0, 1 + len(others))
+    found = [kept(io, f"seed_{first}", partial(_of_seed, inputs, options, None, first))]
+    samples = found[0]["samples"]  # the first seed decides which subsets all merge
+    found += kept_by_seed(io, others, partial(_of_seed, inputs, options, samples))
+    rows = [row for one in found for row in one["rows"]]
+    tests = {seed: one["known"]["test"] for seed, one in zip([first, *others], found, strict=True)}
+    told = rows, samples, tests
+    result = StudyResult(tables(*told, options.starts), findings(*told, options.starts), notes(*told), tidy_rows(*told))
+    result.write(io, figures(*told))
+
+
+def _of_seed(inputs: StudyInputs, options: Options, samples: list[Row] | None, seed: int) -> Row:
+    """Return `rows`, one for each subset, what is `known` of the experts, and the `samples`, decided if not given."""
     splits = [
         {task: Subset.first(data, count) for task, data in inputs.examples(split).items()}
         for split, count in (("validation", options.validation), ("test", options.test))
     ]
-    rows: list[Row] = []
-    known: dict[int, Row] = {}
-    samples: list[Row] = []
-    for seed in seeds:  # the first seed decides which subsets all merge
-        experts = inputs.run(options.experts).experts(seed)
-        known[seed] = kept(io, f"known_{seed}", partial(references, inputs, experts, splits))
-        work = partial(_one, inputs, options, splits, experts, seed)
-        samples = samples or [
-            _sample(inputs.tasks, known[seed]["validation"], options, size, work) for size in options.sizes
-        ]
-        pieces = [
-            (sample["size"], number, subset) for sample in samples for number, subset in enumerate(sample["subsets"])
-        ]
-        for done, (size, number, subset) in enumerate(pieces):
-            io.report(f"subsets, seed {seed}", done, len(pieces))
-            rows.append({"seed": seed, **work(size, number, subset)})
-    tests = {seed: found["test"] for seed, found in known.items()}
-    told = rows, samples, tests
-    result = StudyResult(tables(*told, options.starts), findings(*told, options.starts), notes(*told), tidy_rows(*told))
-    result.write(io, figures(*told))
+    experts = inputs.run(options.experts).experts(seed)
+    known = kept(inputs.io, f"known_{seed}", partial(references, inputs, experts, splits))
+    work = partial(_one, inputs, options, splits, experts, seed)
+    if samples is None:
+        samples = [_sample(inputs.tasks, known["validation"], options, size, work) for size in options.sizes]
+    pieces = [(sample["size"], number, subset) for sample in samples for number, subset in enumerate(sample["subsets"])]
+    return {"rows": [{"seed": seed, **work(*piece)} for piece in pieces], "known": known, "samples": samples}
 
 
 def _one(
