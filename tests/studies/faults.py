@@ -155,6 +155,14 @@ FAULTS = [
         "tests/studies/test_gradients.py::test_the_first_epoch_is_held_against_the_largest_later_one",
     ),
     Broken(
+        "G6",
+        "task vectors are held against the gradient instead of its negative",
+        f"{PAPERS}/gradients/vectors.py",
+        "{name: -value for name, value in gradient.items()}",
+        "dict(gradient)",
+        "tests/studies/test_gradients.py::test_a_small_step_of_full_batch_descent_goes_down_the_gradient",
+    ),
+    Broken(
         "G7",
         "α is chosen on test",
         f"{PAPERS}/merge_frequency/study.py",

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from mergeflow.analysis.gradients import mean_gradient
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.merging import of_gradients
 from tasks.studies.papers.gradients import study as gradients
+from tasks.studies.papers.gradients.vectors import COSINES, vector_cosines, vector_findings
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
@@ -48,7 +51,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     runs = {"paper": "cold", "hot": "converged"}
     folder = run_study(toy_lab, "gradients", tmp_path, runs=runs, images=100, steps=[1e-5])
     result = StudyResult.read(folder)
-    share, cosine, tasks = result.tables
+    share, cosine, vectors, tasks = result.tables
     kinds = [(run, kind) for run in runs for kind in ("batches", "all images", "step")] + [("GD", "GD 1e-05")]
     assert [(row["run"], row["gradient"]) for row in share.rows] == kinds
     assert {str(row["epoch 1"])[:4] for row in cosine.rows} == {"1.00"}
@@ -69,12 +72,17 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
 
     assert mean("paper", "all images", 2) > 0.95
     assert mean("hot", "all images", 2) < mean("paper", "all images", 2) - 0.1
-    assert [finding.ours for finding in result.findings] == [False, False, True, True]
+    assert [finding.ours for finding in result.findings] == [False] * 4 + [True] * 4
+    assert of_gradients(result.rows, SimpleNamespace(runs=runs)) == result.findings
+    assert [row["cosine"] for row in vectors.rows] == [*COSINES.values()] * 2
+    last = f"epoch {max(row['epoch'] for row in result.rows if row['whole'] is not None)}"
+    assert {str(row[last])[:4] for row in vectors.rows if row["cosine"] == COSINES["whole"]} == {"1.00"}
 
 
 def test_a_cosine_is_with_the_gradient_at_the_base(toy_lab: Path, tmp_path: Path) -> None:
     inputs = StudyInputs(study_io(toy_lab, "gradients", tmp_path, runs={"paper": "converged"}))
-    found = {row["kind"]: row for row in gradients._measure(inputs, "converged", "north", 0, 100)["rows"]}
+    options = gradients.Options(runs={"paper": "converged"}, images=100, steps=[])
+    found = {row["kind"]: row for row in gradients._measure(inputs, options, "paper", "north", 0)["rows"]}
     data, states = gradients._subset(inputs, "north", 100), [inputs.base, inputs.run("converged").epoch(0, "north", 1)]
     flat = []
     for state in states:
@@ -83,19 +91,38 @@ def test_a_cosine_is_with_the_gradient_at_the_base(toy_lab: Path, tmp_path: Path
     assert found["all images"]["cosine"][1] == pytest.approx(float(torch.cosine_similarity(*flat, dim=0)), abs=1e-6)
 
 
-def made_up(kind: str, share: list[float], cosine: list[float]) -> list[Row]:
-    known = {"task": "a", "run": "paper", "kind": kind, "moved": 1.0, "share": share, "cosine": cosine}
+def test_a_small_step_of_full_batch_descent_goes_down_the_gradient() -> None:
+    base, gradient = {"w": torch.zeros(2)}, {"w": torch.tensor([3.0, 4.0])}
+    states = [{"w": torch.tensor([-3.0, -4.0])}, {"w": torch.tensor([-4.0, 3.0])}]
+    found = vector_cosines(base, states, gradient)
+    assert found == {"whole": pytest.approx([0, 1]), "descent": pytest.approx([1, 0])}
+
+
+def made_up(kind: str, share: list[float], cosine: list[float], **vectors: list[float]) -> list[Row]:
+    known = {"task": "a", "run": "paper", "kind": kind, "moved": 1.0, "share": share, "cosine": cosine, **vectors}
     return [{**known, "seed": seed} for seed in range(3)]
+
+
+ALIGNED = made_up("step", [0.6, 0.4], [1.0, 0.9], whole=[0.9, 1.0], descent=[0.5, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("whole", "descent", "verdicts"),
+    [([0.9, 1.0], [0.5, 0.4], [True, True]), ([0.7, 1.0], [0.4, 0.5], [False, False])],
+)
+def test_first_epoch_vectors_are_judged(whole: list[float], descent: list[float], verdicts: list[bool]) -> None:
+    rows = made_up("step", [0.6, 0.4], [1.0, 0.9], whole=whole, descent=descent)
+    assert [finding.holds for finding in vector_findings(rows, "paper", ours=False)] == verdicts
 
 
 def test_the_first_epoch_is_held_against_the_largest_later_one() -> None:
     rows = [row for kind in ("batches", "all images") for row in made_up(kind, [0.4, 0.5, 0.1], [1.0, 0.9, 0.85])]
-    assert [finding.holds for finding in gradients.findings(rows, "paper")] == [False, True]
+    assert [finding.holds for finding in gradients.findings(rows + ALIGNED, "paper")][:2] == [False, True]
 
 
 def test_findings_follow_the_numbers() -> None:
     kinds = ("batches", "all images")
     good = [row for kind in kinds for row in made_up(kind, [0.6, 0.4], [1.0, 0.9])]
-    assert [finding.holds for finding in gradients.findings(good, "paper")] == [True, True]
+    assert [finding.holds for finding in gradients.findings(good + ALIGNED, "paper")] == [True] * 4
     bad = [row for kind in kinds for row in made_up(kind, [0.4, 0.6], [1.0, 0.1])]
-    assert [finding.holds for finding in gradients.findings(bad, "paper")] == [False, False]
+    assert [finding.holds for finding in gradients.findings(bad + ALIGNED, "paper")] == [False, False, True, True]

@@ -79,9 +79,9 @@ def of_gradients(rows: Rows, options: Any) -> list[Finding]:
 
 def epochs_of_gradients(rows: Rows) -> list[Row]:
     """Return the pieces of the study `gradients`."""
-    settings = ("run", "task", "seed", "kind", "moved")
+    settings, curves = ("run", "task", "seed", "kind", "moved"), ("share", "cosine", *gradients.COSINES)
     return [
-        {**dict(zip(settings, key, strict=True)), **{name: [row[name] for row in own] for name in ("share", "cosine")}}
+        {**dict(zip(settings, key, strict=True)), **{name: [row[name] for row in own] for name in curves}}
         for key, own in grouped(rows, *settings).items()
     ]
 

@@ -9,6 +9,9 @@ fine-tuning, is the first gradient the longest, and do the later ones keep its d
 - *all images*: the gradient over a fixed set of training images at the weights with which epoch k begins;
 - *step*: what the epoch did, θ^(k) − θ^(k−1).
 
+Of the task vectors τ_k = θ^(k) − θ0 after each epoch, the cosine with the whole one, and with the negative gradient
+over the same images at θ0.
+
 The paper prints neither optimiser nor rate of this experiment. How far an epoch goes decides what its gradients have in
 common with the first, so the runs differ in just that: `paper` has AdamW at the relative step of a CLIP fine-tuned with
 a rate of 1e-5, rate / root mean square of a weight, which is about 5e-4, our reading; the others are hotter, or plain
@@ -39,11 +42,12 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients.figures import gradient_figure
-from tasks.studies.pieces import kept
+from tasks.studies.papers.gradients.vectors import COSINES, STEP, vector_cosines, vector_findings, vector_table
+from tasks.studies.pieces import kept_all
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
-from tasks.studies.rows import Row, by_seed
+from tasks.studies.rows import Row, by_seed, tidy
 
-BATCHES, IMAGES, STEP, GD = "batches", "all images", "step", "GD"
+BATCHES, IMAGES, GD = "batches", "all images", "GD"
 PAPER = "paper"
 EPOCHS, HIGH = 5, 0.8
 
@@ -74,23 +78,17 @@ def run(io: StageIO) -> None:
     """Write `outputs/studies/gradients`."""
     inputs = StudyInputs(io)
     options = DECLARED.chosen(io)
-    pieces = [
-        (label, task, seed)
+    measures = {
+        f"{label}_{task}_{seed}": partial(_measure, inputs, options, label, task, seed)
         for label, name in options.runs.items()
         for task in inputs.run(name).tuned
         for seed in inputs.run(name).seeds
-    ]
-    rows: list[Row] = []
-    for done, (label, task, seed) in enumerate(pieces):
-        io.report("tasks", done, len(pieces))
-        work = partial(_measure, inputs, options.runs[label], task, seed, options.images)
-        rows += [{**row, "run": label} for row in kept(io, f"{label}_{task}_{seed}", work)["rows"]]
-    first = inputs.run(options.runs[PAPER])
-    for task in first.tuned:
-        found = kept(io, f"{task}_descent", partial(_descents, inputs, task, options))["rows"]
-        rows += [{**row, "run": GD} for row in found]
+    }
+    tasks = inputs.run(options.runs[PAPER]).tuned
+    measures |= {f"{task}_descent": partial(_descents, inputs, task, options) for task in tasks}
+    rows = [row for one in kept_all(io, measures, "tasks") for row in one["rows"]]
     result = StudyResult(
-        [epoch_table("share", rows), epoch_table("cosine", rows), task_table(rows)],
+        [epoch_table("share", rows), epoch_table("cosine", rows), vector_table(rows), task_table(rows)],
         [finding for label in options.runs for finding in findings(rows, label)],
         notes(rows),
         tidy_rows(rows),
@@ -98,9 +96,9 @@ def run(io: StageIO) -> None:
     result.write(io, {"epochs": gradient_figure(rows)})
 
 
-def _measure(inputs: StudyInputs, name: str, task: str, seed: int, images: int) -> Row:
+def _measure(inputs: StudyInputs, options: Options, label: str, task: str, seed: int) -> Row:
     """Return what a run recorded of its batches, its steps, and the gradients over the same images."""
-    source, base, data = inputs.run(name), inputs.base, _subset(inputs, task, images)
+    source, base, data = inputs.run(options.runs[label]), inputs.base, _subset(inputs, task, options.images)
     epochs = source.training(seed, task)["epochs"]
     states = [base, *(source.epoch(seed, task, row["epoch"]) for row in epochs)]
     moves = [{n: after[n] - before[n] for n in base} for before, after in pairwise(states)]
@@ -114,7 +112,9 @@ def _measure(inputs: StudyInputs, name: str, task: str, seed: int, images: int) 
         STEP: ([norm(move) for move in moves], cosines_to_first(moves)),
     }
     moved = epochs[0]["distance"]
-    return {"rows": [_row(task, seed, kind, moved, *curves) for kind, curves in found.items()]}
+    rows = {kind: _row(label, task, seed, kind, moved, *curves) for kind, curves in found.items()}
+    rows[STEP] |= vector_cosines(base, states[1:], gradients[0])
+    return {"rows": list(rows.values())}
 
 
 def _descents(inputs: StudyInputs, task: str, options: Options) -> Row:
@@ -127,16 +127,17 @@ def _descents(inputs: StudyInputs, task: str, options: Options) -> Row:
         settings = FineTuneSettings.model_validate(
             {"regime": "full_batch_gd", "epochs": count, "learning_rate": step, "batch_size": 256}
         )
-        saved = inputs.io.scratch / "descent.pt"
+        saved = inputs.io.scratch / f"{task}_descent.pt"
         epochs = fine_tune(inputs.model, [data], settings, seed, saved, lambda: 0.0).trajectory.as_json()
         norms, cosines = ([row[key] for row in epochs] for key in ("gradient_norm", "cosine_to_first"))
-        rows.append(_row(task, seed, f"{GD} {step:g}", epochs[0]["distance"], norms, cosines))
+        rows.append(_row(GD, task, seed, f"{GD} {step:g}", epochs[0]["distance"], norms, cosines))
     return {"rows": rows}
 
 
-def _row(task: str, seed: int, kind: str, moved: float, norms: list[float], cosines: list[float]) -> Row:
+def _row(run: str, task: str, seed: int, kind: str, moved: float, norms: list[float], cosines: list[float]) -> Row:
     """Return a row; `moved` is the distance from θ0 after the first epoch."""
-    return {"task": task, "seed": seed, "kind": kind, "moved": moved, "share": shares(norms), "cosine": cosines}
+    told = {"run": run, "task": task, "seed": seed, "kind": kind, "moved": moved}
+    return {**told, "share": shares(norms), "cosine": cosines}
 
 
 def _subset(inputs: StudyInputs, task: str, images: int) -> Subset:
@@ -146,17 +147,17 @@ def _subset(inputs: StudyInputs, task: str, images: int) -> Subset:
 
 
 def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one row for each run, seed, task, kind of gradient and epoch."""
-    return [
+    """Return one row for each run, seed, task, kind of gradient and epoch; of `step` with the task vector's cosines."""
+    settings, curves = ("seed", "run", "task", "kind", "moved"), ("share", "cosine", *COSINES)
+    return tidy(
         {
-            **{key: row[key] for key in ("seed", "run", "task", "kind", "moved")},
-            "epoch": epoch,
-            "share": share,
-            "cosine": cosine,
+            **{key: row[key] for key in settings},
+            "epoch": epoch + 1,
+            **{key: row[key][epoch] for key in curves if key in row},
         }
         for row in rows
-        for epoch, (share, cosine) in enumerate(zip(row["share"], row["cosine"], strict=True), start=1)
-    ]
+        for epoch in range(len(row["share"]))
+    )
 
 
 def epoch_table(what: str, rows: Sequence[Row]) -> Table:
@@ -217,6 +218,7 @@ def findings(rows: Sequence[Row], run: str) -> list[Finding]:
             digits=2,
             ours=run != PAPER,
         ),
+        *vector_findings(rows, run, ours=run != PAPER),
     ]
 
 
