@@ -1,6 +1,5 @@
 """A study's page in the docs, written from its outputs: only the study's docstring on it is written by hand."""
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -13,7 +12,7 @@ from mergeflow.layout import CODE
 from tasks.project.files import read_yaml
 from tasks.project.studies import Study
 from tasks.studies.results import ROWS, Finding, StudyResult, Table, markdown_table
-from tasks.studies.times import read_costs, read_times, runs_section, write_json, write_times
+from tasks.studies.times import read_costs, read_json, read_times, runs_section, write_json, write_times
 from tasks.studies.verdicts import WORDS
 
 _INDEX = (
@@ -82,9 +81,7 @@ def render_page(folder: Path, study: Study, found: StudyResult) -> Path:
 
 def read_days(folder: Path) -> dict[str, str]:
     """Return study → the day on which its record was judged again; those whose verdicts are as old as they are not."""
-    path = folder / DAYS
-    days: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    return days
+    return read_json(folder / DAYS)
 
 
 def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), judged: str = "") -> str:

@@ -27,23 +27,29 @@ def write_times(root: Path, study: Study) -> None:
         root: the folder whose `docs` have the pages.
         study: whose stages have records; those that lack one keep what is written of them.
     """
-    folder, name = root / "docs" / "studies", study.stage.name
+    folder, name, on = root / "docs" / "studies", study.stage.name, hardware()
     record = read_record(study.root, study.stage.address)
     if "seconds" in record:
         tables = {"tables": record["tables"]} if "tables" in record else {}
-        entry = {"seconds": round(record["seconds"]), "hardware": hardware(), **tables}
+        entry = {"seconds": round(record["seconds"]), "hardware": on, **tables}
         write_json(folder / _COSTS, read_costs(folder) | {name: entry})
     made = {run: read_record(study.root, f"{STUDIES}:train@{run}") for run in _runs_of(study)}
     entries = {
         f"{_place(root, study)}{run}": {
             "processor_seconds": round(sum(one["processor_seconds"] for one in record["training"].values())),
-            "hardware": hardware(),
+            "hardware": on,
         }
         for run, record in made.items()
         if "training" in record
     }
     if entries:
-        write_json(folder / _RUNS, _read(folder / _RUNS) | entries)
+        write_json(folder / _RUNS, read_json(folder / _RUNS) | entries)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the entries that `write_json` wrote; none where there is no file."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -53,7 +59,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def read_costs(folder: Path) -> dict[str, dict[str, Any]]:
     """Return study → `seconds`, `hardware` and perhaps `tables`; `folder` has the pages."""
-    return _read(folder / _COSTS)
+    return read_json(folder / _COSTS)
 
 
 def read_times(folder: Path, study: str) -> list[Table]:
@@ -68,7 +74,7 @@ def runs_section(folder: Path, studies: Sequence[Study]) -> list[str]:
         folder: of the pages.
         studies: all that the index lists.
     """
-    root, costs, times = folder.parents[1], read_costs(folder), _read(folder / _RUNS)
+    root, costs, times = folder.parents[1], read_costs(folder), read_json(folder / _RUNS)
     readers: dict[str, list[str]] = {}
     for study in studies:
         for run in _runs_of(study):
@@ -111,8 +117,3 @@ def hardware() -> str:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    return found
