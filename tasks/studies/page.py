@@ -22,8 +22,8 @@ _INDEX = (
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
     "raw rows; `--judge` holds the rows of a record against today's rules and runs nothing. Another model and other "
     "tasks are a matter of `params.yaml`. *In dvc.lock*: whether the lock file names the code that made the record; "
-    "where it does not, or names other choices than `params.yaml` and `studies/params.yaml` have today, a run of the "
-    "study makes it anew."
+    "where it does not, names other choices than `params.yaml` and `studies/params.yaml` have today, or other bits of "
+    "training runs than the lock file has for them, a run of the study makes it anew."
 )
 _SYSTEMS = (
     "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "
@@ -195,12 +195,16 @@ def _finding(one: Finding) -> str:
 
 
 def _lock_names(root: Path, name: str) -> str:
-    """Return whether the lock file of a project's studies names a stage, and with the choices of today."""
-    entry = _read(root / "studies/dvc.lock").get("stages", {}).get(name)
-    if entry is None:
+    """Return whether the lock file of a project's studies names a stage, with today's choices and its own runs."""
+    stages = _read(root / "studies/dvc.lock").get("stages", {})
+    if name not in stages:
         return "no"
-    made = {file: values for file, values in entry.get("params", {}).items() if file != CODE}
-    return "yes" if made == {file: _chosen(root / file, values) for file, values in made.items()} else "other choices"
+    made = {file: values for file, values in stages[name].get("params", {}).items() if file != CODE}
+    if made != {file: _chosen(root / file, values) for file, values in made.items()}:
+        return "other choices"
+    trained = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", [])}
+    read = {used["path"]: used.get("md5") for used in stages[name].get("deps", []) if used["path"] in trained}
+    return "yes" if read.items() <= trained.items() else "other runs"
 
 
 def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:

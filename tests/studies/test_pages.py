@@ -187,6 +187,20 @@ def test_the_index_tells_a_record_of_other_choices(tmp_path: Path, model: str, s
     assert row_of("mima", text)[6] == told
 
 
+def test_the_index_tells_a_record_of_other_bits_of_a_training_run(tmp_path: Path) -> None:
+    shutil.copytree(PAGES / "results", tmp_path / "pages/results")
+    for trained, told in [("a.dir", "yes"), ("b.dir", "other runs")]:
+        stages = {
+            "train@mima_4": {"outs": [{"path": "outputs/studies/runs/mima_4", "md5": trained}]},
+            "mima": {"deps": [{"path": "outputs/studies/runs/mima_4", "md5": "a.dir"}, {"path": "data", "md5": "c"}]},
+        }
+        lock = tmp_path / told / "studies/dvc.lock"
+        lock.parent.mkdir(parents=True)
+        lock.write_text(yaml.safe_dump({"stages": stages}))
+        text = index_text(tmp_path / "pages", [replace(STUDIES["mima"], root=tmp_path / told)])
+        assert row_of("mima", text)[6] == told
+
+
 def test_the_index_tells_a_record_that_the_lock_file_does_not_name(tmp_path: Path) -> None:
     shutil.copytree(PAGES / "results", tmp_path / "pages/results")
     text = index_text(tmp_path / "pages", [replace(STUDIES["mima"], root=tmp_path)])
