@@ -23,7 +23,7 @@ alone; the raw rows say which. ± is over seeds: the order of the batches.
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 2.1, Figures 3a and 3b.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
@@ -42,14 +42,22 @@ from tasks.project.stage import StageIO
 from tasks.studies.claims import judge
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.gradients.figures import gradient_figure
-from tasks.studies.papers.gradients.vectors import COSINES, STEP, vector_cosines, vector_findings, vector_table
+from tasks.studies.papers.gradients.vectors import (
+    COSINES,
+    HIGH,
+    STEP,
+    over_tasks,
+    vector_cosines,
+    vector_findings,
+    vector_table,
+)
 from tasks.studies.pieces import kept_all
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
 from tasks.studies.rows import Row, by_seed, tidy
 
 BATCHES, IMAGES, GD = "batches", "all images", "GD"
 PAPER = "paper"
-EPOCHS, HIGH = 5, 0.8
+EPOCHS = 5
 
 
 class Options(Section):
@@ -167,7 +175,7 @@ def epoch_table(what: str, rows: Sequence[Row]) -> Table:
         own = [row for row in rows if (row["run"], row["kind"]) == (run, kind)]
         cells: dict[str, Cell] = {"run": run, "gradient": kind}
         for index in range(len(own[0][what])):
-            cells[f"epoch {index + 1}"] = with_interval(_by_seed(own, lambda row, i=index: row[what][i]), 2)  # type: ignore[misc]
+            cells[f"epoch {index + 1}"] = with_interval(over_tasks(own, what, index), 2)
         if what == "cosine":
             cells["moved in epoch 1"] = f"{fmean(row['moved'] for row in own):.3f}"
         return cells
@@ -201,7 +209,7 @@ def findings(rows: Sequence[Row], run: str) -> list[Finding]:
         judge(
             "G6",
             f"The first epoch has the largest share of the gradient norms: run {run}.",
-            {kind: _by_seed(found, lambda row: row["share"][0] - max(row["share"][1:])) for kind, found in own.items()},
+            {kind: by_seed(found, _lead_of_the_first) for kind, found in own.items()},
             "share of the first epoch less the largest later one ≥ 0, mean over tasks",
             low=0,
             unit="",
@@ -222,17 +230,16 @@ def findings(rows: Sequence[Row], run: str) -> list[Finding]:
     ]
 
 
+def _lead_of_the_first(rows: Sequence[Row]) -> float:
+    """Return the first epoch's share less the largest later one, the mean over tasks."""
+    return fmean(row["share"][0] - max(row["share"][1:]) for row in rows)
+
+
 def _lowest(rows: Sequence[Row]) -> list[float]:
     """Return the smallest mean cosine over tasks of the first epochs, one value per seed."""
     count = min(EPOCHS, len(rows[0]["cosine"]))
-    courses = [_by_seed(rows, lambda row, epoch=epoch: float(row["cosine"][epoch])) for epoch in range(count)]  # type: ignore[misc]
+    courses = [over_tasks(rows, "cosine", epoch) for epoch in range(count)]
     return [min(course) for course in zip(*courses, strict=True)]
-
-
-def _by_seed(rows: Sequence[Row], measure: Callable[[Row], float]) -> list[float]:
-    """Return the mean of a measure over tasks, one value per seed."""
-    seeds = sorted({row["seed"] for row in rows})
-    return [fmean(measure(row) for row in rows if row["seed"] == seed) for seed in seeds]
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

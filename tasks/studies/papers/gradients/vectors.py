@@ -11,7 +11,7 @@ from tasks.studies.results import Cell, Finding, Table, with_interval
 from tasks.studies.rows import Row, by_seed
 
 STEP = "step"  # the kind of the rows that have the cosines of task vectors
-HIGH = 0.8  # of a cosine; the paper's own number for gradients, for vectors it prints none
+HIGH = 0.8  # of a cosine; the paper's own number for gradients, and ours for task vectors, of which it prints none
 COSINES = {"whole": "with the whole one", "descent": "with the negative gradient at θ0"}
 
 
@@ -43,7 +43,7 @@ def vector_table(rows: Sequence[Row]) -> Table:
         for what, words in COSINES.items():
             line: dict[str, Cell] = {"run": run, "cosine": words}
             for index in range(len(_steps(rows, run)[0][what])):
-                line[f"epoch {index + 1}"] = with_interval(_mean(_steps(rows, run), what, index), 2)
+                line[f"epoch {index + 1}"] = with_interval(over_tasks(_steps(rows, run), what, index), 2)
             lines.append(line)
     return Table("The task vector after each epoch: mean over tasks", lines)
 
@@ -57,12 +57,12 @@ def vector_findings(rows: Sequence[Row], run: str, ours: bool) -> list[Finding]:
         ours: whether the run is an addition of ours.
     """
     own = _steps(rows, run)
-    first, last = (_mean(own, "descent", index) for index in (0, -1))
+    first, last = (over_tasks(own, "descent", index) for index in (0, -1))
     return [
         judge(
             "G6",
             f"Fully trained and first-epoch task vectors are aligned: run {run}.",
-            {"cosine": _mean(own, "whole", 0)},
+            {"cosine": over_tasks(own, "whole", 0)},
             f"cosine ≥ {HIGH}, mean over tasks (the paper's own number for gradients)",
             low=HIGH,
             unit="",
@@ -86,6 +86,6 @@ def _steps(rows: Sequence[Row], run: str) -> list[Row]:
     return [row for row in rows if (row["run"], row["kind"]) == (run, STEP)]
 
 
-def _mean(rows: Sequence[Row], what: str, epoch: int) -> list[float]:
-    """Return the mean of a cosine over tasks, one value per seed."""
+def over_tasks(rows: Sequence[Row], what: str, epoch: int) -> list[float]:
+    """Return the mean over tasks of one epoch's entry of a curve, such as `cosine`: one value per seed."""
     return by_seed(list(rows), lambda own: fmean(row[what][epoch] for row in own))
