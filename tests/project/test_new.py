@@ -93,4 +93,4 @@ def test_the_folder_of_the_studies_belongs_to_its_project() -> None:
 
 def _mergeflow(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "mergeflow.cli", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
