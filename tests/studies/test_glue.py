@@ -7,17 +7,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pydantic import ValidationError
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_options import check_study_options
 from tasks.studies.inputs import StudyInputs
+from tasks.studies.judging.merging import of_glue
+from tasks.studies.judging.notes import NOTES
+from tasks.studies.papers.glue.compressed import compressed_findings
 from tasks.studies.papers.glue.heads import left_heads, probed_heads
 from tasks.studies.papers.glue.results import PRINTED, Results, findings, tables
-from tasks.studies.papers.glue.study import DECLARED, Bench
+from tasks.studies.papers.glue.study import DECLARED, Bench, Options
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from tasks.studies.rows import Row, picked
 from tasks.studies.sweeps import NAMES
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
@@ -32,9 +36,11 @@ SMALL: dict[str, Any] = {
         "ties": {"scale": SCALE, "args": {"keep": [0.2]}},
         "cart": {"scale": SCALE, "args": {"rank_ratio": [0.1]}},
     },
-    "adapted": {"directions": ["cart"], "rates": [0.01], "steps": 1},
+    "wider": {"cart": {"scale": SCALE, "args": {"rank_ratio": [0.05, 0.1]}}},
+    "adapted": {"directions": ["cart"], "rates": [0.01, 0.02], "steps": 1},
     "probed": ["base", "average", "cart"],
     "embeddings": {"embeddings.": ["average"]},
+    "compressed": {"emr": {}, "cart_indexing": {"rank_ratio": 1.0, "non_matrices": "own"}},
 }
 
 
@@ -72,18 +78,28 @@ def test_the_world_is_a_project_like_the_root() -> None:
 def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> None:
     folder = run_study(lab, "glue", tmp_path, **SMALL)
     result = StudyResult.read(folder)
-    whole, heads, embeddings, chosen = result.tables
-    merges = ["average", "task arithmetic", "TIES", "CART", "AdaMerging + CART"]
+    whole, heads, embeddings, compressed, chosen, rates = result.tables
+    merges = ["average", "task arithmetic", "TIES", "CART", "CART, wider grid", "AdaMerging + CART"]
     assert [row["model"] for row in whole.rows] == ["base", "individual", "joint training", "MIMA, N = 8", *merges]
     assert whole.rows[0].keys() == {"model", *TASKS, "mean", "normalised", "in the paper"}
     assert [row["model"] for row in heads.rows] == ["base", "average", "CART"]
     assert [row["model"] for row in embeddings.rows] == ["average"]
-    assert [row["tried"] for row in chosen.rows] == ["1", "1", "2", "2", "2", None]
-    assert {row["heads"] for row in result.rows if row["model"] == "cart"} == {"fixed", "probed"}
+    assert [row["tried"] for row in chosen.rows] == [*(f"{n}; {n}" for n in (1, 1, 2, 2, 2)), "4; 4", None]
+    assert [row["chosen"] for row in rates.rows] == ["×", ""]
+    assert [row["method"] for row in compressed.rows] == ["EMR", "CART-Indexing"]
+    assert compressed.rows[1]["mean"] == whole.rows[1]["mean"], "of full rank nothing is lost"
+    stored = {row["model"]: row["stored"] for row in picked(result.rows, part="stored")}
+    assert 1 / len(TASKS) < stored["emr"] / 100 < 1 < stored["cart_indexing"] / 100
+    options = DECLARED.chosen(study_io(lab, "glue", tmp_path / "options", **SMALL))
+    assert of_glue(result.rows) == result.findings, "the rows have all that the findings rest on"
+    assert NOTES["glue"](result.rows, options) == result.notes
+    assert {row["rank_ratio"] for row in picked(result.rows, part="choice", model="cart, wider grid")} <= {0.05, 0.1}
+    assert {row["rate"] for row in picked(result.rows, part="rate")} == {0.01, 0.02}
+    assert {row["heads"] for row in picked(result.rows, part="model") if row["model"] == "cart"} == {"fixed", "probed"}
     assert {row["embeddings"] for row in result.rows if row["model"] == "average"} == {"merged", "base"}
-    assert len({(row["seed"], row["task"]) for row in result.rows}) == 6
+    assert len({(row["seed"], row["task"]) for row in picked(result.rows, part="model")}) == 6
     assert (folder / "heads.svg").exists()
-    own = fmean(row["accuracy"] for row in result.rows if row["model"] == "individual")
+    own = fmean(row["accuracy"] for row in picked(result.rows, part="model", model="individual"))
     assert str(whole.rows[1]["mean"]).startswith(f"{own:.1f}")
 
 
@@ -151,8 +167,35 @@ def test_findings_follow_the_numbers() -> None:
     assert all(one.margin for one in found)
     behind = findings(made_up(**paper | {"cart": 0.5}))
     assert [one.holds for one in behind] == [False, False, False, False, False, True, True, False, True]
+    wide = findings(made_up(**paper) + made_up(**{"cart, wider grid": paper["cart"] - 0.05}))
+    assert [one.holds for one in wide] == [True] * len(found) + [False], "0.7 points behind task arithmetic"
     assert Results(made_up(**paper)).means("average", "probed") == pytest.approx([53.34] * 3)
     assert next(row["in the paper"] for row in tables(made_up(**paper), {})[0].rows) == "85.6"
+
+
+def compressed_rows(figure: float) -> list[Row]:
+    return [{"seed": s, "model": "cart_indexing", "embeddings": "own", "fixed": {"a": figure}} for s in range(3)]
+
+
+@pytest.mark.parametrize(("figure", "emr", "verdicts"), [(0.793, 0.75, [True, True]), (0.79, 0.795, [False, False])])
+def test_compressed_experts_are_held_against_the_experts_and_emr(
+    figure: float, emr: float, verdicts: list[bool]
+) -> None:
+    rows = [
+        *made_up(individual=0.8),
+        *compressed_rows(figure),
+        *(row | {"model": "emr"} for row in compressed_rows(emr)),
+    ]
+    found = compressed_findings(rows)
+    assert [one.holds for one in found] == verdicts
+    assert [one.system for one in found] == ["C5", "C5"]
+    assert compressed_findings(made_up(individual=0.8)) == []
+
+
+def test_an_unknown_compressor_is_refused() -> None:
+    known = yaml.safe_load((WORLD / "studies/params.yaml").read_text())["studies"]["glue"]
+    with pytest.raises(ValidationError, match="expected emr or cart_indexing, found zip"):
+        Options.model_validate(known | {"compressed": {"zip": {}}})
 
 
 def test_the_same_weights_are_judged_anew_with_other_heads(bench: Bench) -> None:

@@ -232,4 +232,13 @@ def of_glue(rows: Rows) -> list[Finding]:
 
 def models_of_glue(rows: Rows) -> list[Row]:
     """Return the pieces of the study `glue`."""
-    return measured(rows, "seed", "model", "embeddings", model="heads")
+    chosen = {_piece_of_glue(row): row for row in picked(rows, part="choice")}
+    found = measured(picked(rows, part="model"), "seed", "model", "embeddings", model="heads")
+    for piece in found:
+        if (row := chosen.get(_piece_of_glue(piece))) is not None:
+            piece["args"] = given(row, "threshold", "keep", "rank_ratio", "rate", "scale")
+    return found
+
+
+def _piece_of_glue(row: Row) -> tuple[int, str, str]:
+    return row["seed"], row["model"], row["embeddings"]

@@ -22,6 +22,7 @@ from tasks.studies.papers.bases.study import tried as tried_of_bases
 from tasks.studies.papers.compression import results as compression
 from tasks.studies.papers.equivalence import results as equivalence
 from tasks.studies.papers.glue import results as glue
+from tasks.studies.papers.glue.study import tried as tried_of_glue
 from tasks.studies.papers.gradients import study as gradients
 from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.papers.many_tasks import results as many_tasks
@@ -44,7 +45,7 @@ def of_bases(rows: Rows, options: Any) -> list[str]:
 
 
 def of_glue(rows: Rows, options: Any) -> list[str]:
-    return glue.notes(models_of_glue(rows), options.together)
+    return glue.notes(models_of_glue(rows), options.together, tried_of_glue(options))
 
 
 def of_many_tasks(rows: Rows, options: Any) -> list[str]:

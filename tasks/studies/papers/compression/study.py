@@ -16,8 +16,8 @@ Storage is the size of the file, header included, as a share of all experts' byt
 entry for a mask, 32 (m + n) k bits for an m × n matrix of rank k. The smallest ρ that keeps 99 % is chosen on
 validation. ± is over seeds: the order of the batches; sizes are the same for all.
 
-**Source.** CART, Appendix C.2, Table 3 (its Table 4, on texts, is not measured); EMR-Merging (Huang et al., NeurIPS
-2024); TALL masks (Wang et al., ICML 2024); TSV-C (Gargiulo et al., CVPR 2025).
+**Source.** CART, Appendix C.2, Table 3 (Table 4, on texts, is part of the study `glue`); EMR-Merging (Huang et al.,
+NeurIPS 2024); TALL masks (Wang et al., ICML 2024); TSV-C (Gargiulo et al., CVPR 2025).
 """
 
 import json

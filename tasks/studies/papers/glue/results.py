@@ -10,12 +10,15 @@ from mergeflow.evaluation.averages import normalised
 from tasks.studies.claims import judge, paired
 from tasks.studies.inputs import mean_accuracy
 from tasks.studies.leading import leader
+from tasks.studies.papers.glue.choices import Tried, choice_table, ends_note, rate_table
+from tasks.studies.papers.glue.compressed import compressed_findings, compressed_table
 from tasks.studies.papers.glue.figures import heads_figure
 from tasks.studies.results import Cell, Finding, Table, with_interval
 from tasks.studies.rows import Row
 from tasks.studies.sweeps import NAMES
 
 Labels = Mapping[str, str]
+WIDER = ", wider grid"
 
 # CART's Table 2, mean over eight tasks of GLUE, in per cent.
 PRINTED = {"individual": 85.56, "average": 51.34, "task_arithmetic": 66.65, "ties": 64.04, "cart": 70.78}
@@ -30,9 +33,14 @@ class Results:
 
     def __init__(self, rows: Sequence[Row], labels: Labels | None = None) -> None:
         self._rows = {(row["model"], row["embeddings"], row["seed"]): row for row in rows}
-        merges = {name: label for name, label in NAMES.items() if name != "zero_shot"}
-        self.names = {"base": "base", "individual": "individual", **(labels or {}), **merges}
-        self.models = [name for name in self.names if any(row["model"] == name for row in rows)]
+        there = {row["model"] for row in rows}
+        self.names = {"base": "base", "individual": "individual", **(labels or {})}
+        for name, label in NAMES.items():
+            if name != "zero_shot":
+                self.names[name] = label
+            if name + WIDER in there:
+                self.names[name + WIDER] = label + WIDER
+        self.models = [name for name in self.names if name in there]
         self.seeds = sorted({row["seed"] for row in rows})
         self.tasks = list(rows[0]["fixed"])
 
@@ -72,7 +80,7 @@ class Results:
 
 
 def tables(rows: Sequence[Row], labels: Labels) -> list[Table]:
-    """Return the paper's Table 2 with its further rows, heads, embeddings, and what was chosen.
+    """Return the paper's Table 2 with its further rows, heads, embeddings, Table 4, and what was chosen.
 
     Args:
         rows: of the study.
@@ -92,7 +100,9 @@ def tables(rows: Sequence[Row], labels: Labels) -> list[Table]:
         Table("Test figures, %, mean over seeds; mean over tasks with its interval", whole),
         Table("Heads fixed, and fitted once more to the model's features; mean test figure, %", heads),
         Table("Embeddings merged, and those of the base; mean test figure, %", kept),
-        Table("Chosen on validation, one value per seed", _chosen(found)),
+        compressed_table(rows),
+        choice_table(rows, found.names),
+        rate_table(rows, found.names),
     ]
     return [table for table in made if table.rows]
 
@@ -119,24 +129,12 @@ def _two(
     }
 
 
-def _chosen(found: Results) -> list[dict[str, Cell]]:
-    lines: list[dict[str, Cell]] = []
-    for model in found.models:
-        for embeddings in ("merged", "base"):
-            rows = found.rows(model, embeddings)
-            if model != "base" and rows and "args" in rows[0]:
-                said = (", ".join(f"{name} {value}" for name, value in row["args"].items()) for row in rows)
-                tried = rows[0].get("tried")
-                lines.append({"method": found.names[model], "embeddings": embeddings, "chosen": "; ".join(said)})
-                lines[-1]["tried"] = None if tried is None else str(tried)
-    return lines
-
-
 def findings(rows: Sequence[Row]) -> list[Finding]:
     """Hold what the paper says against the figures, and what it leaves open."""
     found = Results(rows)
     asked = [_ahead(found, other) for other in ("task_arithmetic", "ties", "average") if other in found.models]
-    return [*asked, _order(found), _improves(found), _vectors(found), *_heads(found), _embeddings(found)]
+    ours = [*_heads(found), _embeddings(found), *_wider(found)]
+    return [*asked, _order(found), _improves(found), _vectors(found), *compressed_findings(rows), *ours]
 
 
 def _ahead(found: Results, other: str) -> Finding:
@@ -215,12 +213,24 @@ def _embeddings(found: Results) -> Finding:
     )
 
 
-def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
-    """Return what decides the table.
+def _wider(found: Results) -> list[Finding]:
+    """Hold CART, chosen among smaller ranks and λ as well, against the baselines of the paper."""
+    wide = f"cart{WIDER}"
+    if wide not in found.models:
+        return []
+    others = [name for name in ("task_arithmetic", "ties", "average") if name in found.models]
+    gains = {f"CART{WIDER} less {found.names[name]}": found.lead(wide, name) for name in others}
+    claim = "With smaller ranks and λ than the paper's, CART is ahead of task arithmetic, TIES and the average."
+    return [judge("C9", claim, gains, "each paired difference ≥ 0", low=0, ours=True)]
+
+
+def notes(rows: Sequence[Row], labels: Labels, tried: Tried) -> list[str]:
+    """Return what decides the table, and which choices may go on.
 
     Args:
         rows: of the study.
         labels: of the joint and iterative runs.
+        tried: model → argument → the values that were tried of it.
     """
     found = Results(rows, labels)
     merged = [name for name in found.models if name not in ("base", "individual", *labels)]
@@ -231,7 +241,8 @@ def notes(rows: Sequence[Row], labels: Labels) -> list[str]:
     _, worst = leader(lost, {task: task for task in found.tasks})
     return [
         f"The highest mean of a merge is that of {told}. It stays {gap} points below the experts. Its largest loss, "
-        f"in the mean over seeds, is that on {worst}."
+        f"in the mean over seeds, is that on {worst}.",
+        *ends_note(rows, found.names, tried),
     ]
 
 

@@ -1,31 +1,33 @@
-"""Study `glue` (C9): how do the merge methods compare on encoders of eight tasks on texts, each with a head?
+"""Study `glue` (C5, C9): how do the merge methods compare on encoders of eight tasks on texts, each with a head?
 
 **Question.** One expert per task, all of its encoder merged, its head kept: who leads? Does a merge lose in what the
 encoder still tells, or in that the heads no longer read it? And should the embedding matrices be merged at all?
 
-**Method.** Every method merges the same eight experts. Its scale is chosen on validation, walking a grid from its usual
-value until the mean has fallen by one point; every combination of its other arguments is tried. CART's grid is the
-paper's. Where a choice is the smallest value that was tried, a smaller one may do better: so it is with CART's λ = 1
-and, but for one seed, its 4 %, with WUDI's scale, mostly Iso-CTS's, and AdaMerging's rates (the table of what was
-chosen). Then one look at test. Each task is judged by its figure (accuracy, F1, Matthews' or Pearson's correlation);
-the mean of the figures is the paper's "Avg.". *Heads fixed*: those that were trained with the experts. *Heads probed*:
-the same merge, the heads fitted to its features of the training examples, as the warm start of training fits them to
-the base's. *Embeddings of the base*: the method's merge with the base's embeddings instead of the merged ones, its
-arguments chosen anew. AdaMerging learns a coefficient per task and tensor from the entropy of unlabelled test batches,
-from task arithmetic as chosen on validation and from CART as its paper has it, 8 % and λ = 1; its rate is chosen on
-validation, on the first seed. Joint training sees every task in every step; MIMA merges and tunes in rounds; both have
-as many steps a task as the experts, and heads of their own. ± is over seeds: the order of the batches. With the
-experts' own heads CART is behind task arithmetic and TIES.
+**Method.** Every method merges the same eight experts. Its scale is chosen on validation, walking a grid both ways
+until the mean has fallen by one point; every combination of its other arguments is tried. CART's grid is the
+paper's, ranks of 4 to 32 % and λ of 1 to 3; since the smallest were taken in the study's first record, *wider grid* is
+CART chosen once more with smaller ones as well. Then one look at test; this record is the second of these experts, with
+finer grids near 0 for most methods. Each task is judged by its figure (accuracy, F1, Matthews' or Pearson's
+correlation); the mean of the figures is the paper's "Avg.". *Heads fixed*: those that were trained with the experts.
+*Heads probed*: the same merge, the heads fitted to its features of the training examples, as the warm start of training
+fits them to the base's. *Embeddings of the base*: the method's merge with the base's embeddings instead of the merged
+ones, its arguments chosen anew. AdaMerging learns a coefficient per task and tensor from the entropy of unlabelled test
+batches, from task arithmetic as chosen on validation and from CART as its paper has it, 8 % and λ = 1; its rate is
+chosen on validation, on the first seed. Joint training sees every task in every step; MIMA merges and tunes in rounds;
+both have as many steps a task as the experts, and heads of their own. Beside the merges the experts are compressed into
+one file and read back out of it, by EMR and by CART-Indexing at 8 %; storage is the file with θ0 where that is needed,
+as a share of all experts' bytes. ± is over seeds: the order of the batches.
 
 **Source.** CART, Table 2 (eight tasks of GLUE, RoBERTa-base): individual 85.6, CART 70.8, task arithmetic 66.7, TIES
-64.0, average 51.3, in per cent; the further methods as in docs/methods.md.
+64.0, average 51.3, in per cent; Table 4 (the same tasks, compressed); the further methods as in docs/methods.md.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from mergeflow.evaluation.averages import mean
@@ -39,13 +41,16 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
+from tasks.studies.compressing import measure as measure_compressed
 from tasks.studies.inputs import State, StudyInputs
+from tasks.studies.papers.glue.choices import tidy_rows
+from tasks.studies.papers.glue.compressed import NAMES
 from tasks.studies.papers.glue.heads import left_heads, probed_heads, trained_jointly
-from tasks.studies.papers.glue.results import figures, findings, notes, tables
+from tasks.studies.papers.glue.results import WIDER, figures, findings, notes, tables
 from tasks.studies.pieces import grid, kept, kept_all
 from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, accuracy_rows
-from tasks.studies.sweeps import ADAPTED, Sweep
+from tasks.studies.rows import Row
+from tasks.studies.sweeps import ADAPTED, Sweep, ranges_of
 
 EXPERTS = "experts"
 
@@ -61,23 +66,38 @@ class Adapting(Section):
 class Options(Section):
     """The study's choices.
 
-    methods: name in the catalog → what is tried. together: joint and iterative runs, with labels for readers. adapted:
-    AdaMerging. probed: models whose heads are fitted once more. embeddings: what the names of embeddings contain, and
-    the methods that are merged without them too.
+    methods: name in the catalog → what is tried. wider: what is tried of some of them once more. together: joint and
+    iterative runs, with labels for readers. adapted: AdaMerging. probed: models whose heads are fitted once more.
+    embeddings: what the names of embeddings contain, and the methods that are merged without them too. compressed:
+    compressor → its arguments.
     """
 
     methods: dict[str, Sweep]
+    wider: dict[str, Sweep] = Field(default_factory=dict)
     together: dict[str, str]
     adapted: Adapting
     probed: list[str]
     embeddings: dict[str, list[str]]
+    compressed: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("compressed")
+    @classmethod
+    def _known(cls, compressed: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if unknown := set(compressed) - set(NAMES):
+            raise ValueError(f"expected {' or '.join(NAMES)}, found {', '.join(sorted(unknown))}")
+        return compressed
+
+    @property
+    def merges(self) -> dict[str, Sweep]:
+        """Model → what is tried of its method, whose name the model's begins with."""
+        return {**self.methods, **{name + WIDER: sweep for name, sweep in self.wider.items()}}
 
 
 DECLARED = Declaration(
     Options,
     runs=lambda options: [EXPERTS, *options.together],
     splits=("train", "validation", "test"),
-    systems=("C9",),
+    systems=("C5", "C9"),
 )
 
 
@@ -93,10 +113,16 @@ def run(io: StageIO) -> None:
     result = StudyResult(
         tables(rows, options.together),
         findings(rows),
-        notes(rows, options.together),
-        accuracy_rows(rows, ("seed", "model", "embeddings"), ("fixed", "probed"), as_column="heads"),
+        notes(rows, options.together, tried(options)),
+        tidy_rows(rows),
     )
     result.write(io, figures(rows, options.together))
+
+
+def tried(options: Options) -> dict[str, dict[str, Sequence[float]]]:
+    """Return model → argument → the values that are tried of it; of a scale the two ends."""
+    merged = {model: ranges_of(sweep) for model, sweep in options.merges.items()}
+    return {**merged, **{ADAPTED[on]: {"rate": options.adapted.rates} for on in options.adapted.directions}}
 
 
 def measure(inputs: StudyInputs, options: Options, seed: int) -> Row:
@@ -132,7 +158,8 @@ class Bench:
         experts = inputs.run(EXPERTS).experts(seed)
         inputs = inputs.with_heads(left_heads(inputs, EXPERTS, seed))
         scorer = inputs.blind().scorer(experts)
-        scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
+        ratios = [ratio for sweep in options.merges.values() for ratio in sweep.args.get("rank_ratio", [])]
+        scorer.renew_cache(max([0.01, *ratios]))
         return cls(inputs, options, seed, experts, scorer)
 
     def measure(self) -> list[Row]:
@@ -141,7 +168,8 @@ class Bench:
             ("base", "base"): lambda: self._looked_at("base", self.inputs.base, self.inputs),
             ("individual", "merged"): self._individual,
             **{(name, "merged"): partial(self._together, name) for name in self.options.together},
-            **{(name, "merged"): partial(self._merged, name, "") for name in self.options.methods},
+            **{(name, "merged"): partial(self._merged, name, "") for name in self.options.merges},
+            **{(name, "own"): partial(self._compressed, name) for name in self.options.compressed},
         }
         for pattern, methods in self.options.embeddings.items():
             measures |= {(name, "base"): partial(self._merged, name, pattern) for name in methods}
@@ -162,6 +190,13 @@ class Bench:
     def _individual(self) -> Row:
         return {"fixed": self.inputs.individual(self.experts, "test")}
 
+    def _compressed(self, name: str) -> Row:
+        """Measure the experts as they are read out of one file; `stored`: its share of their bytes."""
+        args = self.options.compressed[name]
+        row = measure_compressed(self.inputs, dict(self.experts), name, args, ("test",))
+        needed = row["file"] + (row["base"] if row["needs_base"] else 0)
+        return {"fixed": row["test"], "stored": needed / row["all_experts"]}
+
     def _together(self, name: str) -> Row:
         """Measure the one model that a joint or an iterative run ends with, with its own heads."""
         run = self.inputs.run(name)
@@ -169,15 +204,17 @@ class Bench:
         state = run.model(self.seed) if joint else run.merged(self.seed, len(run.rounds(self.seed)))
         return self._looked_at(name, state, self.inputs.with_heads(left_heads(self.inputs, name, self.seed)))
 
-    def _merged(self, method: str, without: str) -> Row:
+    def _merged(self, model: str, without: str) -> Row:
         """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""
 
         def merge(call: MethodCall) -> dict[str, Tensor]:
             state = self.scorer.merge(call)
             return state | {name: value for name, value in self.inputs.base.items() if without and without in name}
 
-        best, tried = choose(self.options.methods[method], method, lambda call: self.scorer.state(merge(call)))
-        return {**self._looked_at(method, merge(best.call), self.inputs), "args": best.varied, "tried": tried}
+        sweep, method = self.options.merges[model], model.removesuffix(WIDER)
+        best, tried = choose(sweep, method, lambda call: self.scorer.state(merge(call)))
+        chosen = {"args": best.varied, "tried": tried, "validation": mean(best.scores)}
+        return {**self._looked_at(model, merge(best.call), self.inputs), **chosen}
 
     def _adapted(self, on: Direction, scale: float) -> Row:
         """Adapt a coefficient per task and tensor on unlabelled test examples, with the rate that validation chose."""
@@ -191,7 +228,8 @@ class Bench:
 
         tried = kept(self.inputs.io, f"rates_{on}", choose_once)["rows"]
         made = adapt(self.inputs, self.experts, replace(plan, lr=tried[0]["lr"], seed=self.seed))
-        return {**self._looked_at(ADAPTED[on], made.state, self.inputs), "args": {"rate": tried[0]["lr"]}}
+        chosen = {"args": {"rate": tried[0]["lr"]}, "tried_rates": tried}
+        return {**self._looked_at(ADAPTED[on], made.state, self.inputs), **chosen}
 
 
 def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
