@@ -85,8 +85,9 @@ def runs_section(folder: Path, studies: Sequence[Study]) -> list[str]:
         for run, names in sorted(readers.items())
     ]
     known = [times[run]["processor_seconds"] for run in readers if run in times]
+    clock = _hours(one["seconds"] for one in costs.values())
     total = (
-        f"All studies add up to {_hours(one['seconds'] for one in costs.values())}, two stages side by side at times; "
+        f"All studies add up to {clock} by the clock, beside other work at times; "
         f"the training runs to {_hours(known)} of one core ({len(known)} of {len(readers)} are on record)."
     )
     head = ["| run | read by | processor, s | on |", "|---|---|--:|---|"]
