@@ -21,11 +21,12 @@ is made on them; validation is not read, and test is looked at once for each way
   digits of the task.
 
 Findings are means over the unseen tasks and the numbers of samples, and some hide opposite signs. On rotations ridge
-less tuning is 17.0 ± 2.5, 4.9 ± 6.5 and −13.9 ± 2.1 points with 16, 64 and 256 samples, where the claim is undecided
-with 2.6 ± 2.7; on colourings it is 8.5 ± 3.2, 3.5 ± 2.4 and 0.1 ± 2.7. That ridge stands instead of a search there
-comes from 16 samples: 5.6 ± 4.8, −0.2 ± 0.9 and −0.5 ± 0.9. In 15 of the 45 rows of rotations the equations have no
-coefficients, and those of the nearest expert stand for them; the corrected equations are ours, not the paper's. Rules
-were written before the first run; at first tuning on the samples had one rate and one length, which gave it too little.
+less tuning is 16.9 ± 2.6, 4.9 ± 6.5 and −13.9 ± 1.9 points with 16, 64 and 256 samples, where the claim holds by a
+hair with 2.6 ± 2.6 (and was undecided in another record, with 2.6 ± 2.7); on colourings it is 8.4 ± 3.1, 3.5 ± 2.3 and
+0.2 ± 2.7. That ridge stands instead of a search there comes from 16 samples: 5.7 ± 4.8, −0.2 ± 1.1 and −0.3 ± 1.0.
+In 15 of the 45 rows of rotations the equations have no coefficients, and those of the nearest expert stand for them;
+the corrected equations are ours, not the paper's. Rules were written before the first run; at first tuning on the
+samples had one rate and one length, which gave it too little.
 
 **Source.** Li et al. 2025, Theorem 3, Equations 7, 11, 75 and 76.
 """
