@@ -218,7 +218,8 @@ def test_the_index_tells_what_a_training_run_took_that_its_studies_share(tmp_pat
     small = replace(study, root=root)
     write_times(tmp_path, small)
     text = index_text(tmp_path / "docs" / "studies", [small])
-    assert re.search(r"add up to 1 h 30 min by the clock, .* runs to 0 h 16 min of one core \(1 of \d+ are", text)
+    total = r"studies add up to 1 h 30 min by the clock, .* runs to 0 h 16 min of one core \(1 of \d+ are"
+    assert re.search(total, text)
     assert row_of("worlds/small/mima_4", text) == ["| worlds/small/mima_4", "mima", "950", f"{hardware()} |"]
     assert row_of("worlds/small/mima_8", text)[1:3] == ["mima", ""]
     write_times(tmp_path, replace(study, root=tmp_path))
