@@ -87,5 +87,11 @@ def _steps(rows: Sequence[Row], run: str) -> list[Row]:
 
 
 def over_tasks(rows: Sequence[Row], what: str, epoch: int) -> list[float]:
-    """Return the mean over tasks of one epoch's entry of a curve, such as `cosine`: one value per seed."""
+    """Return the mean over tasks of one epoch's entry of a curve: one value per seed.
+
+    Args:
+        rows: of one run.
+        what: the curve, such as `descent` or `whole`.
+        epoch: index of the entry, from 0; negative from the end.
+    """
     return by_seed(list(rows), lambda own: fmean(row[what][epoch] for row in own))
