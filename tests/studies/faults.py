@@ -586,8 +586,8 @@ FAULTS = [
         "C7",
         "candidates of a subset are chosen on test",
         f"{PAPERS}/subset_scaling/study.py",
-        "scored = _score(scorer, validation, method,",
-        "scored = _score(scorer, test, method,",
+        "chosen = choose(scorer, options, validation)",
+        "chosen = choose(scorer, options, test)",
         "tests/studies/test_subset_scaling.py::test_what_is_chosen_does_not_depend_on_test",
     ),
     Broken(

@@ -99,6 +99,7 @@ def test_findings_follow_the_numbers() -> None:
         (made_up(BELL, RISING, 0.7, alone=[0.4, 0.7, 0.75, 0.8]), "at rank 0 the original curve"),
         (made_up(BELL, [0.4, 0.7, 0.75, 0.8], 0.7, alone=RISING), "where all other tensors are added"),
         (made_up(BELL, [0.5, 0.7, 0.75, 0.95], 0.7), "the peak of the centred curve lies above task arithmetic"),
+        (made_up(BELL, [0.5, 0.7, 0.75, 0.85], 0.7), "the peak of the centred curve significantly outperforms"),
         (made_up([0.7, 0.79, 0.85, 0.7], RISING, 0.7), "the peak of the centred curve lies above task arithmetic"),
         (made_up(BELL, [0.5, 0.95, 0.95, 0.95], 0.7), "at 8 % CART is above task arithmetic on every task"),
         (made_up(BELL, [0.5, 0.7, 0.75, 0.95], 0.7), "at 8 % CART is above task arithmetic of the full rank"),

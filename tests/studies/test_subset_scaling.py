@@ -143,6 +143,11 @@ def test_findings_follow_the_numbers() -> None:
             found_by["test"] = dict.fromkeys(row["tasks"], 0.7)
     assert findings(*steady, [2, 4])[2].holds is False
     assert findings(*made_up(-0.01, 0.0), [2])[0].holds is False
+    level = made_up(0.05, 0.01)
+    for row in level[0]:
+        if row["size"] == 2:  # CART is the average
+            row["methods"]["average"] = row["methods"]["cart"]
+    assert findings(*level, [2])[0].holds is False, "what is no better is not superior"
     assert notes(*good)[-1].startswith("How often an end of what was tried was taken")
     assert "TIES's scale with 4 tasks 100 %" in notes(*good)[-1]
 

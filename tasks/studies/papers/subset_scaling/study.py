@@ -103,8 +103,11 @@ def run(io: StageIO) -> None:
 def _of_seed(inputs: StudyInputs, options: Options, samples: list[Row] | None, seed: int) -> Row:
     """Return `rows`, one for each subset, what is `known` of the experts, and the `samples`, decided if not given."""
     splits = [
-        {task: Subset.first(data, count) for task, data in inputs.examples(split).items()}
-        for split, count in (("validation", options.validation), ("test", options.test))
+        {task: Subset.first(data, count) for task, data in opened.items()}
+        for opened, count in (
+            (inputs.blind().examples("validation"), options.validation),
+            (inputs.examples("test"), options.test),
+        )
     ]
     experts = inputs.run(options.experts).experts(seed)
     known = kept(inputs.io, f"known_{seed}", partial(references, inputs, experts, splits))
@@ -212,23 +215,32 @@ def measure(
         experts: their weights by task.
         subset: the tasks that are merged.
     """
-    scorer = inputs.scorer({task: experts[task] for task in subset})
-    scorer.renew_cache(max(options.grids.get("cart", {}).get("rank_ratio", [1.0])))
     validation, test = ({task: split[task] for task in subset} for split in splits)
+    scorer = inputs.blind().scorer({task: experts[task] for task in subset})
+    scorer.renew_cache(max(options.grids.get("cart", {}).get("rank_ratio", [1.0])))
+    chosen = choose(scorer, options, validation)
+    return {"size": len(subset), "tasks": list(subset), "methods": _look(scorer, chosen, test)}
+
+
+def choose(scorer: CandidateScorer, options: Options, validation: Split) -> dict[str, Row]:
+    """Return by method its best candidate on validation, of equals the first, without a look at test.
+
+    `ends` names the arguments of which the smallest or the largest value was taken.
+
+    Args:
+        scorer: of the subset's experts.
+        options: grids, and the wider scales with which a method's choice is made once more.
+        validation: the subset's examples by task.
+    """
     found = {}
     for method, grid in options.grids.items():
-        scored = _score(scorer, validation, method, grid_of(method, grid))
-        found[method] = _choose(scorer, test, method, scored)
+        tried = grid_of(method, grid)
+        scored = _score(scorer, validation, method, tried)
+        found[method] = _best(scored)
         if method in options.wider:
-            further = _score(
-                scorer,
-                validation,
-                method,
-                [{**args, "scale": scale} for args in grid_of(method, grid) for scale in options.wider[method]],
-            )
-            best = _choose(scorer, test, method, [*scored, *further], found[method])
-            found[method + WIDER] = best
-    return {"size": len(subset), "tasks": list(subset), "methods": found}
+            further = [{**args, "scale": scale} for args in tried for scale in options.wider[method]]
+            found[method + WIDER] = _best([*scored, *_score(scorer, validation, method, further)])
+    return found
 
 
 def _score(
@@ -238,22 +250,21 @@ def _score(
     return [(args, mean(scorer.state(scorer.merge(configure(method, args)), examples))) for args in tried]
 
 
-def _choose(
-    scorer: CandidateScorer,
-    examples: Split,
-    method: str,
-    scored: Sequence[tuple[dict[str, Any], float]],
-    known: Row | None = None,
-) -> Row:
-    """Return the best candidate (of equals the first) and its accuracy on test, unless that is known already.
-
-    `ends` names the arguments of which the smallest or the largest value was taken.
-    """
+def _best(scored: Sequence[tuple[dict[str, Any], float]]) -> Row:
     args, validation = max(scored, key=lambda one: one[1])
-    test = known["test"] if known and known["args"] == args else None
-    return {
-        "args": args,
-        "ends": ends_of(args, {name: [one[name] for one, _ in scored] for name in args}),
-        "validation": validation,
-        "test": test or scorer.state(scorer.merge(configure(method, args)), examples),
-    }
+    ends = ends_of(args, {name: [one[name] for one, _ in scored] for name in args})
+    return {"args": args, "ends": ends, "validation": validation}
+
+
+def _look(scorer: CandidateScorer, chosen: Mapping[str, Row], test: Split) -> dict[str, Row]:
+    """Return the choices with their test accuracy per task; a wider choice that is the same is not looked at again."""
+    found: dict[str, Row] = {}
+    for name, row in chosen.items():
+        method = name.removesuffix(WIDER)
+        known = found.get(method)
+        if known and known["args"] == row["args"]:
+            seen = known["test"]
+        else:
+            seen = scorer.state(scorer.merge(configure(method, row["args"])), test)
+        found[name] = {**row, "test": seen}
+    return found
