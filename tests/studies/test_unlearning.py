@@ -12,8 +12,8 @@ from tasks.studies.papers.unlearning import study
 from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.figures import figures
 from tasks.studies.papers.unlearning.measuring import smallest_scale
-from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options
-from tasks.studies.papers.unlearning.results import chosen, drops, rises, study_result
+from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, Options
+from tasks.studies.papers.unlearning.results import _forgets, chosen, drops, rises, study_result
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tests.card import card
@@ -124,3 +124,25 @@ def test_a_scale_between_those_of_the_table_is_chosen_and_stays_out_of_the_table
     for seed in (0, 1):
         made += [row(seed, "full", scale, 1 - 2 * scale) for scale in (0.0, -0.5 - seed / 10, -1.0)]
     assert chosen(made, "full", options) == {0: -0.5, 1: -0.6}
+
+
+@pytest.mark.parametrize(
+    ("recall", "verdicts"),
+    [
+        ({FORGOTTEN: (40, 30, 10), ALIGNED: (40, 30, 20)}, [True, True, True]),
+        ({FORGOTTEN: (40, 38, 34), ALIGNED: (40, 38, 36)}, [False, False, True]),  # 15 and 10 % are too little
+        ({FORGOTTEN: (40, 5, 10), ALIGNED: (40, 30, 20)}, [True, True, False]),
+    ],
+)
+def test_a_negative_scale_is_held_against_what_the_paper_says_of_rouge(
+    recall: dict[str, tuple[float, ...]], verdicts: list[bool]
+) -> None:
+    scales = [0.0, -0.5, -1.0]
+    options = Options.model_validate({"seeds": [0, 1, 2], "scales": scales})
+    made = [
+        {**row(seed, "full", scale, 1.0, value), "book": book}
+        for seed in options.seeds
+        for book, values in recall.items()
+        for scale, value in zip(scales, values, strict=True)
+    ]
+    assert [finding.holds for finding in _forgets(made, "full", options)] == verdicts

@@ -1,6 +1,7 @@
 """The task vectors after every epoch of the study `gradients`: how near they are to the whole one, and to −∇L(θ0)."""
 
 from collections.abc import Mapping, Sequence
+from math import hypot
 from statistics import fmean
 
 from torch import Tensor
@@ -58,16 +59,28 @@ def vector_findings(rows: Sequence[Row], run: str, ours: bool) -> list[Finding]:
     """
     own = _steps(rows, run)
     first, last = (over_tasks(own, "descent", index) for index in (0, -1))
+    aligned, by_chance = over_tasks(own, "whole", 0), by_seed(own, lambda few: fmean(_unrelated(row) for row in few))
     return [
         judge(
             "G6",
             f"Fully trained and first-epoch task vectors are aligned: run {run}.",
-            {"cosine": over_tasks(own, "whole", 0)},
+            {"cosine": aligned},
             f"cosine ≥ {HIGH}, mean over tasks (the paper's own number for gradients)",
             low=HIGH,
             unit="",
             digits=2,
             ours=ours,
+        ),
+        judge(
+            "G6",
+            f"They are more aligned than they would be if every later epoch had gone off at right angles: run {run}.",
+            {"cosine less that of orthogonal epochs": paired(aligned, by_chance)},
+            "paired difference ≥ 0, mean over tasks; epochs of the same lengths",
+            low=0,
+            unit="",
+            digits=3,
+            ours=True,
+            beside=f"; orthogonal epochs give {with_interval(by_chance, 3)}",
         ),
         judge(
             "G6",
@@ -80,6 +93,11 @@ def vector_findings(rows: Sequence[Row], run: str, ours: bool) -> list[Finding]:
             ours=ours,
         ),
     ]
+
+
+def _unrelated(row: Row) -> float:
+    """Return cos(τ_1, τ_K) of epochs as long as these and orthogonal to each other: ‖δ_1‖ / √Σ_k ‖δ_k‖²."""
+    return float(row["share"][0] / hypot(*row["share"]))
 
 
 def _steps(rows: Sequence[Row], run: str) -> list[Row]:

@@ -202,10 +202,11 @@ def findings(compared: dict[str, list[Row]], curve: Sequence[Row], further: Sequ
     return [
         judge(
             "G5",
-            "Merging models tuned for a single epoch is competitive with merging models tuned to convergence.",
+            "In the mean over tasks merging models tuned for a single epoch is competitive with convergence.",
             {"one epoch less converged": paired(short, long)},
             "paired difference ≥ −3 points (the paper says competitive, and prints no difference of the means)",
             low=-3,
+            ours=True,
             beside=f"; {with_interval(short)} % against {with_interval(long)} %",
         ),
         judge(

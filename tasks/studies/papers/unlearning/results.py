@@ -10,6 +10,7 @@ from tasks.studies.rows import Row, of, tidy
 
 RISE = 0.5  # nat of log-perplexity
 WORSE, BETTER = -5.0, 5.0  # points of the drop in Rouge-L
+FALLS = {FORGOTTEN: 17.7, ALIGNED: 12.0}  # % of Rouge-L: half of the smaller in the paper's Tables 3 and 4
 ALPHA = 0.05
 KEPT = 0.1  # nat of log-perplexity, at equal forgetting
 WAYS = {"full": "all weights", "adapters": "adapters"}
@@ -75,8 +76,38 @@ def study_result(rows: Sequence[Row], options: Options) -> StudyResult:
     last = min(options.scales)
     tables = [_scale_table(rows, way, options) for way in WAYS]
     tables += [_ways_table(rows, options), _likeness_table(rows)]
-    found = [finding for way in WAYS for finding in _order(rows, way, last)]
+    found = [finding for way in WAYS for finding in (*_forgets(rows, way, options), *_order(rows, way, last))]
     return StudyResult(tables, [*found, _alpha(rows), *_against(rows, options)], _notes(rows, options), tidy(rows))
+
+
+def _forgets(rows: Sequence[Row], way: str, options: Options) -> list[Finding]:
+    """What the paper says of λ becoming negative: Rouge-L of two books falls, and lowest at the smallest λ."""
+    last = min(options.scales)
+    between = [scale for scale in options.scales if last < scale < 0]
+    at = {scale: drops(rows, way, FORGOTTEN, scale) for scale in (*between, last)}
+    others = [max(of_seed) for of_seed in zip(*(at[scale] for scale in between), strict=True)]
+    where = f"λ = {last:g}, {WAYS[way]}"
+    found = [
+        judge(
+            "P18",
+            f"As λ becomes negative, Rouge-L recall of {words} decreases significantly ({where}).",
+            {f"drop of {book}": drops(rows, way, book, last)},
+            f"by ≥ {FALLS[book]:g} % of what it was, half of the smaller drop in the paper's Tables 3 and 4",
+            low=FALLS[book],
+            unit=" %",
+        )
+        for book, words in ((FORGOTTEN, "the forgotten book"), (ALIGNED, "the same author's book"))
+    ]
+    found.append(
+        judge(
+            "P18",
+            f"The forgotten book is forgotten best at the smallest λ ({where}).",
+            {"drop there less the largest at another λ": paired(at[last], others)} if others else {},
+            "paired difference of the drop in Rouge-L recall ≥ 0 points",
+            low=0,
+        )
+    )
+    return found
 
 
 def _order(rows: Sequence[Row], way: str, last: float) -> list[Finding]:
