@@ -1,6 +1,5 @@
 """`mergeflow study`: run a paper's experiment with all it needs, log it, print what was found."""
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from flows.study_rows import check_rows_file, write_rows
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         everything: Annotated[bool, typer.Option("--all", help="Every study.")] = False,
         document: Annotated[bool, typer.Option(help="Write the studies' pages in docs/studies.")] = False,
         rows: Annotated[
-            Path | None, typer.Option(help="Write the study's raw rows into this new file, .csv or .parquet.")
+            Path | None,
+            typer.Option(help="Run nothing: write the study's raw rows into this new file, .csv or .parquet."),
         ] = None,
         judge: Annotated[
             bool, typer.Option(help="Run nothing: judge the rows in docs/studies by today's rules.")
@@ -48,13 +49,16 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         chosen = [study for name in names or [] for study in find_named(name, found, root)]
         chosen = list(dict.fromkeys(found.values() if everything else chosen))
         if rows:
+            if everything or document or judge:
+                raise MergeflowError(
+                    "`--rows` runs nothing: it takes a study alone, mergeflow study NAME --rows FILE.csv"
+                )
             check_rows_file(rows, chosen)
-        if judge:
+            write_rows(chosen[0], home_of(root, chosen[0], found), rows)
+        elif judge:
             judge_records(root, chosen, found)
         elif chosen:
             run_studies(root, chosen, document, Console())
-            if rows:
-                write_rows(chosen[0], rows)
         else:
             show_list(found, Console())
 
@@ -73,60 +77,6 @@ def make_study(root: Path, names: list[str]) -> None:
     typer.echo(f"Made {folder.relative_to(root)}. Next: edit it and studies/params.yaml; mergeflow study {names[0]}")
 
 
-def check_rows_file(path: Path, studies: Sequence["Study"]) -> None:
-    """Refuse, before anything runs, a file that `--rows` cannot write.
-
-    Args:
-        path: the file.
-        studies: whose rows are asked for.
-
-    Raises:
-        MergeflowError: none or several studies, an unknown ending, a file that exists, a folder that does not or where
-            nothing may be written.
-    """
-    if len(studies) != 1:
-        found = ", ".join(study.stage.name for study in studies) or "none"
-        raise MergeflowError(f"`--rows` takes one study, found {found}: mergeflow study NAME --rows FILE.csv")
-    if path.suffix not in {".csv", ".parquet"}:
-        raise MergeflowError(f"--rows {path}: rows are written as .csv or .parquet. Name such a file.")
-    if path.exists() or not path.parent.is_dir():
-        found = "the file exists already" if path.exists() else f"there is no folder {path.parent}"
-        raise MergeflowError(f"--rows {path}: {found}. Name a new file in an existing folder.")
-    if not os.access(path.parent, os.W_OK):
-        raise MergeflowError(f"--rows {path}: nothing may be written in {path.parent}. Name a file in another folder.")
-
-
-def write_rows(study: "Study", path: Path) -> None:
-    """Write a study's raw rows, one per seed, task and setting.
-
-    Args:
-        study: one that has run.
-        path: a new file, .csv or .parquet.
-
-    Raises:
-        MergeflowError: the study keeps no rows, or such as no table of text can have; then no file is left.
-    """
-    from pyarrow import ArrowInvalid, csv, parquet
-
-    from tasks.studies.results import ROWS
-
-    kept = study.folder / ROWS
-    if not kept.exists():
-        raise MergeflowError(
-            f"study {study.stage.name} keeps no raw rows; its tables are in {study.folder}/result.json."
-        )
-    table = parquet.read_table(kept)
-    making = path.with_name(f".{path.name}.new{os.getpid()}")
-    try:
-        csv.write_csv(table, making) if path.suffix == ".csv" else parquet.write_table(table, making)
-        making.replace(path)
-    except ArrowInvalid as error:
-        raise MergeflowError(f"--rows {path}: {error}. Name a file that ends in .parquet.") from None
-    finally:
-        making.unlink(missing_ok=True)
-    typer.echo(f"Wrote {table.num_rows} rows to {path}.")
-
-
 def write_graphs(root: Path) -> None:
     """Write studies/dvc.yaml of every project whose choices name other studies than it has.
 
@@ -141,9 +91,12 @@ def write_graphs(root: Path) -> None:
 
 
 def _projects(root: Path) -> list[Path]:
+    """Return the project `root` and those in its folder `worlds`, of which those on embedded suites come first."""
     from mergeflow.application import find_project
+    from tasks.project.studies import is_embedded
 
-    return [root, *sorted(path for path in root.glob("worlds/*") if find_project(path) == path)]
+    worlds = [path for path in root.glob("worlds/*") if find_project(path) == path]
+    return [root, *sorted(worlds, key=lambda path: (not is_embedded(path), path))]
 
 
 def find_studies(root: Path) -> dict[str, "Study"]:
@@ -160,6 +113,28 @@ def find_studies(root: Path) -> dict[str, "Study"]:
             if stage.is_study:
                 found[f"{folder.name}/{stage.name}" if stage.name in found else stage.name] = Study(folder, stage)
     return found
+
+
+def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
+    """Return the folder whose docs have a study's page: its world's where its name is another study's in `root`.
+
+    Args:
+        root: the project folder.
+        study: one of `every`.
+        every: all studies, as of `find_studies`.
+    """
+    return root if every.get(study.stage.name) == study else study.root
+
+
+def listed_in(home: Path, root: Path, every: Mapping[str, "Study"]) -> list["Study"]:
+    """Return the studies that the index in a folder's docs lists.
+
+    Args:
+        home: `root`, or a world.
+        root: the project folder.
+        every: all studies, as of `find_studies`.
+    """
+    return [study for study in every.values() if home_of(root, study, every) == home]
 
 
 def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Study"]:
@@ -185,7 +160,8 @@ def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Stud
             f"{CHOICES} does not choose study '{name}': give its choices there, under `studies`, as docs/extending.md "
             "shows. `mergeflow study new NAME` makes a file with one."
         )
-    raise unknown_name("study", name, [*studies, *(one for study in studies.values() for one in study.stage.systems)])
+    systems = {one for study in studies.values() for one in study.stage.systems}
+    raise unknown_name("study", name, {*studies, *systems})
 
 
 def run_studies(root: Path, studies: list["Study"], document: bool, console: Console) -> None:
@@ -232,10 +208,11 @@ def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "S
         raise MergeflowError("`--judge` takes studies: mergeflow study NAME --judge")
     try:
         for study in studies:
-            page = judge_again(root, study, date.today().isoformat())
+            page = judge_again(home_of(root, study, every), study, date.today().isoformat())
             typer.echo(f"Judged {study.stage.name}; page {page.relative_to(root)}")
     finally:
-        write_index(root, every.values())
+        for home in dict.fromkeys(home_of(root, study, every) for study in studies):
+            write_index(home, listed_in(home, root, every))
 
 
 def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
@@ -255,8 +232,10 @@ def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
     log_study(connect(project_root=study.root), name, result, folder, locked)
     console.print(f"[bold]Outputs[/]   {folder.relative_to(root)}", highlight=False)
     if document:
-        console.print(f"[bold]Page[/]      {write_page(root, study).relative_to(root)}", highlight=False)
-        write_index(root, find_studies(root).values())
+        every = find_studies(root)
+        home = home_of(root, study, every)
+        console.print(f"[bold]Page[/]      {write_page(home, study).relative_to(root)}", highlight=False)
+        write_index(home, listed_in(home, root, every))
 
 
 def _print(title: str, result: "StudyResult", console: Console) -> None:

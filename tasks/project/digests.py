@@ -1,5 +1,6 @@
 """The stage `code`: one digest of code for each stage, in a file that dvc.yaml names as a source of parameters."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from mergeflow.training.settings import IterativeSettings
-from tasks.project.code import code_of
+from tasks.project.code import LENGTH, code_of
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
 from tasks.project.stage import Stage
@@ -27,7 +28,8 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
     """Return the digest of the code that a stage depends on with the project's choices.
 
     Only training in rounds merges, by one method. In every other regime a new merge method, or a change of one, trains
-    nothing again; in this one, as in the sweep of a method, only a change of that method counts.
+    nothing again; in this one, as in the sweep of a method, only a change of that method counts. Where a run takes
+    experts that somebody published, their files count by their bytes: one that is replaced is taken anew.
 
     Args:
         root: the project folder.
@@ -35,7 +37,36 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
         read: reads the project's files of parameters.
     """
     unused = () if stage.regime == "iterative" else _ROUNDS
-    return code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, unused)
+    code = code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, unused)
+    files = _published(root, stage, read)
+    lines = [f"{name} {_bytes_of(path)}" for name, path in files.items()]
+    return hashlib.sha256("\n".join([code, *lines]).encode()).hexdigest()[:LENGTH] if files else code
+
+
+def _published(root: Path, stage: Stage, read: Callable[[Path], Any]) -> dict[str, Path]:
+    """Return the files of experts that a training run takes instead of training them, by their names in its choices."""
+    choices, common = (root / stage.file).with_name("params.yaml"), read(root / "params.yaml")
+    if not stage.digest_by_item or not choices.exists():
+        return {}
+    run = training_settings(stage, read(choices), common) or {}
+    if not (pattern := run.get("checkpoints")):
+        return {}
+    tasks, seeds = list(common["tasks"])[: run.get("tasks")], read(choices)["seeds"][: run.get("seeds")]
+    names = dict.fromkeys(pattern.format(task=task, seed=seed) for seed in seeds for task in tasks)
+    found = {name: [root / name, *sorted((root / name).rglob("*"))] for name in names}  # a checkpoint may be a folder
+    return {f"{name} {path.name}": path for name, paths in found.items() for path in paths if path.is_file()}
+
+
+def _bytes_of(path: Path) -> str:
+    status = path.stat()
+    return _hashed(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _hashed(path: Path, *status: int) -> str:
+    """Return the SHA-256 of a file, which is read once in a process while its size and time stay as they are."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _methods(root: Path, stage: Stage, read: Callable[[Path], Any]) -> frozenset[str] | None:

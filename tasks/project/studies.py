@@ -11,10 +11,12 @@ from types import ModuleType
 from mergeflow.errors import MergeflowError
 from mergeflow.plugins import load_file
 from tasks.project.declaration import Declaration
+from tasks.project.files import read_yaml
 from tasks.project.stage import Stage
 
 PAPERS = "tasks.studies.papers"
 OWN = "studies/*/study.py"
+EMBEDDED = "suite:"  # how the source of an embedded task begins
 
 
 def find_study_modules(root: Path) -> dict[str, str]:
@@ -76,6 +78,13 @@ def load_declaration(root: Path, module: str) -> Declaration:
     return declared
 
 
+def is_embedded(root: Path) -> bool:
+    """Return whether a project has tasks, and takes all of them from embedded suites."""
+    path = root / "params.yaml"
+    tasks = (read_yaml(path) or {}).get("tasks") or {} if path.exists() else {}
+    return bool(tasks) and all(str(source).startswith(EMBEDDED) for source in tasks.values())
+
+
 @dataclass(frozen=True)
 class Study:
     """A study and the project that it reads.
@@ -97,6 +106,11 @@ class Study:
     def text(self) -> tuple[str, str]:
         """The title and the text of its module's docstring."""
         return study_text(self.root, self.stage.module)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all tasks of its project are of an embedded suite."""
+        return is_embedded(self.root)
 
     @property
     def question(self) -> str:

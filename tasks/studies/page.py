@@ -1,4 +1,4 @@
-"""A study's page in the docs, written from its outputs: only the study's docstring on it is written by hand."""
+"""A study's page in the docs, from its outputs: its docstring and a remark on the record alone are written by hand."""
 
 import re
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.layout import CODE
+from tasks.project.digests import code_digest
 from tasks.project.files import read_yaml
 from tasks.project.studies import Study
 from tasks.studies.results import ROWS, Finding, StudyResult, Table, markdown_table
@@ -16,15 +17,20 @@ from tasks.studies.times import read_costs, read_json, read_times, runs_section,
 from tasks.studies.verdicts import WORDS
 
 _INDEX = (
-    "The papers' experiments on the project's model and tasks, measured on the embedded suite. Findings are counted by "
+    "The papers' experiments on the project's model and tasks. Findings are counted by "
     "their verdicts; one that does not hold, or that the seeds leave undecided, is reported with its numbers. "
     "[Systems](systems.md) lists every claim by the system of the papers that it is of. "
-    "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over its "
-    "raw rows; `--judge` holds the rows of a record against today's rules and runs nothing. Another model and other "
-    "tasks are a matter of `params.yaml`. *In dvc.lock*: whether the lock file names the code that made the record; "
-    "where it does not, names other choices than `params.yaml` and `studies/params.yaml` have today, or other bits of "
-    "training runs than the lock file has for them, a run of the study makes it anew."
+    "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over the "
+    "raw rows of its last run or of its record; `--judge` holds the rows of a record against today's rules; neither "
+    "runs anything. Another model and other tasks are a matter of `params.yaml`."
 )
+_RECORD = (
+    "*Record*: whether a run of the study today would begin from what made the record, by the lock file: *today's* "
+    "code, choices and training runs; *older code*; *other choices* than `params.yaml` and `studies/params.yaml` have; "
+    "*other runs*, of other bits than the lock file has for them; *not locked*, made by a run that the lock file does "
+    "not know."
+)
+_EMBEDDED = "The embedded suite shows mechanisms: do not compare its numbers with tables of papers."
 _SYSTEMS = (
     "Every claim of every study by the system of the papers that it is of: G of *On Task Vectors and Gradients*, M of "
     "MIMA, C of CART, L of *Cross-Task Linearity*, P of the provable task vectors, B beyond the papers. Rules and "
@@ -41,6 +47,7 @@ _JUDGED = (
     "Tables and figures are as they were recorded, and so is what decides the findings, unless the rows tell it."
 )
 DAYS = "results/judged.json"
+REMARKS = "results/remarks.yaml"
 _UNDEFINED = "nan ± nan"
 
 
@@ -75,8 +82,14 @@ def render_page(folder: Path, study: Study, found: StudyResult) -> Path:
     """
     name = study.stage.name
     page = folder / f"{name}.md"
-    page.write_text(page_text(study, found, read_times(folder, name), read_days(folder).get(name, "")))
+    told = read_days(folder).get(name, ""), read_remarks(folder).get(name, "")
+    page.write_text(page_text(study, found, read_times(folder, name), *told))
     return page
+
+
+def read_remarks(folder: Path) -> dict[str, str]:
+    """Return study → what is to be known of its record alone, which is written by hand; none where there is no file."""
+    return read_yaml(folder / REMARKS) if (folder / REMARKS).exists() else {}
 
 
 def read_days(folder: Path) -> dict[str, str]:
@@ -84,27 +97,28 @@ def read_days(folder: Path) -> dict[str, str]:
     return read_json(folder / DAYS)
 
 
-def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), judged: str = "") -> str:
-    """Return a study's page: a function of its docstring and of what was recorded alone.
+def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), judged: str = "", remark: str = "") -> str:
+    """Return a study's page: a function of its docstring, of what was recorded, and of a remark on that.
 
     Args:
         study: its name and text.
         found: the recorded result.
         times: tables of times and memory, which no result holds, because they differ from run to run.
         judged: the day on which the record was judged again.
+        remark: what is to be known of this record alone.
     """
     name, (title, text) = study.stage.name, study.text
     parts = [
         f"# {title}",
         text,
-        f"Command: `mergeflow study {name}`. Selection on validation, one look at test in a run; ± is half a 95 % "
-        "interval over the seeds. The embedded suite shows mechanisms: do not compare its numbers with tables of "
-        "papers.",
+        f"Command: `mergeflow study {name}`. What is chosen is chosen on validation, nothing on test; ± is half a 95 % "
+        f"interval over the seeds.{f' {_EMBEDDED}' if study.is_embedded else ''}",
         *([_EARLIER] if found.earlier else []),
         "## Findings",
         *([_JUDGED.format(day=judged)] if judged else []),
         *(_finding(one) for one in found.findings),
         *([f"**What decides it.** {' '.join(found.notes)}"] if found.notes else []),
+        *([f"**Of this record.** {remark}"] if remark else []),
         "## Measured",
         *(_measured(table) for table in (*found.tables, *times)),
         *(f"![{figure}](figures/{figure_file(name, figure)})" for figure in found.figures),
@@ -180,12 +194,16 @@ def index_text(folder: Path, studies: Iterable[Study]) -> str:
             found = Counter(finding.verdict for finding in StudyResult.parse(path.read_text()).findings)
             cost = costs.get(stage.name)
             measured = f"{cost['seconds']} s, {cost['hardware']}" if cost else ""
-            locked = _lock_names(study.root, stage.name)
+            locked = record_state(study)
             cells = [f"[{stage.name}]({stage.name}.md)", " ".join(stage.systems), study.question]
             rows.append(f"| {' | '.join([*cells, *(str(found[word]) for word in WORDS.values()), locked, measured])} |")
-    heads = ["study", "systems", "question", *WORDS.values(), "in dvc.lock", "time without training runs"]
-    head = ["# Studies", "", _INDEX, "", f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|---|---|"]
-    return "\n".join([*head, *rows, "", *runs_section(folder, known)]) + "\n"
+    heads = ["study", "systems", "question", *WORDS.values(), "record", "time without training runs"]
+    embedded = [_EMBEDDED, ""] if any(study.is_embedded for study in known) else []
+    head = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|---|---|"]
+    return (
+        "\n".join(["# Studies", "", _INDEX, "", _RECORD, "", *embedded, *head, *rows, "", *runs_section(folder, known)])
+        + "\n"
+    )
 
 
 def _finding(one: Finding) -> str:
@@ -194,17 +212,21 @@ def _finding(one: Finding) -> str:
     return f"- **{one.system}, {one.verdict}.** {claim}{rule} *Measured:* {one.measured}"
 
 
-def _lock_names(root: Path, name: str) -> str:
-    """Return whether the lock file of a project's studies names a stage, with today's choices and its own runs."""
-    stages = _read(root / "studies/dvc.lock").get("stages", {})
-    if name not in stages:
-        return "no"
-    made = {file: values for file, values in stages[name].get("params", {}).items() if file != CODE}
-    if made != {file: _chosen(root / file, values) for file, values in made.items()}:
+def record_state(study: Study) -> str:
+    """Return what the lock file of a study's project says of its record: today's, or in which way it is not."""
+    stages = _read(study.root / "studies/dvc.lock").get("stages", {})
+    locked = stages.get(study.stage.name)
+    if locked is None:
+        return "not locked"
+    made = dict(locked.get("params", {}))
+    code = made.pop(CODE, {})
+    if made != {file: _chosen(study.root / file, values) for file, values in made.items()}:
         return "other choices"
+    if code != {study.stage.name: code_digest(study.root, study.stage, _read)}:
+        return "older code"
     trained = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", [])}
-    read = {used["path"]: used.get("md5") for used in stages[name].get("deps", []) if used["path"] in trained}
-    return "yes" if read.items() <= trained.items() else "other runs"
+    read = {used["path"]: used.get("md5") for used in locked.get("deps", []) if used["path"] in trained}
+    return "today's" if read.items() <= trained.items() else "other runs"
 
 
 def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:

@@ -1,19 +1,16 @@
-"""`mergeflow study` prints what a study says, finds studies by name and by system, and hands its rows over whole."""
+"""`mergeflow study` prints what a study says, finds studies by name and by system; each has a page of its own."""
 
-import json
+import shutil
 from io import StringIO
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from flows.study_commands import _print, check_rows_file, find_named, find_studies, show_list, write_rows
+from flows.study_commands import _print, find_named, find_studies, home_of, listed_in, show_list
 from mergeflow.errors import MergeflowError
-from tasks.project.stage import Stage
-from tasks.project.studies import Study
-from tasks.studies.results import ROWS, Finding, StudyResult, Table
+from tasks.studies.page import index_text
+from tasks.studies.results import Finding, StudyResult, Table
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)
@@ -46,8 +43,9 @@ def test_a_table_without_rows_says_so() -> None:
 def test_a_system_is_all_studies_that_cover_it() -> None:
     assert {study.stage.name for study in find_named("c1", STUDIES, ROOT)} == {"bases", "many_tasks"}
     assert [study.stage.name for study in find_named("mima", STUDIES, ROOT)] == ["mima"]
-    with pytest.raises(MergeflowError, match="did you mean 'mima'"):
+    with pytest.raises(MergeflowError, match="did you mean 'mima'") as told:
         find_named("mimma", STUDIES, ROOT)
+    assert str(told.value).count(" C1,") == 1, "a system that two studies cover is named once"
 
 
 def test_a_study_that_ships_and_is_not_chosen_is_told_apart_from_an_unknown_one() -> None:
@@ -58,26 +56,23 @@ def test_a_study_that_ships_and_is_not_chosen_is_told_apart_from_an_unknown_one(
     assert "mergeflow study new NAME" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_rows_that_no_table_of_text_has_leave_no_file(tmp_path: Path) -> None:
-    stage = Stage("made_up", None, "", (), (), ("outputs/studies/made_up",))
-    study = Study(tmp_path, stage)
-    study.folder.mkdir(parents=True)
-    (study.folder / "result.json").write_text(json.dumps({}))
-    pq.write_table(pa.Table.from_pylist([{"seed": 0, "shape": [3, 4]}]), study.folder / ROWS)
-    target = tmp_path / "out"
-    target.mkdir()
-    with pytest.raises(MergeflowError, match=r"Name a file that ends in \.parquet"):
-        write_rows(study, target / "rows.csv")
-    assert not list(target.iterdir())
-    write_rows(study, target / "rows.parquet")
-    assert pq.read_table(target / "rows.parquet").to_pylist() == [{"seed": 0, "shape": [3, 4]}]
-
-
-def test_a_folder_where_nothing_may_be_written_is_refused_before_the_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(MergeflowError, match="nothing may be written"):
-        check_rows_file(tmp_path / "rows.csv", [STUDIES["mima"]])
-    with pytest.raises(MergeflowError, match="takes one study, found bases, many_tasks"):
-        check_rows_file(tmp_path / "rows.csv", find_named("C1", STUDIES, ROOT))
+def test_a_study_of_another_world_with_a_name_that_is_taken_has_its_page_there(tmp_path: Path) -> None:
+    """The record of the embedded suite is not overwritten by that of a world beside it, whatever that world's name."""
+    for world in ("pocket20", "a_real_one"):
+        for file in ("params.yaml", "dvc.yaml", "studies/dvc.yaml", "studies/params.yaml"):
+            (tmp_path / "worlds" / world / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / "worlds/pocket20" / file, tmp_path / "worlds" / world / file)
+    for file in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    real = tmp_path / "worlds/a_real_one"
+    (real / "params.yaml").write_text((real / "params.yaml").read_text().replace("suite:pocket20", "folder:images"))
+    found = find_studies(tmp_path)
+    assert found["many_tasks"].root == tmp_path / "worlds/pocket20"
+    assert (found["many_tasks"].is_embedded, found["a_real_one/many_tasks"].is_embedded) == (True, False)
+    assert home_of(tmp_path, found["many_tasks"], found) == tmp_path
+    assert home_of(tmp_path, found["a_real_one/many_tasks"], found) == real
+    for home in (tmp_path, real):
+        names = [study.stage.name for study in listed_in(home, tmp_path, found)]
+        assert len(names) == len(set(names)) > 5
+    assert "embedded suite" in index_text(tmp_path / "docs/studies", listed_in(tmp_path, tmp_path, found))
+    assert "embedded suite" not in index_text(real / "docs/studies", listed_in(real, tmp_path, found))

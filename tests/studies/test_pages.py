@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.study_commands import check_rows_file, find_studies, write_rows
-from mergeflow.errors import MergeflowError
+from flows.study_commands import find_studies
+from tasks.project.digests import code_digest
 from tasks.project.stage import Stage, StageIO
-from tasks.studies.page import Study, figure_file, index_text, page_text, read_days, systems_text
+from tasks.studies.page import Study, figure_file, index_text, page_text, read_days, read_remarks, systems_text
 from tasks.studies.results import ROWS, Finding, StudyResult, Table
 from tasks.studies.times import hardware, read_times, write_times
 from tasks.studies.verdicts import all_hold, within
@@ -44,8 +44,17 @@ def test_every_study_has_a_recorded_result_and_every_result_a_study() -> None:
 def test_a_page_is_what_its_recorded_result_renders(name: str) -> None:
     """`mergeflow study NAME --document` writes it."""
     assert (PAGES / f"{name}.md").read_text() == page_text(
-        STUDIES[name], read_documented(name), read_times(PAGES, name), read_days(PAGES).get(name, "")
+        STUDIES[name],
+        read_documented(name),
+        read_times(PAGES, name),
+        read_days(PAGES).get(name, ""),
+        read_remarks(PAGES).get(name, ""),
     )
+
+
+def test_remarks_are_on_records_that_there_are() -> None:
+    assert set(read_remarks(PAGES)) <= set(RECORDED)
+    assert list(read_remarks(PAGES)) == sorted(read_remarks(PAGES))
 
 
 def test_the_index_is_what_the_recorded_results_render() -> None:
@@ -135,12 +144,6 @@ def made(folder: Path, rows: list[dict[str, object]]) -> Study:
     return Study(io.building, io.stage)
 
 
-def test_rows_are_handed_over_as_they_were_measured(tmp_path: Path) -> None:
-    study = made(tmp_path, [{"seed": 0, "task": "a", "accuracy": 0.5}, {"seed": 1, "task": "b", "accuracy": 0.25}])
-    write_rows(study, tmp_path / "rows.csv")
-    assert (tmp_path / "rows.csv").read_text() == '"seed","task","accuracy"\n0,"a",0.5\n1,"b",0.25\n'
-
-
 def test_rows_without_a_seed_are_no_seed(tmp_path: Path) -> None:
     """Such as what a step of training takes, which is the same for every seed."""
     study = made(tmp_path, [{"seed": 0, "memory": None}, {"seed": 1, "memory": None}, {"seed": None, "memory": 4.2}])
@@ -152,27 +155,12 @@ def test_rows_without_a_seed_are_no_seed(tmp_path: Path) -> None:
     )
 
 
-def test_rows_that_cannot_be_handed_over_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match="keeps no raw rows"):
-        write_rows(made(tmp_path, []), tmp_path / "rows.csv")
-    (tmp_path / "there.csv").touch()
-    mima = [STUDIES["mima"]]
-    for path, studies, message in [
-        (tmp_path / "rows.xlsx", mima, r"\.csv or \.parquet"),
-        (tmp_path / "there.csv", mima, "exists already"),
-        (tmp_path / "no/rows.csv", mima, "there is no folder"),
-        (tmp_path / "rows.csv", [], "takes one study"),
-    ]:
-        with pytest.raises(MergeflowError, match=message):
-            check_rows_file(path, studies)
-
-
 @pytest.mark.parametrize(
     ("model", "seeds", "told"),
-    [("right", [0, 1], "yes"), ("confused", [0, 1], "other choices"), ("right", [0], "other choices")],
+    [("right", [0, 1], "today's"), ("confused", [0, 1], "other choices"), ("right", [0], "other choices")],
 )
 def test_the_index_tells_a_record_of_other_choices(tmp_path: Path, model: str, seeds: list[int], told: str) -> None:
-    study = STUDIES["mima"]
+    study = replace(STUDIES["mima"], root=tmp_path)
     shutil.copytree(PAGES / "results", tmp_path / "pages/results")
     (tmp_path / "studies").mkdir()
     (tmp_path / "params.yaml").write_text("model: {pretrained: right}\n")
@@ -180,31 +168,43 @@ def test_the_index_tells_a_record_of_other_choices(tmp_path: Path, model: str, s
     locked = {
         "params.yaml": {"model": {"pretrained": model}},
         "studies/params.yaml": {"seeds": seeds, "studies.mima": {"keep": 0.2}},
-        "outputs/code.yaml": {"mima": "0"},
+        "outputs/code.yaml": {"mima": code_digest(tmp_path, study.stage)},
     }
     (tmp_path / "studies/dvc.lock").write_text(yaml.safe_dump({"stages": {"mima": {"params": locked}}}))
-    text = index_text(tmp_path / "pages", [replace(study, root=tmp_path)])
-    assert row_of("mima", text)[6] == told
+    assert row_of("mima", index_text(tmp_path / "pages", [study]))[6] == told
+
+
+def test_the_index_tells_a_record_of_older_code(tmp_path: Path) -> None:
+    study = replace(STUDIES["mima"], root=tmp_path)
+    shutil.copytree(PAGES / "results", tmp_path / "pages/results")
+    (tmp_path / "studies").mkdir()
+    locked = {"params": {"outputs/code.yaml": {"mima": "0" * 16}}}
+    (tmp_path / "studies/dvc.lock").write_text(yaml.safe_dump({"stages": {"mima": locked}}))
+    assert row_of("mima", index_text(tmp_path / "pages", [study]))[6] == "older code"
 
 
 def test_the_index_tells_a_record_of_other_bits_of_a_training_run(tmp_path: Path) -> None:
     shutil.copytree(PAGES / "results", tmp_path / "pages/results")
-    for trained, told in [("a.dir", "yes"), ("b.dir", "other runs")]:
+    for trained, told in [("a.dir", "today's"), ("b.dir", "other runs")]:
+        study = replace(STUDIES["mima"], root=tmp_path / told)
+        code = {"outputs/code.yaml": {"mima": code_digest(study.root, study.stage)}}
         stages = {
             "train@mima_4": {"outs": [{"path": "outputs/studies/runs/mima_4", "md5": trained}]},
-            "mima": {"deps": [{"path": "outputs/studies/runs/mima_4", "md5": "a.dir"}, {"path": "data", "md5": "c"}]},
+            "mima": {
+                "params": code,
+                "deps": [{"path": "outputs/studies/runs/mima_4", "md5": "a.dir"}, {"path": "data", "md5": "c"}],
+            },
         }
         lock = tmp_path / told / "studies/dvc.lock"
         lock.parent.mkdir(parents=True)
         lock.write_text(yaml.safe_dump({"stages": stages}))
-        text = index_text(tmp_path / "pages", [replace(STUDIES["mima"], root=tmp_path / told)])
-        assert row_of("mima", text)[6] == told
+        assert row_of("mima", index_text(tmp_path / "pages", [study]))[6] == told
 
 
 def test_the_index_tells_a_record_that_the_lock_file_does_not_name(tmp_path: Path) -> None:
     shutil.copytree(PAGES / "results", tmp_path / "pages/results")
     text = index_text(tmp_path / "pages", [replace(STUDIES["mima"], root=tmp_path)])
-    assert row_of("mima", text)[6] == "no"
+    assert row_of("mima", text)[6] == "not locked"
 
 
 def test_the_index_tells_what_a_training_run_took_that_its_studies_share(tmp_path: Path) -> None:

