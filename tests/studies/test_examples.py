@@ -135,7 +135,7 @@ def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: P
     assert small.keys() == {"one_epoch", "converged", "converged_sgd"}
     assert {(one.batch_size, one.accumulate) for one in small.values()} == {(8, 1)}
     head = (example / "studies.yaml").read_text().partition("seeds:")[0]
-    told = [int(number) for number in re.findall(r"(\d+) on (?!Task)", head)]
+    told = [int(number) for number in re.findall(r"(\d+)(?: steps)? on (?!Task)", head)]
     steps = [-(-SPLITS[task][0] // 8) for task in params.tasks]
     assert min(steps) >= 200
     assert all(abs(found - exact) <= 0.02 * exact for found, exact in zip(told, steps, strict=True)), told

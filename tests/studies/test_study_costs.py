@@ -7,7 +7,8 @@ import pytest
 
 from mergeflow.data.splits import CARVED_FRACTION, CARVED_LIMIT
 from tasks.project.parameters import load_params, load_study_params
-from tasks.studies.costing import COUNTED, EXAMPLES, SPLITS, studies_table, trained, written
+from tasks.studies.costing import COUNTED, EIGHT, EXAMPLES, MERGES, SPLITS, studies_table, trained, written
+from tasks.studies.papers.projection.study import mergeable
 from tests.studies import test_real_dry_run
 from tests.studies.documented import projects
 from tests.studies.small_lab import ROOT
@@ -38,6 +39,7 @@ def test_every_study_of_an_example_is_counted(family: str) -> None:
         asked = {name for name, (where, *_) in COUNTED.items() if where == family}
         assert studies.keys() <= asked
     assert COUNTED.keys() <= projects().keys()
+    assert len(mergeable(EIGHT)) == MERGES
     cells = [line.split(" | ") for line in studies_table(ROOT).splitlines()[2:]]
     empty = {re.findall(r"\w+", row[0])[0] for row in cells if not row[3]}
     assert empty == {"equivalence", "alignment", "interference", "adviser_regimes", "structure_suite", "bases"}
