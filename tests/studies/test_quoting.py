@@ -43,3 +43,18 @@ def test_what_is_not_recorded_is_not_quoted() -> None:
         quoted("<!-- findings: nothing -->\n<!-- end -->", RESULTS)
     with pytest.raises(MergeflowError, match="L99 by the study 'linearity_why', which has none"):
         quoted("<!-- findings: linearity_why L99 -->\n<!-- end -->", RESULTS)
+
+
+def test_readme_and_the_page_of_the_suite_say_what_the_control_measured() -> None:
+    bases = read_documented("bases")
+    (accuracy,) = [table for table in bases.tables if table.title == "Mean test accuracy by base, %"]
+    (lead,) = [row for row in accuracy.rows if row["model"] == "experts less average"]
+    (cart,) = [one.measured for one in bases.findings if one.claim == "CART beats task arithmetic, whatever the base."]
+    ahead = dict(re.findall(r"(?:^|; )([^:;]+): ([\d.]+ ± [\d.]+) points", cart))
+    style = "right names, another style"
+    readme, suite = ((ROOT / name).read_text() for name in ("README.md", "docs/embedded-suite.md"))
+    assert f"experts are {lead[style]} points ahead of their average and CART is {ahead[style]} ahead" in readme
+    assert f"these leads are {lead['right names']} and {ahead['right names']} points" in readme
+    *first, last = ahead.values()
+    assert f"({', '.join(first)} and {last} points)" in suite
+    assert f"experts {lead[style]} points above" in suite

@@ -25,8 +25,9 @@ TASKS = ["dtd", "eurosat"]
 TWO = len(TASKS)
 # example → the runs that its studies read, with what is changed in them, and these studies with their choices
 ROUNDS: dict[str, dict[str, Any]] = {
-    "one_epoch": {},
-    "converged": {"epochs": 2},
+    "one_epoch": {"batch_size": 2},
+    "one_epoch_128": {"batch_size": 2},
+    "converged": {"epochs": 2, "batch_size": 2},
     "joint": {},
     "joint_half": {},
     "mima_1": {},
@@ -41,7 +42,7 @@ OF_ROUNDS: dict[str, dict[str, Any]] = {
     "merge_frequency": {"rounds": [1, 4], "multiples": [1], "course": ["mima_4"]},
     "gradients": {"runs": {"paper": "converged"}, "images": 4},
     "linearity_experts": {"images": 32, "path": 3, "scales": [0.4], "add": [1.0], "negate": [1.0], "blocks": [9, 10]},
-    "mergeability": {"runs": {"one_epoch": "one epoch", "mima_1": "four steps"}, "rounds": [1, 4], "images": 32},
+    "mergeability": {"runs": {"one_epoch_128": "one epoch", "mima_1": "four steps"}, "rounds": [1, 4], "images": 32},
     "cost": {"rates": ["joint_half"], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.08]},
     "projection": {
         "paths": ["mima_4"],
@@ -146,7 +147,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     values["run"]["device"] = "cpu"
     (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     run_pipeline(root, ("prepare", "base"))
-    whole = choices(example) | {"seeds": [0]}
+    whole = yaml.safe_load((example / "studies.yaml").read_text()) | {"seeds": [0]}
     whole["runs"] = {name: whole["runs"][name] | changes for name, changes in runs.items()}
     (root / "studies").mkdir()
     (root / "studies/params.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
@@ -154,15 +155,6 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         train_run(root, name)
     yield request.param, root
     shutil.rmtree(root)  # some gigabytes
-
-
-def choices(example: Path) -> dict[str, Any]:
-    """Return runs and choices of an example's studies; those of CART's take their choices from the embedded world."""
-    if (example / "studies.yaml").exists():
-        whole: dict[str, Any] = yaml.safe_load((example / "studies.yaml").read_text())
-        return whole
-    embedded = yaml.safe_load((ROOT / "worlds/pocket20/studies/params.yaml").read_text())
-    return {**embedded, **yaml.safe_load((example / "runs.yaml").read_text())}
 
 
 @pytest.mark.parametrize("real", EXAMPLES, indirect=True)
