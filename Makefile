@@ -59,6 +59,7 @@ docs: $(INSTALLED)
 	@python -m mergeflow.merging.architectures.page docs/architectures.md
 	@python -m mergeflow.commands.reference
 	@python -m tasks.studies.quoting docs/linearity-in-pictures.md
+	@python -m tasks.studies.costing docs/study-costs.md
 
 clean:
 	@git clean -xdff --quiet

@@ -286,7 +286,7 @@ COUNTED: dict[str, tuple[str, Count | None, str]] = {
     "mergeability": ("rounds", _mergeability, "ours"),
     "adviser_regimes": ("rounds", None, "P10"),
     "structure_suite": ("rounds", None, "P16 P17"),
-    "many_tasks": ("cart", _many_tasks, "C1 C4 C6"),
+    "many_tasks": ("cart", _many_tasks, "C1 C2 C4 C6"),
     "rank_curve": ("cart", _rank_curve, "C2"),
     "interference": ("cart", None, "C3"),
     "adaptation": ("cart", _adaptation, "C4"),

@@ -13,12 +13,11 @@ on their own tests less those of ½θ_i + ½θ_j, mean of the two tasks. *Predic
     distance        ‖θ_i − θ_j‖
     sign conflict   Σ_k min(|τ_ik|, |τ_jk|) [τ_ik τ_jk < 0] / Σ_k min(|τ_ik|, |τ_jk|)
 
-A prediction is as good as its rank correlation (Spearman) with the loss over all pairs of one way of training; the
-mean over the ways is judged, ± is over seeds. *Across*: the same over the pairs of all ways together. *Rounds*: the CTL
+A prediction is as good as its rank correlation (Spearman) with the loss over all pairs of one way of training; the mean
+over the ways is judged, ± is over seeds. *Across*: the same over the pairs of all ways together. *Rounds*: the CTL
 error of the last block, mean of all pairs, of the last experts of merge-and-tune over N rounds. *Linearised* experts
 are networks in the tangent space of the base, and so are their averages; what they make as ordinary nets is beside it.
-Their features are linear to rounding and rank nothing, which counts as a correlation of 0; without them the CTL error
-less the distance is 0.02 ± 0.08 in place of −0.10 ± 0.07.
+Their features are linear to rounding and rank nothing, which counts as a correlation of 0.
 
 **Source.** Ours, beyond Zhou et al. 2024; sign conflicts: Yadav et al. 2023, TIES-Merging, Section 3.
 """
