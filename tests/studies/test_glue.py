@@ -101,6 +101,20 @@ def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> 
     assert (folder / "heads.svg").exists()
     own = fmean(row["accuracy"] for row in picked(result.rows, part="model", model="individual"))
     assert str(whole.rows[1]["mean"]).startswith(f"{own:.1f}")
+    kept = next(one for one in result.findings if one.claim.startswith("CART-Indexing keeps the figures"))
+    assert kept.holds is True, "the one finding that a few steps leave decided"
+    models, choices = (picked(result.rows, part=part) for part in ("model", "choice"))
+    for seed in (0, 1):
+        for model in ("average", "cart"):
+            fixed, probed = (
+                fmean(r["accuracy"] for r in picked(models, seed=seed, model=model, heads=heads, embeddings="merged"))
+                for heads in ("fixed", "probed")
+            )
+            assert probed > fixed + 3, "heads fitted to a merge read more of it than those of the experts"
+        narrow, wide = (
+            picked(choices, seed=seed, model=model)[0]["validation"] for model in ("cart", "cart, wider grid")
+        )
+        assert wide > narrow, "the wider grid has all of the other and is searched for the best"
 
 
 @pytest.fixture
