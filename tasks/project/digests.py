@@ -45,9 +45,10 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
 
 def _published(root: Path, stage: Stage, read: Callable[[Path], Any]) -> dict[str, Path]:
     """Return the files of experts that a training run takes instead of training them, by their names in its choices."""
-    choices, common = (root / stage.file).with_name("params.yaml"), read(root / "params.yaml")
+    choices = (root / stage.file).with_name("params.yaml")
     if not stage.digest_by_item or not choices.exists():
         return {}
+    common = read(root / "params.yaml")
     run = training_settings(stage, read(choices), common) or {}
     if not (pattern := run.get("checkpoints")):
         return {}
