@@ -833,6 +833,22 @@ FAULTS = [
         "test_an_analogy_is_the_sum_of_three_vectors_in_the_loss_of_transformers",
     ),
     Broken(
+        "P5",
+        "task vectors of colours are taken away where they are to be added",
+        f"{PAPERS}/coloured_digits/measuring.py",
+        "name: value + sum(scale * self.vectors",
+        "name: value - sum(scale * self.vectors",
+        "tests/studies/test_coloured.py::test_coloured_digits_runs_whole",
+    ),
+    Broken(
+        "G8",
+        "a barrier is how far the losses between two models lie below the chord",
+        f"{PAPERS}/projection/study.py",
+        "return max(value - height for",
+        "return max(height - value for",
+        "tests/studies/test_projection.py::test_a_barrier_is_what_rises_above_the_chord",
+    ),
+    Broken(
         "P6",
         "what T1 loses against its expert is turned round",
         f"{PAPERS}/coloured_digits/results.py",
