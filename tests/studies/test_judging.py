@@ -29,7 +29,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(rules.RULES, "laboratory")
     results = tmp_path / "docs/studies/results"
     results.mkdir(parents=True)
-    for name in ("one_epoch.json", "one_epoch.parquet", "laboratory.json", "laboratory.parquet", "judged.json"):
+    for study in ("one_epoch", "laboratory"):
+        for ending in ("json", "parquet"):
+            shutil.copy(RESULTS / f"{study}.{ending}", results)
+    for name in ("judged.json", "remarks.yaml"):
         shutil.copy(RESULTS / name, results)
     return tmp_path
 
