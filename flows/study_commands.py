@@ -120,10 +120,10 @@ def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
 
     Args:
         root: the project folder.
-        study: one of `every`.
+        study: one of those that `every` names; its graph may have been written anew since.
         every: all studies, as of `find_studies`.
     """
-    return root if every.get(study.stage.name) == study else study.root
+    return root if every[study.stage.name].root == study.root else study.root
 
 
 def listed_in(home: Path, root: Path, every: Mapping[str, "Study"]) -> list["Study"]:

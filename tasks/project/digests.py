@@ -55,7 +55,12 @@ def _published(root: Path, stage: Stage, read: Callable[[Path], Any]) -> dict[st
     tasks, seeds = list(common["tasks"])[: run.get("tasks")], read(choices)["seeds"][: run.get("seeds")]
     names = dict.fromkeys(pattern.format(task=task, seed=seed) for seed in seeds for task in tasks)
     found = {name: [root / name, *sorted((root / name).rglob("*"))] for name in names}  # a checkpoint may be a folder
-    return {f"{name} {path.name}": path for name, paths in found.items() for path in paths if path.is_file()}
+    return {
+        f"{name} {path.relative_to(root / name)}": path
+        for name, paths in found.items()
+        for path in paths
+        if path.is_file()
+    }
 
 
 def _bytes_of(path: Path) -> str:

@@ -1,6 +1,7 @@
 """`mergeflow study` prints what a study says, finds studies by name and by system; each has a page of its own."""
 
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def test_a_study_of_another_world_with_a_name_that_is_taken_has_its_page_there(t
     assert (found["many_tasks"].is_embedded, found["a_real_one/many_tasks"].is_embedded) == (True, False)
     assert home_of(tmp_path, found["many_tasks"], found) == tmp_path
     assert home_of(tmp_path, found["a_real_one/many_tasks"], found) == real
+    rewritten = replace(found["many_tasks"], stage=replace(found["many_tasks"].stage, deps=("another",)))
+    assert home_of(tmp_path, rewritten, found) == tmp_path, "whose graph was written anew since it was found"
     for home in (tmp_path, real):
         names = [study.stage.name for study in listed_in(home, tmp_path, found)]
         assert len(names) == len(set(names)) > 5

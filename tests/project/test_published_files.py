@@ -54,6 +54,12 @@ def test_a_checkpoint_in_a_folder_counts_whole(stage: Stage, tmp_path: Path) -> 
     before = code_digest(root, stage)
     (shard.parent / "config.json").write_text("{}")
     assert code_digest(root, stage) != before
+    for part in ("text", "image"):  # the same name in two folders below
+        (shard.parent / part).mkdir()
+        (shard.parent / part / "model.safetensors").write_bytes(b"one")
+    before = code_digest(root, stage)
+    (shard.parent / "image/model.safetensors").write_bytes(b"two")
+    assert code_digest(root, stage) != before
 
 
 def test_a_checkpoint_outside_the_project_counts_too(stage: Stage, tmp_path: Path) -> None:
