@@ -186,8 +186,27 @@ def run_studies(root: Path, studies: list["Study"], document: bool, console: Con
         targets = [study.stage.address for study in studies if study.root == project]
         if not bring_up_to_date(project, console, targets=targets):
             console.print("[bold]Nothing changed:[/] the studies are up to date.")
-    for study in studies:
-        _show(root, study, document, console)
+    every = find_studies(root) if document else {}  # once more: the graphs may have been written anew
+    try:
+        for study in studies:
+            _show(root, study, home_of(root, study, every) if document else None, console)
+    finally:
+        if document:
+            write_indexes(root, studies, every)
+
+
+def write_indexes(root: Path, studies: Sequence["Study"], every: Mapping[str, "Study"]) -> None:
+    """Write the index of every folder whose docs have a page of these studies.
+
+    Args:
+        root: the project folder.
+        studies: whose pages were written.
+        every: all studies, as of `find_studies`.
+    """
+    from tasks.studies.page import write_index
+
+    for home in dict.fromkeys(home_of(root, study, every) for study in studies):
+        write_index(home, listed_in(home, root, every))
 
 
 def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "Study"]) -> None:
@@ -202,7 +221,6 @@ def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "S
         MergeflowError: no study, or one without a record whose rows tell all; studies before it are written.
     """
     from tasks.studies.judging.again import judge_again
-    from tasks.studies.page import write_index
 
     if not studies:
         raise MergeflowError("`--judge` takes studies: mergeflow study NAME --judge")
@@ -211,16 +229,15 @@ def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "S
             page = judge_again(home_of(root, study, every), study, date.today().isoformat())
             typer.echo(f"Judged {study.stage.name}; page {page.relative_to(root)}")
     finally:
-        for home in dict.fromkeys(home_of(root, study, every) for study in studies):
-            write_index(home, listed_in(home, root, every))
+        write_indexes(root, studies, every)
 
 
-def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
-    """Print a study's result, log it in the MLflow of its project, write its page if asked to."""
+def _show(root: Path, study: "Study", home: Path | None, console: Console) -> None:
+    """Print a study's result, log it in the MLflow of its project, write its page in the docs of `home`, if given."""
     from flows.lockfile import locked_stages
     from registry.store import connect
     from registry.study_log import log_study
-    from tasks.studies.page import write_index, write_page
+    from tasks.studies.page import write_page
     from tasks.studies.results import StudyResult
 
     name, folder = study.stage.name, study.folder
@@ -231,11 +248,8 @@ def _show(root: Path, study: "Study", document: bool, console: Console) -> None:
     locked = locked_stages(study.root, study.stage.file).get(name, {})
     log_study(connect(project_root=study.root), name, result, folder, locked)
     console.print(f"[bold]Outputs[/]   {folder.relative_to(root)}", highlight=False)
-    if document:
-        every = find_studies(root)
-        home = home_of(root, study, every)
+    if home:
         console.print(f"[bold]Page[/]      {write_page(home, study).relative_to(root)}", highlight=False)
-        write_index(home, listed_in(home, root, every))
 
 
 def _print(title: str, result: "StudyResult", console: Console) -> None:

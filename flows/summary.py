@@ -11,6 +11,7 @@ from mergeflow.documents import Registration, Test, read_registration, read_test
 from mergeflow.errors import MergeflowError
 from tasks.plotting.rows import experts_behind_base, task_title
 from tasks.project.files import read_yaml
+from tasks.project.studies import EMBEDDED
 
 
 def print_summary(root: Path, console: Console) -> None:
@@ -35,7 +36,7 @@ def print_summary(root: Path, console: Console) -> None:
             soft_wrap=True,
         )
     sources = read_yaml(root / "params.yaml")["tasks"]
-    if any(source.startswith("suite:") for source in sources.values()):
+    if any(source.startswith(EMBEDDED) for source in sources.values()):
         console.print(
             "[dim]Embedded suite: examples drawn by this project. It shows mechanisms; do not compare these numbers "
             "with tables of papers.[/]"

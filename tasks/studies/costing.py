@@ -11,9 +11,8 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tasks.studies.times import read_costs, read_json
+from tasks.project.files import read_yaml
+from tasks.studies.times import hours, read_costs, read_json
 
 Choices = Mapping[str, Any]
 
@@ -54,7 +53,7 @@ def recorded_runs(root: Path) -> str:
     times = read_json(root / "docs/studies/results/runs.json")
     rows = []
     for label, world in WORLDS.items():
-        params = _yaml(root / world / "studies/params.yaml")
+        params = read_yaml(root / world / "studies/params.yaml")
         place = f"{world}/" if world else ""
         known = [times[place + run]["processor_seconds"] for run in params["runs"] if place + run in times]
         where = f"`{place}studies/params.yaml`"
@@ -66,14 +65,14 @@ def real_runs(root: Path) -> str:
     """Return the table of the training runs on real models, estimated from the examples."""
     rows = []
     for label, family in (("the eight tasks", "rounds"), ("the twenty", "cart")):
-        hours: list[str] = []
+        spent: list[str] = []
         for size in EXAMPLES:
             params, common = _example(root, family, size)
             counted = [trained(run, common, len(params["seeds"]), FEWEST[size]) for run in params["runs"].values()]
             images = sum(shown for shown, _ in counted)
-            hours.append(_time(sum(worth for _, worth in counted) / TRAINED[size]))
+            spent.append(_time(sum(worth for _, worth in counted) / TRAINED[size]))
         runs, seeds = len(params["runs"]), len(params["seeds"])
-        rows.append([label, f"`examples/studies/{family}_*`", runs, seeds, f"{images / 1e6:.0f} million", *hours])
+        rows.append([label, f"`examples/studies/{family}_*`", runs, seeds, f"{images / 1e6:.0f} million", *spent])
     return _table(["tasks", "choices", "runs", "seeds", "images, forward and back", *EXAMPLES], rows, "ll-----")
 
 
@@ -119,8 +118,7 @@ def studies_table(root: Path) -> str:
 def sums(root: Path) -> str:
     """Return what the studies of the table took together."""
     costs = {name: one["seconds"] for name, one in read_costs(root / "docs/studies").items()}
-    spent = [divmod(round(sum(costs[one] for one in names if one in costs) / 60), 60) for names in (COUNTED, costs)]
-    listed, every = (f"{hours} h {minutes:02d} min" for hours, minutes in spent)
+    listed, every = (hours(costs[one] for one in names if one in costs) for names in (COUNTED, costs))
     return (
         f"By the clock the {len(COUNTED)} studies of this table took {listed}, and all {len(costs)} on record {every}."
     )
@@ -302,12 +300,7 @@ COUNTED: dict[str, tuple[str, Count | None, str]] = {
 def _example(root: Path, family: str, size: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return an example's studies/params.yaml, and the section `finetune` of its params.yaml."""
     folder = root / "examples/studies" / f"{family}_{EXAMPLES[size]}"
-    return _yaml(folder / "studies.yaml"), _yaml(folder / "params.yaml")["finetune"]
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    return read_yaml(folder / "studies.yaml"), read_yaml(folder / "params.yaml")["finetune"]
 
 
 def _millions(images: float) -> str:

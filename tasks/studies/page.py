@@ -89,7 +89,8 @@ def render_page(folder: Path, study: Study, found: StudyResult) -> Path:
 
 def read_remarks(folder: Path) -> dict[str, str]:
     """Return study → what is to be known of its record alone, which is written by hand; none where there is no file."""
-    return read_yaml(folder / REMARKS) if (folder / REMARKS).exists() else {}
+    found: dict[str, str] = _read(folder / REMARKS)
+    return found
 
 
 def read_days(folder: Path) -> dict[str, str]:

@@ -85,10 +85,10 @@ def runs_section(folder: Path, studies: Sequence[Study]) -> list[str]:
         for run, names in sorted(readers.items())
     ]
     known = [times[run]["processor_seconds"] for run in readers if run in times]
-    clock = _hours(one["seconds"] for one in costs.values())
+    clock = hours(one["seconds"] for one in costs.values())
     total = (
         f"All studies add up to {clock} by the clock, beside other work at times; "
-        f"the training runs to {_hours(known)} of one core ({len(known)} of {len(readers)} are on record)."
+        f"the training runs to {hours(known)} of one core ({len(known)} of {len(readers)} are on record)."
     )
     head = ["| run | read by | processor, s | on |", "|---|---|--:|---|"]
     return ["## Training runs", "", _ABOUT, "", total, "", *head, *rows]
@@ -105,7 +105,13 @@ def _place(root: Path, study: Study) -> str:
     return f"{study.root.relative_to(root).as_posix()}/" if inside else ""
 
 
-def _hours(seconds: Iterable[float]) -> str:
+def hours(seconds: Iterable[float]) -> str:
+    """Return a sum of seconds as hours and minutes.
+
+    Example:
+        >>> hours([3600, 299])
+        '1 h 05 min'
+    """
     minutes = round(sum(seconds) / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
