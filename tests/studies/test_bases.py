@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = CHOSEN | {
     "seeds": [0],
     "arms": {"confused": CHOSEN["arms"]["confused"], "style": DRAWN},
     "passes": 300,
-    "steps": 4,
+    "steps": 16,
     "batch_size": 12,
     "rounds": 2,
     "ratios": [0.08, 1],
@@ -91,6 +91,10 @@ def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monk
     by_model = {name: [row["accuracy"] for row in rows if row["model"] == name] for name in ("cart 1", "average")}
     assert by_model["cart 1"] == by_model["average"], "at full rank CART is the average"
     assert [finding.holds for finding in result.findings] == [None] * 5, "one seed decides nothing"
+    means = {row["model"]: float(str(row["confused names"])) for row in accuracy.rows}
+    assert means["experts"] > means["average"] + 10, "experts know their tasks better than their average does"
+    assert means["average"] > means["zero-shot"] + 5, "the average learnt something of what the base does not know"
+    assert means["experts less average"] == pytest.approx(means["experts"] - means["average"], abs=0.11)
 
     def never(*args: Any) -> Any:
         raise AssertionError("trained twice")
