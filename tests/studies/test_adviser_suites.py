@@ -71,6 +71,14 @@ def test_the_base_of_a_run_in_rounds_is_where_its_last_round_began(toy_lab: Path
     assert all((merged[name] - value).abs().max() < 1e-6 for name, value in epoch.experts["north"].items())
 
 
+def test_experts_that_somebody_published_were_tuned_from_the_base(toy_lab: Path, tmp_path: Path) -> None:
+    inputs = StudyInputs(study_io(toy_lab, "adviser_regimes", tmp_path, **{**SMALL, "runs": ["published"]}))
+    suite = open_suite(inputs, "published", 0)
+    assert all((value == inputs.base[name]).all() for name, value in suite.start.items())
+    ours = inputs.run("mima_1").experts(0)
+    assert all((value == ours[task][name]).all() for task, one in suite.experts.items() for name, value in one.items())
+
+
 def made_up(seed: int, size: int, test: dict[str, float], **changes: Any) -> Row:
     row: Row = {"part": "set", "run": "a", "seed": seed, "tasks": "", "size": size}
     for way in WAYS:

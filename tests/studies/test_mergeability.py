@@ -56,6 +56,16 @@ def accuracy_of_expansion(inputs: StudyInputs, data: Any, state: Any) -> float:
     return float(((value + slope).argmax(1) == data.labels).double().mean())
 
 
+def test_experts_that_somebody_published_are_judged_without_any_rounds(toy_lab: Path, tmp_path: Path) -> None:
+    known = {"runs": {"published": "theirs", "mima_1": "ours"}, "rounds": []}
+    folder = run_study(toy_lab, "mergeability", tmp_path, **{**SMALL, **known})
+    result = StudyResult.read(folder)
+    theirs, ours = ([row for row in result.rows if (row["run"], row["seed"]) == (run, 0)] for run in known["runs"])
+    assert [row | {"run": "mima_1"} for row in theirs] == ours, "they are the same files"
+    assert (result.findings[-1].holds, result.findings[-1].measured) == (None, "not measured with these choices")
+    assert {path.stem for path in folder.glob("*.svg")} == {"predictions"}
+
+
 @pytest.mark.slow
 def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: Path, tmp_path: Path) -> None:
     folder = run_study(toy_lab, "mergeability", tmp_path, **SMALL)

@@ -21,6 +21,7 @@ from tasks.project.sections import Section
 from tasks.studies.inputs import State, StudyInputs
 from tasks.studies.papers.adviser.measuring import WAYS, part_of, range_columns, tried_scales
 from tasks.studies.pieces import grid
+from tasks.studies.regimes import regime_of
 from tasks.studies.rows import Row
 from tasks.studies.scales import best_scale, combined, task_vector
 
@@ -101,7 +102,7 @@ def open_suite(inputs: StudyInputs, run: str, seed: int) -> Suite:
         seed: of the run.
     """
     found = inputs.run(run)
-    iterative = found.settings(seed)["regime"] == "iterative"
+    iterative = regime_of(found, seed) == "iterative"
     return Suite(inputs, found.start(seed) if iterative else inputs.base, found.experts(seed))
 
 

@@ -20,7 +20,8 @@ def figures(rows: Sequence[Row], runs: Mapping[str, str], iterative: Mapping[int
         runs: run → label, those with points.
         iterative: N → run.
     """
-    return {"predictions": predictions_figure(rows, runs), "rounds": rounds_figure(errors_over_rounds(rows, iterative))}
+    drawn = {"predictions": predictions_figure(rows, runs)}
+    return drawn | ({"rounds": rounds_figure(errors_over_rounds(rows, iterative))} if iterative else {})
 
 
 def predictions_figure(rows: Sequence[Row], runs: Mapping[str, str]) -> Figure:

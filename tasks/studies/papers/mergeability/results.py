@@ -70,6 +70,8 @@ def common_seeds(rows: Sequence[Row], runs: Mapping[str, str]) -> list[int]:
 
 def errors_over_rounds(rows: Sequence[Row], iterative: Mapping[int, str]) -> dict[int, list[float]]:
     """Return N → the mean CTL error of the last block over all pairs, for each seed that all N have."""
+    if not iterative:
+        return {}
     seeds = common_seeds(rows, dict.fromkeys(iterative.values(), ""))
     return {
         number: [

@@ -43,6 +43,7 @@ from tasks.studies.inputs import StudyInputs
 from tasks.studies.papers.mergeability.figures import figures
 from tasks.studies.papers.mergeability.results import as_nets, findings, tables
 from tasks.studies.pieces import kept_by_run
+from tasks.studies.regimes import regime_of
 from tasks.studies.results import StudyResult
 from tasks.studies.rows import Row
 from tasks.studies.scales import task_vector
@@ -53,11 +54,11 @@ ROUNDING = 1e-10
 
 
 class Options(Section):
-    """The study's choices. runs: run → label, each with one expert a task. rounds: N of `mima_N`. images: of each
-    task's validation."""
+    """The study's choices. runs: run → label, each with one expert a task. rounds: N of `mima_N`; none where nothing
+    is tuned in rounds, as with experts that somebody published. images: of each task's validation."""
 
     runs: dict[str, str] = Field(min_length=1)
-    rounds: list[int] = Field(min_length=2)
+    rounds: list[int]
     images: int = Field(ge=32)
 
     @property
@@ -97,7 +98,7 @@ def measure(inputs: StudyInputs, options: Options, name: str, seed: int) -> dict
         seed: of the run.
     """
     experts = inputs.run(name).experts(seed)
-    if inputs.run(name).settings(seed)["regime"] != "linearised":
+    if regime_of(inputs.run(name), seed) != "linearised":
         return {"rows": of_pairs(inputs, experts, options.images, {"seed": seed, "run": name})}
     linear = of_pairs(in_tangent_space(inputs), experts, options.images, {"seed": seed, "run": name})
     return {"rows": [*linear, *of_pairs(inputs, experts, options.images, {"seed": seed, "run": as_nets(name)})]}
