@@ -113,7 +113,8 @@ def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), jud
         f"# {title}",
         text,
         f"Command: `mergeflow study {name}`. What is chosen is chosen on validation, nothing on test; ± is half a 95 % "
-        f"interval over the seeds.{f' {_EMBEDDED}' if study.is_embedded else ''}",
+        "interval over the seeds. Verdicts are made of values that are not rounded: where the printed end of an "
+        f"interval stands on its limit, later digits decide.{f' {_EMBEDDED}' if study.is_embedded else ''}",
         *([_EARLIER] if found.earlier else []),
         "## Findings",
         *([_JUDGED.format(day=judged)] if judged else []),
