@@ -2,7 +2,7 @@
 # make test    install what is needed, check and test what a change may break (8 minutes on two cores of an AMD EPYC)
 # make test-slow  the tests that kill, start servers or run whole pipelines and studies; CI runs both
 # make test-all  all of them, with the tests for the night
-# make clean   remove everything that git does not track
+# make clean   remove everything that git does not track, the registry (mlflow.db) and DVC's cache among it; inputs/ stays
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
@@ -62,4 +62,4 @@ docs: $(INSTALLED)
 	@python -m tasks.studies.costing docs/study-costs.md
 
 clean:
-	@git clean -xdff --quiet
+	@git clean -xdff --quiet --exclude='/inputs/*'

@@ -1,6 +1,7 @@
 """The pipeline as a Prefect flow: the stages of dvc.yaml that are stale, placed on the configured task runner."""
 
 import errno
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -171,12 +172,21 @@ def _is_done(state: State[Any] | None) -> bool:
 
 
 def _raise_first(failures: dict[str, State[Any]]) -> None:
-    """Raise what went wrong: errors of bad input together in one message, a fault of ours as it is."""
-    messages = []
+    """Raise what went wrong: errors of bad input together in one message.
+
+    A fault of ours is raised as it is, after what the user can mend was printed.
+    """
+    messages: list[str] = []
+    faults: list[Exception] = []
     for address, state in failures.items():
         try:
             state.result()
         except MergeflowError as error:
             messages.append(f"{address}: {error}")
+        except Exception as error:
+            faults.append(error)
+    if faults:
+        print(*messages, sep="\n", file=sys.stderr)
+        raise faults[0]
     if messages:
         raise MergeflowError("\n".join(messages))

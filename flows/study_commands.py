@@ -37,7 +37,10 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             typer.Option(help="Run nothing: write the study's raw rows into this new file, .csv or .parquet."),
         ] = None,
         judge: Annotated[
-            bool, typer.Option(help="Run nothing: judge the rows in docs/studies by today's rules.")
+            bool,
+            typer.Option(
+                help="Train nothing: judge the rows in docs/studies by today's rules, and write pages and index anew."
+            ),
         ] = False,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from mergeflow import layout
 from mergeflow.documents import Selection
+from mergeflow.layout import RESULTS
 
-ADVICE = f"{layout.RESULTS}/advice.json"
+ADVICE = f"{RESULTS}/advice.json"
 SUM = "task_arithmetic"  # the method whose `scale` is the λ of a sum of task vectors
 
 

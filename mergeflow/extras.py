@@ -21,6 +21,7 @@ EXTRAS = {
     "prefect": "project",
     "mlflow": "project",
     "dvc": "project",
+    "psycopg2": "postgres",
 }
 """Module to the extra of pyproject.toml that installs it."""
 

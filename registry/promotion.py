@@ -84,7 +84,7 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
         The version; `new` says whether this call made it.
 
     Raises:
-        MergeflowError: a file is missing, or the model does not load and classify its own example.
+        MergeflowError: a file is missing, or the model does not load or does not answer its own example.
     """
     check_model_name(name)
     with store.lock(f"model {name}"):

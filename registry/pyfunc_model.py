@@ -163,11 +163,19 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _environment(packages: Sequence[str]) -> dict[str, Any]:
-    """Return what the model needs, at this machine's versions; in full, or MLflow looks for pip and warns."""
+    """Return what the model needs, at this machine's versions; in full, or MLflow looks for pip and warns.
+
+    Raises:
+        MergeflowError: a package that every model needs runs here without being installed.
+    """
     found = []
     for name in (*_REQUIRED, *packages):
         try:
             found.append(f"{name}=={version(name)}")
-        except PackageNotFoundError:
-            continue
+        except PackageNotFoundError as error:
+            if name in _REQUIRED:
+                raise MergeflowError(
+                    f"the package '{name}' is not installed, so the requirements of a registered model would lack it. "
+                    "Install it; of mergeflow itself: pip install --no-deps --editable REPOSITORY"
+                ) from error
     return {"name": "mergeflow", "dependencies": [f"python={platform.python_version()}", "pip", {"pip": found}]}

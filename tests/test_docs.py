@@ -1,6 +1,7 @@
 """The documents are true: trees match the disk, commands exist, links lead somewhere, parameters are all there."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tasks.project.parameters import params_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+ALL_PAGES = sorted({*PAGES, *(ROOT / "docs/studies").glob("*.md"), *(ROOT / "examples").rglob("*.md")})
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +24,20 @@ def group() -> typer.core.TyperGroup:
     return typer.main.get_command(app)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
-            assert (page.parent / target).exists(), target
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return what a browser can jump to: headings in small letters, words joined by `-`, without other signs."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.strip().lower()).replace(" ", "-") for head in heads}
 
 
 def test_readmes_tree_is_on_the_disk() -> None:
@@ -44,10 +55,13 @@ def test_readmes_tree_is_on_the_disk() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_documents_exist(page: Path, group: typer.core.TyperGroup) -> None:
-    known = set(every_command(group))
-    for line in re.findall(r"(?:^|`)mergeflow ((?:[a-z-]+)(?: [a-z-]+)?)", page.read_text(), re.MULTILINE):
+    known = every_command(group)
+    for line in re.findall(r"(?:^|`)mergeflow ([a-z-]+[^`#|;&\n]*)", page.read_text(), re.MULTILINE):
         words = line.split()
-        assert words[0] in known or " ".join(words) in known, line
+        command = known.get(" ".join(words[:2])) or known.get(words[0])
+        assert command, line
+        options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+        assert set(re.findall(r"(?<!\S)--[\w-]+", line)) <= {*options, "--help"}, line
 
 
 def test_the_page_of_commands_is_current(group: typer.core.TyperGroup) -> None:

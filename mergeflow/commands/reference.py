@@ -9,7 +9,7 @@ from mergeflow.commands import ANYWHERE
 _HEAD = """# Commands
 
 Written from the command line by `make docs`; a test keeps it so. The commands marked *project* work inside a project
-folder: one with `dvc.yaml`, `params.yaml` and `flows/`. Bad input ends with one message and status 2.
+folder: one with `dvc.yaml` and `params.yaml`. Bad input ends with one message and status 2.
 """
 _LIBRARY = "mergeflow.commands"
 
@@ -42,9 +42,10 @@ def _row(parameter: Any) -> Iterator[str]:
     if parameter.name == "help":
         return
     option = parameter.param_type_name == "option"
-    name = ", ".join(parameter.opts) if option else parameter.name.upper()
     default = "required" if parameter.required else parameter.default
-    shown = "" if default in (None, False) else str(default)
+    names = [*parameter.opts, *(parameter.secondary_opts if default is True else [])]  # what is on can be turned off
+    name = ", ".join(names) if option else parameter.name.upper()
+    shown = "" if default is None or default is False else "on" if default is True else str(default)
     yield f"| `{name}` | {shown} | {parameter.help or ''} |"
 
 

@@ -79,7 +79,7 @@ class FineTuneSettings(Settings):
         deterministic: the same bits from run to run on a CUDA device too.
         compile: run the model through torch.compile, or without it where it fails.
         save_every: steps between two saved states from which a killed run continues.
-        keep_epochs: keep the task vector of every epoch.
+        keep_epochs: keep the weights θ_t of every epoch.
         sampling: of `joint`: `sum` minimises Σ_t L_t, one batch of every task a step; `proportional` draws mixed
             batches from all examples, so that tasks count by their size.
         iterative: of the regime of that name.

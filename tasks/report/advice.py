@@ -1,13 +1,13 @@
-"""The report's section of advice: how tasks are related, which λ were foretold, and what the sweep then chose."""
+"""The report's section of advice: how tasks are related, which λ were suggested, and what the sweep then chose."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mergeflow.advice_document import SUM, AdviceDocument, AdviceNote, advice_note, range_text
+from mergeflow.analysis.provable.advice import RELATED
 from tasks.report.files import RunFiles
 from tasks.report.tables import Cell, Column, Row, Table
 
-_STRONG = 1 / 3  # of α̂, from which two tasks are called aligned or contradictory
 _DEAREST = 2
 
 
@@ -79,7 +79,7 @@ def _alpha(change: float, alpha: float, own: bool) -> Cell:
     if own:
         return Cell("–", 2.0)
     note = f"α̂ of the whole answers {alpha:+.2f}"
-    return Cell(f"{change:+.2f}", change, abs(change) >= _STRONG, round(min(abs(change), 1.0), 3), note)
+    return Cell(f"{change:+.2f}", change, abs(change) >= RELATED, round(min(abs(change), 1.0), 3), note)
 
 
 def _unlearning(advice: AdviceDocument) -> Table | None:

@@ -17,12 +17,13 @@ from tasks.studies.times import read_costs, read_json, read_times, runs_section,
 from tasks.studies.verdicts import WORDS
 
 _INDEX = (
-    "The papers' experiments on the project's model and tasks. Findings are counted by "
-    "their verdicts; one that does not hold, or that the seeds leave undecided, is reported with its numbers. "
+    "The papers' experiments, on the project's model and tasks or on small nets and tasks that a study makes itself. "
+    "Findings are counted by their verdicts; one that does not hold, or that the seeds leave undecided, is reported "
+    "with its numbers. "
     "[Systems](systems.md) lists every claim by the system of the papers that it is of. "
     "`mergeflow study NAME` runs a study; `--document` writes its page and this table; `--rows FILE` hands over the "
-    "raw rows of its last run or of its record; `--judge` holds the rows of a record against today's rules; neither "
-    "runs anything. Another model and other tasks are a matter of `params.yaml`."
+    "raw rows of its last run or of its record; `--judge` holds the rows of a record against today's rules and writes "
+    "its page anew; neither of the two trains anything. Another model and other tasks are a matter of `params.yaml`."
 )
 _RECORD = (
     "*Record*: whether a run of the study today would begin from what made the record, by the lock file: *today's* "
@@ -112,9 +113,9 @@ def page_text(study: Study, found: StudyResult, times: Sequence[Table] = (), jud
     parts = [
         f"# {title}",
         text,
-        f"Command: `mergeflow study {name}`. What is chosen is chosen on validation, nothing on test; ± is half a 95 % "
-        "interval over the seeds. Verdicts are made of values that are not rounded: where the printed end of an "
-        f"interval stands on its limit, later digits decide.{f' {_EMBEDDED}' if study.is_embedded else ''}",
+        f"Command: `mergeflow study {name}`. Arguments are chosen on validation, and no label of test decides any. ± "
+        "is half a 95 % interval over seeds. Verdicts are made of values that are not rounded: where the printed end "
+        f"of an interval stands on its limit, later digits decide.{f' {_EMBEDDED}' if study.is_embedded else ''}",
         *([_EARLIER] if found.earlier else []),
         "## Findings",
         *([_JUDGED.format(day=judged)] if judged else []),

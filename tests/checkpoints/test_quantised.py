@@ -176,7 +176,9 @@ def test_tables_of_integers_that_differ_are_refused(tmp_path):
 
 def test_plain_names_that_look_like_scales_are_merged():
     state = {"logit_scale": torch.ones(()), "a.weight": torch.ones(2, 2), "a.weight_scale": torch.ones(2)}
-    prepare(configure("average"), state, {"x": state})
+    merged = prepare(configure("average"), state, {"x": state}).at(1.0)
+    assert merged.keys() == state.keys()
+    assert all(torch.equal(merged[name], one) for name, one in state.items())
 
 
 def test_what_cannot_be_converted_is_said(tmp_path):

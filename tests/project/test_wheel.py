@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -64,6 +65,32 @@ def test_site_packages_gets_one_name(wheel: Path) -> None:
         assert f"mergeflow/{needed}" in names
     assert not [name for name in names if name.startswith("mergeflow/application/docs/studies")]
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+
+
+def test_the_image_of_a_worker_copies_what_the_wheel_is_made_of(wheel: Path, tmp_path: Path) -> None:
+    """Without Docker: what the Dockerfile copies is copied here, and a wheel is built of it."""
+    source = tmp_path / "src"
+    for line in re.findall(r"^COPY (.*) /src", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE):
+        for name in line.split():
+            target = source / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(ROOT / name, target)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=120)
+    built = next((tmp_path / "dist").glob("*.whl"))
+    assert sorted(zipfile.ZipFile(built).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_image_has_the_uv_of_the_makefile() -> None:
+    of_make, of_image = (
+        re.search(r"UV_VERSION ?:?= ?(\S+)", (ROOT / name).read_text()) for name in ("Makefile", "deploy/Dockerfile")
+    )
+    assert of_make
+    assert of_image
+    assert of_make[1] == of_image[1]
 
 
 def test_a_project_of_the_wheel_runs_its_first_stage(site: Path, tmp_path: Path) -> None:

@@ -198,6 +198,19 @@ def test_a_model_that_some_counts_lack_leaves_its_cells_empty() -> None:
     assert str(line["20 tasks"]).startswith("85.0")
 
 
+def test_what_validation_chose_is_told_once_with_its_seeds() -> None:
+    rows = made_up(8, individual=0.9, average=0.5, ties=0.6)
+    for row in rows:
+        chosen = {"keep": 0.1 if row["seed"] == 2 else 0.2, "scale": 0.8}
+        if row["model"] != "individual":
+            row |= {"args": chosen if row["model"] == "ties" else {}, "tried": 1}
+    (table,) = [one for one in tables(rows, {}) if one.title.startswith("Chosen on validation")]
+    assert {row["method"]: row["8 tasks"] for row in table.rows} == {
+        "average": "–",
+        "TIES": "keep 0.2, scale 0.8 (2 of 3); keep 0.1, scale 0.8 (1 of 3)",
+    }
+
+
 def test_every_number_of_tasks_has_a_tick_though_one_model_is_measured_with_the_largest_alone() -> None:
     figure = loss_figure({"CART": {8: [90.0], 20: [80.0]}, "MIMA, N = 20": {20: [85.0]}})
     assert list(figure.axes[0].get_xticks()) == [8, 20]

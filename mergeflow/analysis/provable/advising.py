@@ -125,8 +125,8 @@ def advise(
             found["scales"] = suggested(lengths)
             if len(vectors) > _MOST:
                 told.append(
-                    f"the suggested λ may be too large for {len(vectors)} experts: with fourteen and twenty the best "
-                    "lay below the range in our study (docs/advising.md). Try half of the smallest as well."
+                    f"the suggested λ may be too large for {len(vectors)} experts: the more there are, the more often "
+                    "the best lies below the range (docs/advising.md). Try half of the smallest as well."
                 )
     if ask is not None:
         able, cosines = found.get("weighed", tuple(experts)), found.get("cosines")

@@ -7,7 +7,7 @@ merge experts once. How good is each, for how many steps, images, seconds and ho
 minimises Σ_t L_t, one batch of every task a step; its learning rate is chosen on validation, before any look at test,
 by the mean over the seeds that every rate was trained with. Runs in rounds are taken as their last merge, with the rate
 of single tasks. The one-shot rows merge the experts of a run once, by the best on validation of average, task
-arithmetic, TIES, CART and TSV-M and their arguments; where CART takes 16 % of the rank, the most that is tried, more
+arithmetic, TIES, CART and TSV-M and their arguments; where CART takes the largest rank that is tried, more
 may do better, and the best of these is the best that was tried, not the best there is. A *step* is one batch of one
 task through the model and back (a joint step counts T). *Selection* is the validation accuracy of every candidate,
 counted in examples through the model, without gradients; joint training's candidates are its learning rates, each of

@@ -100,7 +100,7 @@ def tables(rows: Sequence[Row], labels: Labels) -> list[Table]:
         Table("Mean test accuracy, %", [_line(found, model, found.absolute) for model in found.models]),
         Table("Normalised test accuracy, %", [_line(found, model, found.relative) for model in found.models]),
         *(_per_task(found, count) for count in found.counts),
-        Table("Chosen on validation, one value per seed", _chosen(found)),
+        Table("Chosen on validation, in so many of the seeds", _chosen(found)),
         *_rates(found),
     ]
 
@@ -139,7 +139,7 @@ def _chosen(found: Results) -> list[dict[str, Cell]]:
             lines.append(
                 {
                     "method": found.names[model],
-                    **{f"{count} tasks": "; ".join(_said(row["args"]) for row in own) for count, own in rows.items()},
+                    **{f"{count} tasks": _said([row["args"] for row in own]) for count, own in rows.items()},
                     "tried": "; ".join(
                         f"{_spread(row['tried'] for row in own)} ({n} tasks)" for n, own in rows.items()
                     ),
@@ -175,8 +175,10 @@ def _rates(found: Results) -> list[Table]:
     return [Table("AdaMerging's learning rates on validation images, first seed, %", lines)] if lines else []
 
 
-def _said(args: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in args.items())
+def _said(chosen: Sequence[Mapping[str, object]]) -> str:
+    """Return the arguments of each choice and how many seeds made it, the most frequent first; a dash for none."""
+    counted = Counter(", ".join(f"{name} {value}" for name, value in args.items()) for args in chosen)
+    return "; ".join(f"{args} ({count} of {len(chosen)})" if args else "–" for args, count in counted.most_common())
 
 
 def tidy_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
