@@ -29,7 +29,8 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
 
     Only training in rounds merges, by one method. In every other regime a new merge method, or a change of one, trains
     nothing again; in this one, as in the sweep of a method, only a change of that method counts. Where a run takes
-    experts that somebody published, their files count by their bytes: one that is replaced is taken anew.
+    experts that somebody published, or a study names checkpoints of its own, their files count by their bytes: one
+    that is replaced is taken anew.
 
     Args:
         root: the project folder.
@@ -44,23 +45,32 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
 
 
 def _published(root: Path, stage: Stage, read: Callable[[Path], Any]) -> dict[str, Path]:
-    """Return the files of experts that a training run takes instead of training them, by their names in its choices."""
-    choices = (root / stage.file).with_name("params.yaml")
-    if not stage.digest_by_item or not choices.exists():
-        return {}
-    common = read(root / "params.yaml")
-    run = training_settings(stage, read(choices), common) or {}
-    if not (pattern := run.get("checkpoints")):
-        return {}
-    tasks, seeds = list(common["tasks"])[: run.get("tasks")], read(choices)["seeds"][: run.get("seeds")]
-    names = dict.fromkeys(pattern.format(task=task, seed=seed) for seed in seeds for task in tasks)
-    found = {name: [root / name, *sorted((root / name).rglob("*"))] for name in names}  # a checkpoint may be a folder
+    """Return the files of checkpoints that a stage's choices name, by their names; a checkpoint may be a folder."""
+    found = {name: [root / name, *sorted((root / name).rglob("*"))] for name in _checkpoints(root, stage, read)}
     return {
         f"{name} {path.relative_to(root / name)}": path
         for name, paths in found.items()
         for path in paths
         if path.is_file()
     }
+
+
+def _checkpoints(root: Path, stage: Stage, read: Callable[[Path], Any]) -> Iterable[str]:
+    """Return the checkpoints that a run takes instead of training, or those that a study names itself."""
+    choices = (root / stage.file).with_name("params.yaml")
+    if not choices.exists():
+        return ()
+    if stage.is_study:
+        own = (read(choices).get("studies") or {}).get(stage.name) or {}
+        return [name.removeprefix("text:") for name in _strings([own.get("checkpoints")])]
+    if not stage.digest_by_item:
+        return ()
+    common = read(root / "params.yaml")
+    run = training_settings(stage, read(choices), common) or {}
+    if not (pattern := run.get("checkpoints")):
+        return ()
+    tasks, seeds = list(common["tasks"])[: run.get("tasks")], read(choices)["seeds"][: run.get("seeds")]
+    return dict.fromkeys(pattern.format(task=task, seed=seed) for seed in seeds for task in tasks)
 
 
 def _bytes_of(path: Path) -> str:
@@ -89,7 +99,10 @@ def _methods(root: Path, stage: Stage, read: Callable[[Path], Any]) -> frozenset
 
 def _strings(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
-        yield from _strings(value) if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if isinstance(value, dict | list):
+            yield from _strings(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, str):
+            yield value
 
 
 def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Experts that somebody published count by the bytes of their files in the digest of the run that takes them."""
+"""Checkpoints that somebody published count by the bytes of their files in the digest of what takes them."""
 
 import os
 from dataclasses import replace
@@ -67,3 +67,21 @@ def test_a_checkpoint_outside_the_project_counts_too(stage: Stage, tmp_path: Pat
     before = code_digest(root, stage)
     (tmp_path / "a.safetensors").write_bytes(b"one")
     assert code_digest(root, stage) != before
+
+
+def test_files_that_a_study_s_own_checkpoints_name_count_for_this_study(tmp_path: Path) -> None:
+    stages = load_graph(ROOT, studies=True)
+    texts, other = stages["studies/dvc.yaml:linearity_texts"], stages["studies/dvc.yaml:linearity_edits"]
+    named = {"base": "t5", "experts": {"a": "a.safetensors"}, "texts": {"a": "text:a.txt"}}
+    root = project(tmp_path, "{task}")
+    choices = yaml.safe_load((root / "studies/params.yaml").read_text())
+    choices["studies"] = {"linearity_texts": {"checkpoints": named}, "linearity_edits": {}}
+    (root / "studies/params.yaml").write_text(yaml.safe_dump(choices))
+    found, untouched = [code_digest(root, texts)], code_digest(root, other)
+    (root / "t5").mkdir()
+    for name in ("t5/config.json", "a.safetensors", "a.txt"):
+        for content in (b"one", b"two"):
+            (root / name).write_bytes(content)
+            found.append(code_digest(root, texts))
+    assert len(set(found)) == len(found)
+    assert code_digest(root, other) == untouched
