@@ -70,8 +70,9 @@ def merge(
             resolve=context.obj,
             force=force,
         )
-    console.print(f"[bold]{made.path}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s", highlight=False)
-    for line in made.notes:
+    where = f"[bold]{escape(str(made.path))}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s"
+    console.print(where, highlight=False, soft_wrap=True)
+    for line in (*(f"warning       {warning}" for warning in made.warnings), *made.notes):
         typer.echo(line)
 
 

@@ -63,6 +63,26 @@ def test_merge_with_a_changed_scale(run: Run, folder: Path) -> None:
     torch.testing.assert_close(merged["bias"], expected)
 
 
+def test_merge_says_where_the_result_is_whatever_its_name(run: Run, folder: Path) -> None:
+    for name in ("run[/2].safetensors", "mödel [x] dir/out.safetensors"):
+        result = run("merge", "recipe.yaml", "--out", name)
+        assert (result.exit_code, (folder / name).exists()) == (0, True)
+        assert name in "".join(result.output.splitlines())
+
+
+def test_merge_warns_of_what_check_warns_of(run: Run, folder: Path) -> None:
+    for name, licence in (("base", "apache-2.0"), ("a", "cc-by-nc-4.0"), ("b", "apache-2.0")):
+        (folder / name).mkdir()
+        (folder / f"{name}.safetensors").rename(folder / name / "model.safetensors")
+        (folder / name / "README.md").write_text(f"---\nlicense: {licence}\n---\n")
+    (folder / "recipe.yaml").write_text(
+        "method: task_arithmetic\nbase: base\nexperts: {a: a, b: b}\nout: merged.safetensors\n"
+    )
+    warned = [line for line in run("check", "recipe.yaml").output.splitlines() if line.startswith("warning")]
+    assert "licences" in warned[0]
+    assert set(warned) <= set(run("merge", "recipe.yaml").output.splitlines())
+
+
 def test_check_writes_nothing(run: Run, folder: Path) -> None:
     result = run("check", "recipe.yaml")
     assert "task_arithmetic (scale 0.5)" in result.output

@@ -415,6 +415,27 @@ def test_tokenizers_and_templates():
     assert converted([{**PAIR, "chat_template": "llama3"}])[0]["chat_template"] == "llama3"
 
 
+def test_the_tokenizer_of_a_base_that_is_not_averaged():
+    config = {"merge_method": "linear", "base_model": "old", "models": [{"model": "new"}, {"model": "newer"}]}
+    recipe, _ = converted([{**config, "tokenizer_source": "base"}])
+    assert (recipe["base"], recipe["tokenizer_source"], recipe["experts"]) == (
+        "old",
+        "base",
+        {"new": "new", "newer": "newer"},
+    )
+    make_recipe(recipe)
+    assert "base" not in converted([config])[0], "nothing else of it is read"
+
+
+def test_a_mixture_without_a_gate_mode_has_the_hidden_one():
+    config = {
+        "base_model": "m/a",
+        "experts": [{"source_model": one, "positive_prompts": ["x"]} for one in ("m/b", "m/c")],
+    }
+    recipe, _ = converted([config])
+    assert dict(make_recipe(recipe).steps)["mixture"].gate == "hidden"
+
+
 def test_a_mixture_of_experts():
     config = """
         base_model: m/a

@@ -37,7 +37,7 @@ def write_recipe(
         MergeflowError: As `converted`; the file cannot be read or is not a configuration, or `out` exists.
     """
     documents, target = read_documents(Path(source), "configuration"), Path(out)
-    if not documents or not all(isinstance(one, dict) and _KINDS & one.keys() for one in documents):
+    if not documents or not all(map(_is_configuration, documents)):
         raise MergeflowError(f"'{source}' is not a configuration of mergekit: it has no merge_method.")
     if target.suffix not in (".yaml", ".yml", ".json"):
         raise MergeflowError(f"out '{out}': a recipe is a text file, end its name in .yaml.")
@@ -55,7 +55,13 @@ def write_recipe(
     return notes
 
 
-_KINDS = {"merge_method", "gate_mode"}
+def _is_configuration(document: Any) -> bool:
+    """Whether it says how to merge; a mixture names its experts' `source_model`, and need not name a `gate_mode`."""
+    if not isinstance(document, dict):
+        return False
+    experts = document.get("experts")
+    sources = isinstance(experts, list) and any(isinstance(one, dict) and "source_model" in one for one in experts)
+    return bool({"merge_method", "gate_mode"} & document.keys()) or sources
 
 
 def converted(
@@ -121,7 +127,7 @@ class _Conversion:
 
     def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return one document as a recipe."""
-        if "gate_mode" in document:
+        if "merge_method" not in document:
             return self._mixture(document)
         slices = document.get("slices")
         if slices is None:
@@ -229,12 +235,13 @@ class _Conversion:
         """Return a configuration of mergekit-moe as a recipe."""
         known = {"base_model", "gate_mode", "dtype", "experts_per_token", "experts", "shared_experts", "architecture"}
         self.faults += [f"`{key}`" for key in document if key not in known]
-        if document["gate_mode"] not in ("hidden", "cheap_embed", "random"):
-            self.faults.append(f"gate_mode: {document['gate_mode']}")
+        gate = document.get("gate_mode", "hidden")
+        if gate not in ("hidden", "cheap_embed", "random"):
+            self.faults.append(f"gate_mode: {gate}")
         self.notes.append(
             "router rows are means of what the MLPs see, not of layers' inputs; the architecture is the base's"
         )
-        found: dict[str, Any] = {"base": self._path(document["base_model"]), "gate": document["gate_mode"]}
+        found: dict[str, Any] = {"base": self._path(document["base_model"]), "gate": gate}
         found["experts"] = [self._moe_expert(one) for one in document.get("experts") or []]
         if "experts_per_token" in document:
             found["experts_per_token"] = document["experts_per_token"]

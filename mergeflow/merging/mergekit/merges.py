@@ -195,6 +195,10 @@ def _normalised(reader: _Reader, theirs: str, weights: dict[str, Any]) -> dict[s
 
 def _tokens(reader: _Reader, experts: Mapping[str, str], recipe: dict[str, Any]) -> None:
     """Carry over whose tokenizer and chat template the result has."""
+    given = reader.config.get("tokenizer")
+    asked = given.get("source", "union") if isinstance(given, Mapping) else reader.config.get("tokenizer_source")
+    if asked == "base" and reader.base and str(reader.base) not in experts.values():
+        recipe.setdefault("base", str(reader.base))  # nothing else is read of it where only models are averaged
     names = {path: name for name, path in experts.items()} | ({str(recipe["base"]): "base"} if "base" in recipe else {})
 
     def named(value: Any) -> Any:
@@ -205,7 +209,7 @@ def _tokens(reader: _Reader, experts: Mapping[str, str], recipe: dict[str, Any])
 
     if (source := reader.config.get("tokenizer_source")) is not None:
         recipe["tokenizer_source"] = named(source)
-    if isinstance(given := reader.config.get("tokenizer"), Mapping):
+    if isinstance(given, Mapping):
         found = {**given, "source": named(given.get("source", "union"))}
         if given.get("tokens"):
             found["tokens"] = {token: _token(own, named) for token, own in given["tokens"].items()}
