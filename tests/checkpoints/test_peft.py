@@ -9,6 +9,7 @@ from mergeflow.checkpoints import check_compatible, open_checkpoint
 from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
+from mergeflow.merging.files.vectors import extract, negate
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -86,6 +87,31 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         assert moved
         for name, value in found.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (llama, {"target_modules": "all-linear", "use_dora": True}),
+        (gpt2, {"target_modules": ["c_attn"], "trainable_token_indices": [0, 39], "fan_in_fan_out": True}),
+        (llama, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    ],
+    ids=["dora", "tokens", "saved"],
+)
+def test_the_task_vector_of_an_adapter_is_what_it_changes_of_its_base(tmp_path, model, config):
+    expected = trained(model(), tmp_path, **config)
+    extract(tmp_path / "base", tmp_path / "adapter", tmp_path / "tau.safetensors")
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "tau.safetensors") as tau:
+        assert tau.is_task_vector
+        for name in base:
+            found = base[name] + tau[name] if name in tau else base[name]
+            torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-6)
+    with open_checkpoint(tmp_path / "tau.safetensors") as tau:
+        moved = {name: -value for name, value in tau.items()}
+    negate(tmp_path / "tau.safetensors", tmp_path / "minus.safetensors")
+    with open_checkpoint(tmp_path / "minus.safetensors") as minus:
+        assert all(torch.equal(minus[name], value) for name, value in moved.items())
 
 
 @pytest.mark.filterwarnings("ignore")

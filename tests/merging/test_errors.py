@@ -243,6 +243,13 @@ def test_a_file_that_no_merge_made_is_replaced_by_force_alone(files):
         merge(recipe(files, out=str(files / "expert0.safetensors")), force=True)
     (files / "empty.safetensors").touch()
     merge(recipe(files, out=str(files / "empty.safetensors")))
+    out.write_bytes(precious)
+    card = out.with_suffix(".md")
+    card.write_text("my notes")
+    for run in (lambda: check_recipe(recipe(files), force=True), lambda: merge(recipe(files), force=True)):
+        with pytest.raises(MergeflowError, match=r"model card would overwrite '.*out\.md', which no merge made"):
+            run()
+    assert (card.read_text(), out.read_bytes()) == ("my notes", precious), "force is for the file that `out` names"
 
 
 def test_a_task_vector_is_no_base(files):

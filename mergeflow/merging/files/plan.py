@@ -15,7 +15,7 @@ from mergeflow.merging.files.inputs import Computed, Inputs
 from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.output import output_infos, shard_names
-from mergeflow.merging.files.place import check_adapter_place, check_place
+from mergeflow.merging.files.place import check_adapter_place, check_card, check_place
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
 from mergeflow.merging.files.references import Resolve
 from mergeflow.merging.files.step_fields import Slices, step_named
@@ -146,7 +146,10 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
         raise MergeflowError(
             f"`{keys[0]}` makes a model folder with its tokenizer, but out is the file '{recipe.out}': name a folder."
         )
-    return check_place(recipe.out, recipe.shard_size, inputs.paths, force)
+    target = check_place(recipe.out, recipe.shard_size, inputs.paths, force)
+    if target.suffix == ".safetensors":  # what force may replace is this file, not one in the place of its card
+        check_card(target.with_suffix(".md"))
+    return target
 
 
 def make_plan(

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.checks import all_finite, check_compatible, not_finite
+from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
+from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
@@ -30,7 +31,8 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
 
     Args:
         base: Path of θ0, a whole model.
-        expert: Path of θ_t: names, shapes and types as the base's; or of an adapter, or a task vector, which is copied.
+        expert: Path of θ_t, with the base's names and shapes as a merge asks for them; or of an adapter, or a task
+            vector, which is copied.
         out: The `.safetensors` file to make; its metadata names base and expert by fingerprint.
         force: Replace `out` even if mergeflow did not make it.
 
@@ -41,9 +43,11 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
         MergeflowError: Inputs that do not fit each other, a task vector of another base, NaN or infinity, an output
             that is an input.
     """
-    with open_base(base) as origin, open_checkpoint(expert) as tuned:
-        target = check_file(out, {"base": origin.path, "expert": tuned.path}, force)
-        check_compatible(origin, {"expert": tuned})
+    with open_base(base) as origin, open_checkpoint(expert) as opened:
+        target = check_file(out, {"base": origin.path, "expert": opened.path}, force)
+        fitted = fit_inputs(origin, {"expert": opened})
+        fitted.check()
+        tuned = fitted.experts["expert"]
         found, taken = fingerprint(origin), tuned.metadata.get(BASE)
         if tuned.is_task_vector and taken and not matches(origin, taken, found):
             raise another_base(tuned.path, taken, found)
