@@ -6,11 +6,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.lora import ADAPTER_CONFIG
+from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import merge, prepare
+from mergeflow.merging import Recipe, make_recipe, merge, prepare
+from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.output import identity_of
 from mergeflow.search.command import command_scorer
 from mergeflow.search.functions import function_scorer
@@ -19,8 +21,12 @@ from mergeflow.search.score_file import CommandScore, FunctionScore, ScorePart, 
 from mergeflow.search.scorer import Candidate, CandidateModel
 from mergeflow.version import version
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Weights = Literal["uniform", "linear", "greedy"]
-_CHECKPOINT = re.compile(r"(?:checkpoint|step|epoch)[-_]?(\d+)(?:\.safetensors|\.pt|\.bin)?$")
+_ENDS = "|".join(map(re.escape, (".safetensors", *PICKLES)))
+_CHECKPOINT = re.compile(rf"(?:checkpoint|step|epoch)[-_]?(\d+)(?:{_ENDS})?$")
 
 
 @dataclass(frozen=True)
@@ -134,20 +140,41 @@ def _made(
     force: bool,
 ) -> Soup:
     """Write the average, with those shards of a killed one that are done."""
-    # The last checkpoint comes first: its configuration and tokenizer go with the result.
-    listed = {name: str(places[name]) for name in reversed(list(chosen))}
-    recipe = {"method": "average", "experts": listed, "weights": {n: chosen[n] for n in listed}, "out": str(out)}
-    made = merge(recipe, force=force, resume=True)
+    made = merge(_recipe(places, chosen, out), force=force, resume=True)
     total = sum(chosen.values())
     shares = {name: chosen[name] / total for name in places if name in chosen}
     return Soup(made.path, made.fingerprint, shares, scores, warnings)
+
+
+def _recipe(places: Mapping[str, Path], chosen: Mapping[str, float], out: str | Path) -> Recipe:
+    """Return the recipe of an average; of adapters it has the base that they name.
+
+    Args:
+        places: Where each checkpoint lies.
+        chosen: Weights of those that are averaged, in the order of the run.
+        out: What to make.
+
+    Raises:
+        MergeflowError: An adapter that names no base, or as `make_recipe`.
+    """
+    # The last checkpoint comes first: its configuration and tokenizer go with the result.
+    listed = {name: str(places[name]) for name in reversed(list(chosen))}
+    weights = {name: chosen[name] for name in listed}
+    recipe = make_recipe({"method": "average", "experts": listed, "weights": weights, "out": str(out)})
+    adapter = next((path for path in listed.values() if (Path(path) / ADAPTER_CONFIG).is_file()), None)
+    if recipe.base is None and adapter is not None:
+        raise MergeflowError(
+            f"checkpoint '{adapter}' is an adapter that names no base, so there is no model to average: say in its "
+            f"{ADAPTER_CONFIG}, as `base_model_name_or_path`, which model it was trained on."
+        )
+    return recipe
 
 
 class _SoupScores:
     """Scores checkpoints and averages of them on validation, each once, whatever kills come between."""
 
     def __init__(self, places: Mapping[str, Path], score: str | dict[str, Any] | ScorePart, out: Path) -> None:
-        self.places = dict(places)
+        self.places, self.out = dict(places), out
         part = read_score(score)
         if isinstance(part, FunctionScore):
             self._score, digest = function_scorer(part)
@@ -179,18 +206,13 @@ class _SoupScores:
         return float(self._journal.known(key, lambda: self._scored(weights)))
 
     def _scored(self, weights: Mapping[str, float]) -> float:
-        states = {name: open_checkpoint(self.places[name]) for name in weights}
-        try:
-            last = list(weights)[-1]
-            merged = states[last]
-            if len(states) > 1:
-                merged = prepare("average", states[last], states, weights).at(1.0)  # type: ignore[assignment]
-            with tempfile.TemporaryDirectory(prefix="mergeflow-soup-") as scratch:
-                model = CandidateModel(merged, self.places[last], Path(scratch))
-                found = self._score(model, Candidate("+".join(weights)))
-        finally:
-            for state in states.values():
-                state.close()
+        recipe = _recipe(self.places, weights, self.out)
+        with open_inputs(recipe) as inputs, tempfile.TemporaryDirectory(prefix="mergeflow-soup-") as scratch:
+            merged: Mapping[str, Tensor] = inputs.base
+            if len(weights) > 1 or recipe.base is not None:
+                merged = prepare(inputs.call, inputs.base, inputs.experts, weights).at(1.0)
+            model = CandidateModel(merged, Path(inputs.base.path), Path(scratch))
+            found = self._score(model, Candidate("+".join(weights)))
         return sum(found.values()) / len(found)
 
     def all_scores(self) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Soups of one run: the weights of each kind, the barrier's warning, and a run of transformers' own Trainer."""
 
+import json
 import re
 import subprocess
 import sys
@@ -46,6 +47,64 @@ def weight(path="soup"):
 def test_checkpoints_are_in_the_order_of_the_run(run):
     assert list(checkpoints_of(Path(run))) == [f"checkpoint-{step}" for step in (9, 10, 20, 100)]
     assert list(checkpoints_of(Path(run), 2)) == ["checkpoint-20", "checkpoint-100"]
+
+
+@pytest.mark.parametrize("end", ["safetensors", "pt", "pth", "bin", "ckpt"])
+def test_files_of_every_kind_that_can_be_read_are_checkpoints(tmp_path, end):
+    for epoch in (1, 2):
+        torch.save({"w": torch.zeros(2)}, tmp_path / f"epoch_{epoch}.{end}")
+    assert list(checkpoints_of(tmp_path)) == [f"epoch_1.{end}", f"epoch_2.{end}"]
+
+
+def write_adapter(folder, value, base="base"):
+    """Write an adapter that changes each element of a matrix `a.weight` by `value`."""
+    prefix = "base_model.model.a.lora_"
+    factors = {f"{prefix}A.weight": torch.ones(1, 4), f"{prefix}B.weight": torch.full((4, 1), value)}
+    write_checkpoint(f"{folder}/adapter_model.safetensors", factors)
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "base_model_name_or_path": base}
+    Path(folder, "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def adapters(tmp_path, monkeypatch):
+    """A base of fives, and adapters that add 1 and 3 to it."""
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint("base/model.safetensors", {"a.weight": torch.full((4, 4), 5.0), "b": torch.ones(2)})
+    Path("base/config.json").write_text("{}")
+    write_adapter("run/checkpoint-1", 1.0)
+    write_adapter("run/checkpoint-2", 3.0)
+    Path("scorers.py").write_text(
+        "from mergeflow.checkpoints import read_state\n\n\n"
+        "def mean(state, candidate):\n"
+        "    assert state.keys() == {'a.weight', 'b'}\n"
+        "    return {'mean': float(state['a.weight'].mean())}\n\n\n"
+        "def of_folder(folder, candidate):\n"
+        "    assert (folder / 'config.json').exists() and not (folder / 'adapter_config.json').exists()\n"
+        "    return mean(read_state(folder), candidate)\n"
+    )
+    return "run"
+
+
+@pytest.mark.parametrize(
+    "scorer", [{"function": "scorers.py:mean"}, {"function": "scorers.py:of_folder", "model": "folder"}]
+)
+def test_adapters_are_scored_as_the_models_they_make_of_their_base(adapters, scorer):
+    made = soup(adapters, "soup", score=scorer)
+    assert made.scores == {"checkpoint-1": 6.0, "checkpoint-2": 8.0, "soup": 7.0}
+    with open_checkpoint("soup") as state:
+        assert float(state["a.weight"].mean()) == 7.0
+
+
+@pytest.mark.parametrize("score", [None, "scorers.py:mean"])
+def test_adapters_that_name_no_base_are_refused(adapters, score):
+    for step in (1, 2):
+        write_adapter(f"run/checkpoint-{step}", 1.0, base=None)
+    with pytest.raises(
+        MergeflowError, match=r"checkpoint-\d' is an adapter that names no base.*base_model_name_or_path"
+    ):
+        soup(adapters, "soup", score=score)
+    assert not Path("soup").exists()
+    assert not list(Path().glob(".*.scores"))
 
 
 def test_uniform_and_linear_weights(run):
