@@ -63,6 +63,6 @@ def extract_lora(
 def _ranks(pairs: list[str]) -> dict[str, int]:
     found = read_pairs(pairs, "--rank-of")
     for pattern, rank in found.items():
-        if not rank.isdigit():
-            raise MergeflowError(f"--rank-of '{pattern}={rank}': expected a whole number as the rank.")
+        if not rank.isdecimal() or int(rank) < 1:
+            raise MergeflowError(f"--rank-of '{pattern}={rank}': expected a whole number of at least 1 as the rank.")
     return {pattern: int(rank) for pattern, rank in found.items()}

@@ -95,12 +95,19 @@ class AdapterJob:
         """Write the folder beside its final name and rename it when it is whole.
 
         Raises:
-            MergeflowError: Nothing changed, or something did that no adapter can hold.
+            MergeflowError: Nothing changed, or something did that no adapter can hold, or a pattern fits no matrix.
         """
+        self.found.check_patterns(self.stored)
         slots = self._reduce()
         changed = self._changed(slots)
         if not changed and not self.found.factors:
             raise MergeflowError("the result is the base: there is nothing for an adapter to hold.")
+        if not self.found.factors:
+            raise MergeflowError(
+                f"none of the {len(changed)} changed tensors, such as '{changed[0]}', is a matrix that can be given "
+                "factors, and PEFT loads no adapter without them. Merge the checkpoints themselves, or store the "
+                "difference with `mergeflow vector extract`."
+            )
         kept = {place.stack if (place := place_of(name)) and name not in slots else name for name in self.found.factors}
         slots = {name: slots[name] for name in kept}
         names = self.stored.keys() | self.copies.keys()

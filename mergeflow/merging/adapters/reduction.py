@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from threading import Lock
 from typing import Any
 
@@ -49,6 +50,22 @@ class Reduction:
     factors: dict[str, Factors] = field(default_factory=dict)
     losses: dict[str, Loss] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+
+    def check_patterns(self, names: Mapping[str, str]) -> None:
+        """Check that each pattern of ranks fits some matrix of the base; names as of `sum_adapters`.
+
+        Raises:
+            MergeflowError: Some fit none.
+        """
+        shapes = self.engine.stacks.model.shapes
+        held = {name: stored for name, stored in names.items() if len(shapes.get(stored, ())) > 1}
+        known = sorted(part for pair in held.items() for part in self._parts(*pair))
+        faults = [pattern for pattern, _ in self.options.ranks if not any(fnmatchcase(one, pattern) for one in known)]
+        if faults:
+            listed, some = "', '".join(faults), "', '".join(known[:: max(1, len(known) // 4)][:4])
+            raise MergeflowError(
+                f"`ranks` (--rank-of): no matrix of the base fits '{listed}'. Matrices are such as '{some}'."
+            )
 
     def sum_adapters(self, names: Mapping[str, str]) -> None:
         """Find the factors of Σ c_t · s_t B_t A_t, exactly or in the factors' own space; no matrix is formed.

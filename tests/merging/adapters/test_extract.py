@@ -7,7 +7,7 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.commands.adapters import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
@@ -176,6 +176,29 @@ def test_what_no_adapter_can_hold_is_refused_with_the_way_out(tmp_path):
     extracted(tmp_path, ignore=["*experts*bias", "*sinks"])
 
 
+def test_a_pattern_of_ranks_that_fits_no_matrix_is_refused(tmp_path):
+    saved(tmp_path, "llama")
+    with pytest.raises(MergeflowError, match=r"--rank-of.*fits '\*\.nope\.\*'\. Matrices are such as '.*\.weight'"):
+        extracted(tmp_path, ranks={"*.mlp.*": 2, "*.nope.*": 3})
+    assert not (tmp_path / "adapter").exists()
+    saved(tmp_path, "mixtral")
+    extracted(tmp_path, ranks={"*gate_up_proj[[]0]*": 3})
+
+
+def test_an_adapter_without_factors_is_refused_since_peft_loads_none(tmp_path):
+    """Of a net of convolutions everything would be stored whole."""
+    generator = torch.Generator().manual_seed(0)
+    for name in ("base", "expert"):
+        state = {
+            "conv.weight": torch.randn(4, 3, 3, 3, generator=generator),
+            "norm.weight": torch.randn(4, generator=generator),
+        }
+        write_checkpoint(tmp_path / f"{name}/model.safetensors", state)
+    with pytest.raises(MergeflowError, match=r"none of the 2 changed tensors, such as 'conv\.weight'.*vector extract"):
+        extracted(tmp_path)
+    assert not (tmp_path / "adapter").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -207,5 +230,7 @@ def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):
     assert "rank 2 to 3" in done.output
     assert "stored whole" in done.output
     assert loaded(tmp_path, base, "small")
-    bad = CliRunner().invoke(app, ["extract-lora", *places, "--out", "x", "--rank-of", "*=two"])
-    assert isinstance(bad.exception, MergeflowError)
+    for rank in ("two", "0"):
+        bad = CliRunner().invoke(app, ["extract-lora", *places, "--out", "x", "--rank-of", f"*={rank}"])
+        assert isinstance(bad.exception, MergeflowError)
+        assert f"--rank-of '*={rank}': expected a whole number of at least 1" in str(bad.exception)
