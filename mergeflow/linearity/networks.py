@@ -12,6 +12,7 @@ from mergeflow.checkpoints.reader import tied_names
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.linearity.affine import Featured
 from mergeflow.linearity.samples import Samples, read_images, read_prepared, read_texts
+from mergeflow.modalities.text.places import from_place
 from mergeflow.modality import Model, Network, check_fit
 
 _TOKENS = 128  # of a text at most, and no more than the model has positions
@@ -145,6 +146,7 @@ def _transformers(folder: Path) -> Opened:
         if not source.startswith("text:"):
             raise MergeflowError(f"'{source}' is not a file of texts; expected text:FILE with one text a line.")
         length = min(_TOKENS, getattr(config, "max_position_embeddings", None) or _TOKENS)
-        return read_texts(Path(source.removeprefix("text:")), AutoTokenizer.from_pretrained(folder), count, length)
+        tokenizer = from_place("the tokenizer", str(folder), lambda: AutoTokenizer.from_pretrained(folder))
+        return read_texts(Path(source.removeprefix("text:")), tokenizer, count, length)
 
     return Opened(Network(net), read, f"{net.base_model_prefix}." if net.base_model_prefix else "")

@@ -248,6 +248,17 @@ def test_models_that_read_no_texts_are_refused_by_their_kind(tmp_path: Path) -> 
             open_network(str(tmp_path), {})
 
 
+def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    with pytest.raises(MergeflowError, match=r"the tokenizer .*llama"):
+        open_network(str(tmp_path / "llama"), {}).read(f"text:{texts(tmp_path)}", 8)
+
+
 def test_counters_have_no_part_in_how_far_experts_are_apart() -> None:
     one, other = {"w": torch.zeros(4), "n": torch.tensor(1)}, {"w": torch.ones(4), "n": torch.tensor(2)}
     assert predicted(one, one) == 0.0
