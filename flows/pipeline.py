@@ -185,8 +185,10 @@ def _raise_first(failures: dict[str, State[Any]]) -> None:
             messages.append(f"{address}: {error}")
         except Exception as error:
             faults.append(error)
+    told = "\n".join(messages)
+    if faults and told:
+        print(told, file=sys.stderr)
     if faults:
-        print(*messages, sep="\n", file=sys.stderr)
         raise faults[0]
-    if messages:
-        raise MergeflowError("\n".join(messages))
+    if told:
+        raise MergeflowError(told)

@@ -14,6 +14,12 @@ def test_bad_input_is_told_in_one_message() -> None:
     assert str(told.value) == "one: no file one\ntwo: no file two"
 
 
+def test_a_fault_of_ours_alone_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="ours"):
+        _raise_first({"one": Failed(data=ValueError("ours"))})
+    assert capsys.readouterr().err == ""
+
+
 def test_a_fault_of_ours_hides_no_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     states = {"one": Failed(data=ValueError("ours")), "two": Failed(data=MergeflowError("no file two"))}
     with pytest.raises(ValueError, match="ours"):
