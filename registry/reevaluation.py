@@ -12,12 +12,14 @@ from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
 from mergeflow.modalities.serving import read_model
+from mergeflow.training.arithmetic import arithmetic
 from registry.evidence import read_evidence
 from registry.gates import Evidence
 from registry.lookup import download, find_version
 from registry.store import Store
 
 
+@arithmetic()
 def evaluate_version(
     store: Store,
     name: str,

@@ -17,6 +17,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.memory.serving import placed
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.serving import read_model
+from mergeflow.training.arithmetic import arithmetic
 
 
 class MergedModel(PythonModel):
@@ -28,6 +29,7 @@ class MergedModel(PythonModel):
         """Read the weights; on a machine with a GPU that has room they go there."""
         self.loaded = placed(read_model(Path(context.artifacts["model"]), torch.device("cpu")))
 
+    @arithmetic()
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Answer each row as the modality does.
 

@@ -3,7 +3,8 @@
 torch's own fake tensors know shapes alone, so every `float(loss)` stops them, and autograd has no queue for `cuda`
 where there is no driver. Here Python sees `cuda`, autograd sees `meta`, and each operation runs on the processor under
 the rule of the device: all tensors on one device, except scalars and indices. Results therefore equal the processor's
-bit for bit, and a tensor that was left behind is an error that names the operation.
+bit for bit, and a tensor that was left behind is an error that names the operation. So is a convolution whose bits are
+left to torch, which would cut its factors.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from mergeflow.memory import Tally
+from mergeflow.training import arithmetic
 
 aten = torch.ops.aten
 MOVES = {aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default}
+CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
 INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
 
 
@@ -108,6 +111,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return func.decompose(*args, **kwargs)
     if on_card and func not in MOVES:
         _check_devices(func, args, tensors)
+        _check_switches(func)
     wanted = kwargs.get("device")
     if wanted is not None:
         place = torch.device(wanted)
@@ -147,6 +151,12 @@ def _check_devices(func: Any, args: Any, tensors: list[Tensor]) -> None:
     places = {str(value.device): list(value.shape) for value in tensors if isinstance(value, OnCard) or value.ndim}
     if len(places) > 1:
         raise RuntimeError(f"Expected all tensors to be on the same device, but {func} got {places}")
+
+
+def _check_switches(func: Any) -> None:
+    """Refuse a convolution that nobody told how many bits to keep: torch itself lets it cut its factors to 11."""
+    if func.overloadpacket in CONVOLUTIONS and not arithmetic._holding:
+        raise RuntimeError(f"{func} outside of mergeflow.training.arithmetic: torch would compute it with TF32")
 
 
 class _Factories(TorchDispatchMode):

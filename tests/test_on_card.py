@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import typer
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.commands import language
+from mergeflow.commands import sweep as sweeping
 from mergeflow.data import load_manifest
 from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
 from mergeflow.estimates.entropy import entropies, entropy_gradient
@@ -40,9 +42,9 @@ from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import read_model
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.modalities.vision.opening import open_model
-from mergeflow.search.sweep import run_sweep
-from mergeflow.search.sweep_file import make_sweep
+from mergeflow.search.sweep import TABLE
 from mergeflow.training import FineTuneSettings, fine_tune
+from mergeflow.training.arithmetic import arithmetic
 from registry.evidence import read_evidence
 from registry.lookup import find_version, load
 from registry.pyfunc_model import ModelFiles, save_pyfunc
@@ -158,6 +160,7 @@ def opened(world: Path, device: str, split: str = "validation") -> dict[str, Any
     return {task: open_split(task, world / "data" / task, split, heads[task], torch.device(device)) for task in TASKS}
 
 
+@arithmetic()
 def judge(world: Path, out: Path, device: str) -> Any:
     """Accuracies, losses, entropies and their gradient, and a candidate merged there."""
     model, tasks = image_model(open_model("pocket-clip", device)), opened(world, device)
@@ -182,10 +185,13 @@ def train(world: Path, out: Path, device: str) -> Any:
 
 def sweep(world: Path, out: Path, device: str) -> Any:
     methods = {"average": {}, "task_arithmetic": {"scale": [0.2, 0.4]}}
-    return [
-        trial.score.accuracy
-        for trial in run_sweep(make_sweep(sweep_values(world, device=device, methods=methods)), out).trials
-    ]
+    file, app = out / "sweep.yaml", typer.Typer()
+    file.write_text(yaml.safe_dump(sweep_values(world, device=device, methods=methods)))
+    app.callback()(lambda: None)
+    sweeping.add_commands(app)
+    done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out / "swept")])
+    assert done.exit_code == 0, done.output
+    return pq.read_table(out / "swept" / TABLE).drop_columns(["method", "args"]).to_pylist()
 
 
 def take_statistics(world: Path, out: Path, device: str) -> Any:
@@ -197,6 +203,7 @@ def take_statistics(world: Path, out: Path, device: str) -> Any:
     return found
 
 
+@arithmetic()
 def adapt(world: Path, out: Path, device: str) -> Any:
     assert foretell_coefficients(order(world), device).works
     found = learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": device}), order(world), out)

@@ -21,6 +21,7 @@ from mergeflow.estimates.gram import input_grams
 from mergeflow.merging import configure
 from mergeflow.merging.learned.adamerging import learn
 from mergeflow.modality import Model, Predictions
+from mergeflow.training.arithmetic import arithmetic
 
 
 def vit_b_32(rehearse: bool) -> Iterator[Row]:
@@ -76,7 +77,7 @@ def statistics(rehearse: bool) -> Iterator[Row]:
         rates, peak = [], 0.0
         for device in (torch.device("cpu"), place(rehearse)):
             torch.manual_seed(0)  # of the weights
-            with fresh(device), task(shape, device) as (model, data):
+            with arithmetic(), fresh(device), task(shape, device) as (model, data):
                 began = time.perf_counter()
                 found.append(measured(model, data))  # its result lies on the processor: nothing is left to wait for
                 rates.append(shape.count / (time.perf_counter() - began))

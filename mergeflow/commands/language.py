@@ -68,6 +68,7 @@ def perplexity(
     from mergeflow.errors import MergeflowError
     from mergeflow.memory.language import foretell_perplexity
     from mergeflow.modalities.causal.perplexity import total_loss
+    from mergeflow.training.arithmetic import arithmetic
 
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
@@ -88,7 +89,8 @@ def perplexity(
             key = (source, opened.tokenizer.digest, size)
             if key not in read:
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
-            total, tokens = total_loss(opened.model, read[key], batch_size, stride)
+            with arithmetic():
+                total, tokens = total_loss(opened.model, read[key], batch_size, stride)
             loss = total / tokens
             if not math.isfinite(loss):
                 raise MergeflowError(f"the loss of {source} under {model} is {loss}: its weights are of no use.")
@@ -135,6 +137,7 @@ def lm_eval(
     from mergeflow.errors import unknown_name
     from mergeflow.search.lm_eval import evaluate, find_tasks
     from mergeflow.search.score_file import LmEvalScore
+    from mergeflow.training.arithmetic import arithmetic
 
     if split not in ("validation", "test"):
         raise unknown_name("split", split, ("validation", "test"))
@@ -145,7 +148,8 @@ def lm_eval(
     for model, opened in opened_models(context, models, base):
         with TemporaryDirectory(prefix="mergeflow-lm-eval-") as folder:
             opened.save(Path(folder))
-            results = evaluate(part, Path(folder), split, manager, device)
+            with arithmetic():
+                results = evaluate(part, Path(folder), split, manager, device)
         better = results["higher_is_better"]
         found[model] = {
             f"{task} {metric}": value

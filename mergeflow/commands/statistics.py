@@ -97,6 +97,7 @@ def adamerge(
     from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, check_order, learn_coefficients
     from mergeflow.estimates.forecast import foretell_coefficients
     from mergeflow.merging import load_recipe
+    from mergeflow.training.arithmetic import arithmetic
 
     loaded = load_recipe(recipe, overrides or [])
     order = AdamergeOrder(
@@ -110,7 +111,7 @@ def adamerge(
     check_order(loaded, order, out)
     if loaded.device != "cpu":
         tell(foretell_coefficients(order, loaded.device))
-    with progress_bar("adamerging") as progress:
+    with arithmetic(), progress_bar("adamerging") as progress:
         found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in found.coefficients.items():
         numbers = list(values.values())
@@ -126,12 +127,13 @@ def _write(out: Path, **order: Any) -> None:
     from mergeflow.commands.device_memory import tell
     from mergeflow.estimates.expert_statistics import StatisticOrder, check_order, write_statistic
     from mergeflow.estimates.forecast import foretell_statistic
+    from mergeflow.training.arithmetic import arithmetic
 
     asked = StatisticOrder(**order)
     check_order(asked, out)
     if asked.device != "cpu":
         tell(foretell_statistic(asked))
-    with progress_bar(asked.kind) as progress:
+    with arithmetic(), progress_bar(asked.kind) as progress:
         fingerprint, count = write_statistic(asked, out, progress)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")
 

@@ -29,6 +29,7 @@ from mergeflow.modalities.vision.sections import ModelSection
 from mergeflow.search.forecast import foretell_sweep
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
+from mergeflow.training.arithmetic import arithmetic
 from tests.card import card, counted, driver
 from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
@@ -72,7 +73,7 @@ def test_statistics(world: Path, tmp_path: Path, kind: str, name: str) -> None:
     wanted = asked(world, kind, samples=32, batch_size=16)
     with driver():
         found = foretell_statistic(wanted)
-    with card(), counted() as tally:
+    with card(), arithmetic(), counted() as tally:
         write_statistic(wanted, tmp_path / "out.safetensors")
     assert total(found, name) == pytest.approx(tally.peak, rel=0.05)
     assert found.works[0].need.sums > 0
@@ -82,7 +83,7 @@ def test_adamerging_whatever_the_number_of_tasks(world: Path, tmp_path: Path) ->
     wanted = order(world, batch_size=8)
     with driver():
         found = foretell_coefficients(wanted, "cuda")
-    with card(), counted() as tally:
+    with card(), arithmetic(), counted() as tally:
         learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": "cuda"}), wanted, tmp_path / "out")
     assert total(found, "adamerge: a step") == pytest.approx(tally.peak, rel=0.05)
 
@@ -92,7 +93,7 @@ def test_a_sweep(world: Path, tmp_path: Path) -> None:
     wanted = make_sweep(sweep_values(world, device="cuda", methods=methods, batch_size=4))
     with driver():
         found = foretell_sweep(wanted)
-    with card(), counted() as tally:
+    with card(), arithmetic(), counted() as tally:
         run_sweep(wanted, tmp_path)
     most = max(work.need.total for work in found.works)
     assert [work.name for work in found.works] == ["sweep: merging", "sweep: judging"]
