@@ -12,26 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from tasks.project.files import read_yaml
+from tasks.studies.split_sizes import SPLITS
 from tasks.studies.times import hours, read_costs, read_json
 
 Choices = Mapping[str, Any]
 
-# task → images of train, validation and test: as published, after a tenth (at most 5000) is carved where a split lacks
-_SIZES = """
-cars 7330 814 8041, dtd 1880 1880 1880, eurosat 21870 2430 2700, gtsrb 23976 2664 12630, mnist 55000 5000 10000,
-resisc45 18900 6300 6300, sun397 17865 1985 19850, svhn 68257 5000 26032, cifar100 45000 5000 10000,
-fer2013 25839 2870 7178, flowers102 1020 1020 6149, oxford_iiit_pet 3312 368 3669, pcam 262144 32768 32768,
-stl10 4500 500 8000, emnist 235000 5000 40000, cifar10 45000 5000 10000, food101 70750 5000 25250,
-fashion_mnist 55000 5000 10000, rendered_sst2 6920 872 1821, kmnist 55000 5000 10000
-"""
-SPLITS = {task: tuple(map(int, sizes)) for task, *sizes in (one.split() for one in _SIZES.split(","))}
 EIGHT = 8
-# images a second that an H100 trained in bfloat16 (docs/device.md); a forward pass is taken for a third of that work
+# images a second that an H100 trained in bfloat16, and that an H200 judged in float32, as every evaluation is
+# (docs/device.md)
 TRAINED = {"ViT-B/32": 3453, "ViT-L/14": 525}
+JUDGED = {"ViT-B/32": 4237, "ViT-L/14": 285}
 # a step of fewer images counts as one of so many: a card that waits for its next kernel gains nothing by them
 FEWEST = {"ViT-B/32": 64, "ViT-L/14": 16}
 EXAMPLES = {"ViT-B/32": "vit_b_32", "ViT-L/14": "vit_l_14"}
 WORLDS = {"the eight tasks": "", "the twenty": "worlds/pocket20", "the eight on texts": "worlds/sentences8"}
+FAMILIES = {"rounds": "the eight tasks", "cart": "the twenty"}
 MERGES = 28  # methods of the catalog that merge eight experts and need no data
 FORWARD_AND_BACK = 3  # forward passes that a step with gradients is worth
 _PLACE = re.compile(r"(<!-- costs: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -64,16 +59,19 @@ def recorded_runs(root: Path) -> str:
 def real_runs(root: Path) -> str:
     """Return the table of the training runs on real models, estimated from the examples."""
     rows = []
-    for label, family in (("the eight tasks", "rounds"), ("the twenty", "cart")):
-        spent: list[str] = []
-        for size in EXAMPLES:
-            params, common = _example(root, family, size)
-            counted = [trained(run, common, len(params["seeds"]), FEWEST[size]) for run in params["runs"].values()]
-            images = sum(shown for shown, _ in counted)
-            spent.append(_time(sum(worth for _, worth in counted) / TRAINED[size]))
-        runs, seeds = len(params["runs"]), len(params["seeds"])
-        rows.append([label, f"`examples/studies/{family}_*`", runs, seeds, f"{images / 1e6:.0f} million", *spent])
+    for family, label in FAMILIES.items():
+        spent = [_training(root, family, size) for size in EXAMPLES]
+        params, _ = _example(root, family, next(iter(EXAMPLES)))
+        told = [len(params["runs"]), len(params["seeds"]), f"{spent[0][0] / 1e6:.0f} million"]
+        rows.append([label, f"`examples/studies/{family}_*`", *told, *(_time(seconds) for _, seconds in spent)])
     return _table(["tasks", "choices", "runs", "seeds", "images, forward and back", *EXAMPLES], rows, "ll-----")
+
+
+def _training(root: Path, family: str, size: str) -> tuple[int, float]:
+    """Return how many images the runs of an example train on, and the seconds that this takes."""
+    params, common = _example(root, family, size)
+    counted = [trained(run, common, len(params["seeds"]), FEWEST[size]) for run in params["runs"].values()]
+    return sum(shown for shown, _ in counted), sum(worth for _, worth in counted) / TRAINED[size]
 
 
 def trained(run: Choices, common: Choices, seeds: int, fewest: int) -> tuple[int, int]:
@@ -100,27 +98,37 @@ def studies_table(root: Path) -> str:
     """Return the table of the studies: what each took on the embedded suite, and what it takes on real models."""
     costs = read_costs(root / "docs/studies")
     rows: list[list[str]] = []
-    for name, (family, count, _) in COUNTED.items():
-        cells = []
-        for size in EXAMPLES:
-            params, _ = _example(root, family, size)
-            if not count or name not in params["studies"]:
-                cells.append("")
-                continue
-            images = count(params["studies"][name], params["runs"], len(params["seeds"]))
-            cells.append(f"{_millions(images)}, {_time(images / (FORWARD_AND_BACK * TRAINED[size]))}")
+    for name in COUNTED:
+        judged = {size: _judged(root, name, size) for size in EXAMPLES}
+        cells = [
+            f"{_millions(images)}, {_time(images / JUDGED[size])}" if images else "" for size, images in judged.items()
+        ]
         seconds = f"{costs[name]['seconds']} s" if name in costs else ""
         rows.append([f"[{name}](studies/{name}.md)", COUNTED[name][2], seconds, *cells])
     head = ["study", "rows", "embedded suite, by the clock", *(f"{size}: images, time" for size in EXAMPLES)]
     return _table(head, rows, "ll---")
 
 
+def _judged(root: Path, name: str, size: str) -> float:
+    """Return how many images a study lets through a model; 0 where that is not counted."""
+    family, count, _ = COUNTED[name]
+    params, _ = _example(root, family, size)
+    known = count and name in params["studies"]
+    return count(params["studies"][name], params["runs"], len(params["seeds"])) if count and known else 0.0
+
+
 def sums(root: Path) -> str:
-    """Return what the studies of the table took together."""
+    """Return what the studies of the table took together, and what they would take on real models."""
     costs = {name: one["seconds"] for name, one in read_costs(root / "docs/studies").items()}
     listed, every = (hours(costs[one] for one in names if one in costs) for names in (COUNTED, costs))
+    real = []
+    for size in EXAMPLES:
+        training = sum(_training(root, family, size)[1] for family in FAMILIES)
+        judging = sum(_judged(root, name, size) for name in COUNTED) / JUDGED[size]
+        real.append(f"{_time(training + judging)} with {size} (judging alone {_time(judging)})")
     return (
-        f"By the clock the {len(COUNTED)} studies of this table took {listed}, and all {len(costs)} on record {every}."
+        f"By the clock the {len(COUNTED)} studies of this table took {listed}, and all {len(costs)} on record {every}. "
+        f"On real models they are estimated, with their training runs, at {' and '.join(real)}."
     )
 
 
@@ -308,8 +316,8 @@ def _millions(images: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return seconds as hours, or as minutes below two hours."""
-    return f"{seconds / 3600:.0f} h" if seconds >= 2 * 3600 else f"{max(1, seconds / 60):.0f} min"
+    """Return seconds as hours, or as minutes below an hour and a half."""
+    return f"{seconds / 3600:.0f} h" if seconds >= 1.5 * 3600 else f"{max(1, seconds / 60):.0f} min"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]], sides: str) -> str:
@@ -318,6 +326,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]], sides: str) -> st
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        page = Path(name)
+    for page in map(Path, sys.argv[1:]):
         page.write_text(written(page.read_text(), page.resolve().parents[1]))

@@ -7,8 +7,9 @@ import pytest
 
 from mergeflow.data.splits import CARVED_FRACTION, CARVED_LIMIT
 from tasks.project.parameters import load_params, load_study_params
-from tasks.studies.costing import COUNTED, EIGHT, EXAMPLES, MERGES, SPLITS, studies_table, trained, written
+from tasks.studies.costing import COUNTED, EIGHT, EXAMPLES, MERGES, studies_table, trained, written
 from tasks.studies.papers.projection.study import mergeable
+from tasks.studies.split_sizes import SPLITS
 from tests.studies import test_real_dry_run
 from tests.studies.documented import projects
 from tests.studies.small_lab import ROOT
