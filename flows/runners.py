@@ -37,7 +37,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
     except ModuleNotFoundError:
         raise MergeflowError(
             f"run.runner is '{name}', which needs the package {module.replace('_', '-')}: run "
-            f"`pip install 'mergeflow[{name}]'`, or use 'threads' or 'processes'."
+            f"`pip install '/path/to/mergeflow[{name}]'`, or use 'threads' or 'processes'."
         ) from None
     return runner
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -27,6 +28,7 @@ from mergeflow.commands import (
 )
 from mergeflow.errors import MergeflowError
 from mergeflow.extras import not_installed, require
+from mergeflow.version import version
 
 app = typer.Typer(
     name="mergeflow",
@@ -51,7 +53,12 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     commands.add_commands(app, project or start, project is not None)
 
     @app.callback()
-    def _root(context: typer.Context) -> None:
+    def _root(
+        context: typer.Context,
+        _: Annotated[
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
+    ) -> None:
         """A model-merging factory: one base, many experts, every merge method, one registry."""
         asked = context.invoked_subcommand
         if asked in library | ANYWHERE or "--help" in sys.argv:
@@ -67,6 +74,12 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
         return None
     resolve: Callable[[str], str] = commands.connect_library(app, project)
     return resolve
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mergeflow {version()}")
+        raise typer.Exit
 
 
 def _names() -> set[str | None]:

@@ -31,13 +31,13 @@ def not_installed(module: str | None) -> MergeflowError | None:
 
     Example:
         >>> str(not_installed("optuna.samplers"))
-        "this needs the package 'optuna', which is not installed: pip install 'mergeflow[search]'"
+        "this needs the package 'optuna', which is not installed: pip install '/path/to/mergeflow[search]'"
     """
     name = (module or "").partition(".")[0]
     if name not in EXTRAS:
         return None
     return MergeflowError(
-        f"this needs the package '{name}', which is not installed: pip install 'mergeflow[{EXTRAS[name]}]'"
+        f"this needs the package '{name}', which is not installed: pip install '/path/to/mergeflow[{EXTRAS[name]}]'"
     )
 
 

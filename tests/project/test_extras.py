@@ -63,7 +63,7 @@ def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("seed: 0\n")
     done = _without_extras(tmp_path, "run")
     assert done.returncode == 2, done.stderr
-    assert "pip install 'mergeflow[project]'" in done.stderr
+    assert "pip install '/path/to/mergeflow[project]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

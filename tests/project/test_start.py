@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [["--help"], ["results"], ["new", "birds"], ["run", "--help"], ["study"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["results"], ["new", "birds"], ["run", "--help"], ["study"]]
+)
 def test_what_needs_no_torch_imports_none(words: list[str], project: Path) -> None:
     assert imported(_run(project, *words)) == "[]"
+
+
+def test_the_version_is_that_of_the_package(project: Path) -> None:
+    assert _run(project, "--version").stdout == f"mergeflow {version('mergeflow')}\n"
 
 
 @pytest.fixture(scope="module")
