@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from filelock import FileLock
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,10 +19,16 @@ from mergeflow import layout
 from mergeflow.commands.pairs import read_pairs
 from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError, unknown_name
+from tasks.project.stage import STATE
 
 FINETUNE, MULTITASK = "finetune", "multitask"
 _DATA = (layout.BASE, layout.HEADS)
 _SPLITS = ("train", "validation")
+_EXPERT = (layout.MODEL_FILE, layout.HEAD_FILE, layout.TRAINING_FILE, "adapter", "epochs")  # what may be in one
+_PIPELINE = (
+    *(layout.DATA, layout.BASE, layout.MULTITASK, layout.EXPERTS, layout.VECTORS, layout.SWEEPS, layout.MERGED),
+    *(layout.RESULTS, layout.STUDIES),
+)
 
 
 def add_commands(app: typer.Typer, root: Path) -> None:
@@ -98,7 +104,8 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
         console: where progress is shown.
 
     Raises:
-        MergeflowError: a parameter is wrong, or training failed; the other tasks' experts are in their places.
+        MergeflowError: a parameter is wrong, an expert's place is not free, which is found before any training, or
+            training failed; the other tasks' experts are in their places.
     """
     from flows.device_memory import tell_device_memory
     from flows.watch import progress_bars
@@ -106,6 +113,7 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
     from tasks.project.parameters import load_params
     from tasks.project.runner import run_stage
 
+    check_places(root, target, values["tasks"])
     with _view(root, values) as folder:
         tell_device_memory(root, load_params(folder / "params.yaml"), (FINETUNE, MULTITASK), console)
         _bring_inputs(root, folder, list(values["tasks"]), console)
@@ -116,7 +124,7 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
             for name in values["tasks"]:
                 try:
                     run_stage(folder, find_stage(stages, FINETUNE, name))
-                    _place(folder / layout.expert(name), target / name)
+                    _place(root, folder / layout.expert(name), target / name)
                 except MergeflowError as error:
                     failures.append(str(error))
         if failures:
@@ -126,6 +134,59 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
         )
         shutil.rmtree(folder)
     return table
+
+
+def check_places(root: Path, target: Path, tasks: Iterable[str]) -> None:
+    """Refuse places of experts that are the pipeline's, where examples are read from, or where anything else lies.
+
+    Args:
+        root: the project folder.
+        target: where the experts go, each into a folder with the name of its task.
+        tasks: their names.
+
+    Raises:
+        MergeflowError: a place is not free.
+    """
+    from mergeflow.data.address import parse_address
+    from tasks.project.parameters import load_params
+
+    root, sources = root.resolve(), load_params(root / "params.yaml").tasks
+    for task in tasks:
+        place = (target / task).resolve()
+        for home in (root, *(folder for folder in place.parents if (folder / "dvc.yaml").exists())):
+            for owned in (home / name for name in _PIPELINE):
+                if _overlap(place, owned):
+                    raise MergeflowError(
+                        f"the expert of '{task}' would go to '{place}', and '{owned}' holds what the pipeline makes, "
+                        "which stays as it is: choose another folder with --out."
+                    )
+        for other, source in sources.items():
+            for read in ((root / path).resolve() for path in parse_address(source).paths if path):
+                if _overlap(place, read) and not root.is_relative_to(read):
+                    raise MergeflowError(
+                        f"the expert of '{task}' would go to '{place}', and '{read}' holds examples of the task "
+                        f"'{other}': choose another folder with --out."
+                    )
+        _check_free(place)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _check_free(place: Path) -> None:
+    """Refuse a place where anything lies but an earlier result of this command, which is replaced."""
+    for path in (place, *place.parents):
+        if path.exists() and not path.is_dir():
+            raise MergeflowError(f"'{path}' is a file, and experts go into folders: choose another folder with --out.")
+    found = sorted(path.name for path in place.iterdir()) if place.exists() else []
+    others = [name for name in found if name not in _EXPERT or layout.TRAINING_FILE not in found]
+    if others:
+        raise MergeflowError(
+            f"'{place}' holds {', '.join(others[:5])}{', …' if others[5:] else ''}, and only an earlier result of "
+            f"`mergeflow finetune` is replaced, a folder with {layout.TRAINING_FILE} and none but its other files: "
+            "choose another folder with --out, or move this one away."
+        )
 
 
 @contextmanager
@@ -168,16 +229,23 @@ def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) 
                 link(path, folder / name / path.name)
 
 
-def _place(made: Path, target: Path) -> None:
-    """Copy a folder to its place, whole; the stage keeps its own until all tasks are done."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    copy, old = (target.with_name(f".{target.name}.{kind}{os.getpid()}") for kind in ("new", "old"))
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(made, copy)
-    if target.exists():
-        target.rename(old)
-    copy.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+def _place(root: Path, made: Path, target: Path) -> None:
+    """Copy a folder to its place, whole; the stage keeps its own until all tasks are done.
+
+    What a killed call has left beside the place is removed.
+    """
+    target = target.resolve()
+    copy, old = (target.with_name(f".{target.name}.mergeflow.{kind}") for kind in ("new", "old"))
+    with FileLock(root / STATE / "locks" / "finetune-place.lock"):
+        _check_free(target)  # again: training took its time
+        shutil.rmtree(copy, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(made, copy)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        copy.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _table(folder: Path, tasks: list[str], target: str) -> Table:

@@ -1,5 +1,6 @@
 """A new task arrives: its expert, a merge with the champion's experts, gates, promotion; nothing else is touched."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,8 +32,9 @@ from tasks.project.beside import project_beside
 from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import Params, load_params
 from tasks.project.params_edit import add_task_line, remove_task_line, write_whole
-from tasks.project.runner import is_up_to_date, open_stage, remove_outputs, run_stage
+from tasks.project.runner import DiskFull, is_up_to_date, open_stage, remove_outputs, run_stage
 from tasks.project.stage import STATE, Stage
+from tasks.project.writing import write_atomically
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]
@@ -107,7 +109,8 @@ def add_task(
 
     Raises:
         MergeflowError: a bad name; no champion yet; the data are refused, the expert does not train or is no better
-            than a guess, and params.yaml and outputs are as before; ancestors of the champion are nowhere.
+            than a guess, and params.yaml and outputs are as before; the disk is full, and what was finished is kept;
+            ancestors of the champion are nowhere.
     """
     with FileLock(root / STATE / "locks" / "add-task.lock"):
         params = load_params(root / "params.yaml")
@@ -155,26 +158,57 @@ def _check(params: Params, origin: Mapping[str, Any], name: str, source: str) ->
 
 @contextmanager
 def _line_in_params(root: Path, name: str, source: str) -> Iterator[None]:
-    """Add the task to params.yaml; take it out again, with what was made of it, when it is refused."""
-    path = root / "params.yaml"
-    text = path.read_text(encoding="utf-8")
-    if load_params(path).tasks.get(name) != source:  # else a killed call has written it
-        write_whole(path, add_task_line(text, name, source))
+    """Add the task to params.yaml; take it out again, with what was made of it, when it is refused.
+
+    A line that was there already stays, unless an unfinished call has written it, which a note tells. A full disk
+    refuses nothing: the next call continues.
+    """
+    path, note = root / "params.yaml", root / STATE / "add-task.json"
+    texts = _noted_texts(note, name, source)
+    if load_params(path).tasks.get(name) != source:
+        before = path.read_text(encoding="utf-8")
+        texts = (before, add_task_line(before, name, source))
+        write_atomically(note, json.dumps({"name": name, "source": source, "texts": texts}))
+        write_whole(path, texts[1])
     try:
         yield
-    except MergeflowError:
-        stages = load_graph(root)
-        made = [stage.address for stage in _stages_of_expert(name, stages) if _is_made(root, stage)]
-        write_whole(path, remove_task_line(path.read_text(encoding="utf-8"), name))
-        kept = load_graph(root)
-        for address in stages.keys() - kept.keys():
-            remove_outputs(root, stages[address])
-            shutil.rmtree(root / STATE / "scratch" / stages[address].folder_name, ignore_errors=True)
-        for address in made:
-            if address in kept:  # the base has the new task's head: make it again without
-                with suppress(MergeflowError):  # the next run tries again
-                    run_stage(root, kept[address])
+    except DiskFull:
         raise
+    except MergeflowError as refused:
+        if texts is not None:
+            try:
+                _take_out(root, name, *texts)
+            except MergeflowError as error:
+                raise MergeflowError(f"{refused}\n{error}") from refused
+        note.unlink(missing_ok=True)
+        raise
+    note.unlink(missing_ok=True)
+
+
+def _noted_texts(note: Path, name: str, source: str) -> tuple[str, str] | None:
+    """Return params.yaml before and after an unfinished call wrote this task's line; None where none did."""
+    known = json.loads(note.read_text("utf-8")) if note.exists() else {}
+    if (known.get("name"), known.get("source")) != (name, source):
+        return None
+    before, written = known["texts"]
+    return before, written
+
+
+def _take_out(root: Path, name: str, before: str, written: str) -> None:
+    """Take a task out of params.yaml, and away what was made of it."""
+    path, stages = root / "params.yaml", load_graph(root)
+    needed = _stages_of_expert(name, stages) if name in load_params(path).tasks else []
+    made = [stage.address for stage in needed if _is_made(root, stage)]
+    text = path.read_text(encoding="utf-8")
+    write_whole(path, before if text == written else remove_task_line(text, name))
+    kept = load_graph(root)
+    for address in stages.keys() - kept.keys():
+        remove_outputs(root, stages[address])
+        shutil.rmtree(root / STATE / "scratch" / stages[address].folder_name, ignore_errors=True)
+    for address in made:
+        if address in kept:  # the base has the new task's head: make it again without
+            with suppress(MergeflowError):  # the next run tries again
+                run_stage(root, kept[address])
 
 
 def _is_made(root: Path, stage: Stage) -> bool:

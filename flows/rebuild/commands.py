@@ -222,5 +222,9 @@ def _print_rebuilt(console: Console, done: "Rebuilt", promote: bool) -> None:
     console.print(f"[bold]Registered[/]  {done.model} version {done.version} (@{state})")
     if done.champion != done.version:
         passed = done.decision is not None and done.decision.promote
-        way = f"`mergeflow registry promote {done.version}`" if passed and not promote else "the gates refused it"
+        way = (
+            f"`mergeflow registry promote {done.model}/{done.version}`"
+            if passed and not promote
+            else "the gates refused it"
+        )
         console.print(f"champion is version {done.champion}: {way}")

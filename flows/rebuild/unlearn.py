@@ -30,7 +30,7 @@ from tasks.project.beside import project_beside, write_params
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
 from tasks.project.runner import open_stage
-from tasks.report.texts import UNLEARNED_TEXTS
+from tasks.report.texts import keep_unlearned
 
 SCALES = (0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.8, -1.0, -1.25, -1.5, -2.0)
 """Weights of the task to forget that are tried; 0 leaves it out, and shows what unlearning adds to that."""
@@ -129,7 +129,7 @@ def unlearn(
         )
     if texts:
         facts = {"model": name, "version": rebuilt.version, "parent": version, "task": task, "weight": chosen.scale}
-        write_document(root / UNLEARNED_TEXTS, {**facts, "texts": texts})
+        keep_unlearned(root, {**facts, "texts": texts})
     return Unlearnt(rebuilt, chosen, tried, before, texts)
 
 

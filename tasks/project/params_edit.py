@@ -61,7 +61,7 @@ def add_line(text: str, section: str, name: str, value: Any) -> str:
 
 
 def remove_task_line(text: str, name: str) -> str:
-    r"""Return the text of params.yaml without a task that stands on a line of its own.
+    r"""Return the text of params.yaml without a task that stands on a line of its own; as it is where it has none.
 
     Raises:
         MergeflowError: `tasks` is written on one line.
@@ -71,7 +71,9 @@ def remove_task_line(text: str, name: str) -> str:
         'tasks:\n  a: suite:x\nseed: 0\n'
     """
     tasks = _section_node(text, "tasks")
-    key = next(key for key, _ in tasks.value if key.value == name)
+    key = next((key for key, _ in tasks.value if key.value == name), None)
+    if key is None:
+        return text
     if tasks.flow_style:
         raise MergeflowError(f"params.yaml: remove the task '{name}' by hand, `tasks` is written on one line.")
     lines = text.splitlines(keepends=True)

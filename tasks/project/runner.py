@@ -32,6 +32,11 @@ from tasks.project.study_graph import check_study_graph
 from tasks.project.writing import write_atomically
 
 PROGRESS_SECONDS = 0.2
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFull(MergeflowError):
+    """The disk is full while a stage runs: its inputs are not refused, and what it has finished is kept."""
 
 
 def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
@@ -43,8 +48,8 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         force: run even if inputs, parameters and outputs are unchanged.
 
     Raises:
-        MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full. Outputs that were
-            there before stay as they were.
+        MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full (DiskFull). Outputs that
+            were there before stay as they were.
     """
     state = root / STATE
     with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
@@ -202,14 +207,25 @@ def _build(io: StageIO, done: Path) -> None:
             _sync(built)
         _write_record(io, started, before)
         write_atomically(done, "{}")
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            free = shutil.disk_usage(io.root).free / 2**20
-            raise MergeflowError(
-                f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} lies). Nothing "
-                f"was changed; free some space and run again, finished work is kept."
-            ) from error
-        raise
+    except (OSError, MergeflowError) as error:
+        if not _is_full(error):
+            raise
+        if isinstance(error, MergeflowError):  # a writer's, which tells the file and the space that it needs
+            raise DiskFull(f"stage {io.stage.address}: {error} Finished work is kept: run again then.") from error
+        free = shutil.disk_usage(io.root).free / 2**20
+        raise DiskFull(
+            f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} lies). Nothing "
+            f"was changed; free some space and run again, finished work is kept."
+        ) from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was made of, says that the disk has no space or the user no quota left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _publish(io: StageIO) -> None:

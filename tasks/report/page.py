@@ -171,8 +171,13 @@ def _embedded(run: RunFiles) -> list[str]:
     return sorted({name for kind, _, name in sources if kind == "suite"})
 
 
-def _standard_error(run: RunFiles) -> float:
-    """Return the standard error of the winner's mean test accuracy in points: √(Σ p(1−p)/n) / T."""
+def _standard_error(run: RunFiles) -> float | None:
+    """Return the standard error of the winner's mean test accuracy in points: √(Σ p(1−p)/n) / T.
+
+    None where a task has another figure: the variance of a correlation or F1 does not follow from its value.
+    """
+    if run.test.get("metrics"):
+        return None
     winner: Mapping[str, Any] = next(row for row in run.test["rows"] if row["name"] == run.selection["winner"])
     accuracy, examples = winner["accuracy"], run.test["examples"]
     return 100 * math.sqrt(sum(p * (1 - p) / examples[task] for task, p in accuracy.items())) / len(accuracy)

@@ -1,13 +1,14 @@
 """Texts that the experts and the merge answer differently: what stands behind the figures of a project of texts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
 from tasks.project.stage import STATE
+from tasks.project.writing import write_atomically
 from tasks.report.continued import changed_passages
 from tasks.report.files import RunFiles
 from tasks.report.tables import Cell, Column, Row, Table
@@ -50,15 +51,14 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
         return None
     fingerprint = run.selection["methods"][winner]["fingerprint"]
     kept = root / STATE / "report_texts.json"
-    known: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    known = _read_kept(kept)
     if known.get("merge") != fingerprint:
         if modality == "causal":
             texts = changed_passages(root, winner, tasks)
         else:
             texts = [vars(one) for task in tasks for one in _changed(root, winner, task)]
         known = {"merge": fingerprint, "texts": texts}
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(known, ensure_ascii=False), "utf-8")
+        write_atomically(kept, json.dumps(known, ensure_ascii=False))
     return _table([Changed(**one) for one in known["texts"]])
 
 
@@ -69,11 +69,8 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
         root: the project folder.
         run: its files; versions of another registered model are not shown.
     """
-    path = root / UNLEARNED_TEXTS
-    if run.registration is None or not path.exists():
-        return None
-    known: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    if known["model"] != run.registration["model"]:
+    known = _read_kept(root / UNLEARNED_TEXTS)
+    if run.registration is None or not known or known["model"] != run.registration["model"]:
         return None
     caption = (
         f"How version {known['version']}, which has unlearned {known['task']} (λ = {known['weight']:g}), goes on from "
@@ -82,6 +79,25 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
     titles = ("task", "text", "its own next words", "before", "after")
     rows = [Row([Cell(text[name], text[name]) for name in UNLEARNED]) for text in known["texts"]]
     return Table(caption, [Column(title, numeric=False) for title in titles], rows)
+
+
+def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
+    """Keep what `unlearned_table` shows.
+
+    Args:
+        root: the project folder.
+        facts: the version, the one it was made of, the task, its weight and the texts.
+    """
+    write_atomically(root / UNLEARNED_TEXTS, json.dumps(facts, indent=1) + "\n")
+
+
+def _read_kept(path: Path) -> dict[str, Any]:
+    """Return what was kept for reports; nothing where there is no such file, or one that cannot be read."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, ValueError):  # cut off by a kill, by a version that did not write it whole
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _needed(root: Path, winner: str, tasks: list[str], modality: str) -> Iterator[Path]:

@@ -2,15 +2,16 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
 
-from flows.finetune_command import changed_params, train_experts
+from flows.finetune_command import _place, changed_params, check_places, train_experts
 from mergeflow.errors import MergeflowError
-from tests.training.projects import make_project, outputs
+from tests.training.projects import make_project, outputs, set_finetune
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,90 @@ def test_missing_data_are_prepared_first(folder: Path) -> None:
     run(folder, "red", regime="one_epoch", out="afresh")
     assert (folder / "outputs/afresh/red/training.json").exists()
     assert yaml.safe_load((folder / "params.yaml").read_text())["tasks"].keys() == {"red", "blue"}
+
+
+@pytest.fixture
+def choices(tmp_path: Path) -> Path:
+    """A project of which nothing was made: its params.yaml, and images of one task."""
+    project = tmp_path / "project"
+    (project / "inputs/red/train/one").mkdir(parents=True)
+    (project / "inputs/red/train/one/0.png").write_text("kept")
+    (project / "linked").symlink_to("inputs")
+    set_finetune(project)
+    return project
+
+
+@pytest.mark.parametrize(
+    ("out", "there", "expected"),
+    [
+        ("inputs", None, r"'red' would go to '.*/inputs/red', and '.*/inputs/red' holds examples of the task 'red'"),
+        ("inputs/blue", None, r"'.*/inputs/blue' holds examples of the task 'blue'"),
+        ("linked", None, r"'red' would go to '.*/inputs/red', and"),
+        ("outputs/experts", None, r"'red' would go to .*, and '.*/outputs/experts' holds what the pipeline makes"),
+        ("../other/outputs/experts", "../other/dvc.yaml", r"'.*/other/outputs/experts' holds what the pipeline makes"),
+        ("outputs/data/train", None, r"'.*/outputs/data' holds what the pipeline makes"),
+        ("mine", "mine/red/photo.png", r"'.*/mine/red' holds photo\.png, and only an earlier result"),
+        ("mine", "mine/red/model.safetensors", r"'.*/mine/red' holds model\.safetensors, and only"),
+        ("mine", "mine/red", r"'.*/mine/red' is a file, and experts go into folders"),
+        ("mine", "mine", r"'.*/mine' is a file, and experts go into folders"),
+    ],
+)
+def test_a_place_that_is_not_free_is_refused_before_any_training(
+    choices: Path, out: str, there: str | None, expected: str
+) -> None:
+    if there is not None:
+        (choices / there).parent.mkdir(parents=True, exist_ok=True)
+        (choices / there).write_text("kept")
+    before = outputs(choices, "..")
+    with pytest.raises(MergeflowError, match=f"{expected}.*choose another folder with --out"):
+        train_experts(choices, changed_params(choices, ["red"], None, {}, None), choices / out, Console())
+    assert outputs(choices, "..") == before
+
+
+def test_an_earlier_result_is_replaced_but_not_what_was_put_beside_it(choices: Path) -> None:
+    made = choices / "outputs/finetuned/steps/red"
+    check_places(choices, made.parent, ["red", "blue"])
+    (made / "adapter").mkdir(parents=True)
+    for name in ("training.json", "model.safetensors", "head.safetensors", "adapter/adapter_model.safetensors"):
+        (made / name).write_text("made")
+    check_places(choices, made.parent, ["red", "blue"])
+    (made / "notes.txt").write_text("mine")
+    with pytest.raises(MergeflowError, match=r"'.*/steps/red' holds notes\.txt, and only an earlier result"):
+        check_places(choices, made.parent, ["red", "blue"])
+
+
+def test_a_source_around_the_project_leaves_places_in_it(choices: Path) -> None:
+    text = (choices / "params.yaml").read_text()
+    (choices / "params.yaml").write_text(text.replace("folder:inputs/blue", "parquet:*.parquet"))
+    check_places(choices, choices / "outputs/finetuned/steps", ["red", "blue"])
+
+
+@pytest.mark.parametrize("killed_at", ["copied", "taken away", "in place"])
+def test_a_call_that_was_killed_while_it_places_leaves_nothing_for_good(
+    tmp_path: Path, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, place = tmp_path / "made", tmp_path / "out/red"
+    for folder, text in ((made, "new"), (place, "old")):
+        folder.mkdir(parents=True)
+        (folder / "training.json").write_text(text)
+    (tmp_path / ".mergeflow/locks").mkdir(parents=True)
+    rename, renamed = Path.rename, list[Path]()
+
+    def killed(path: Path, to: Path) -> None:
+        if (killed_at, len(renamed)) in {("copied", 0), ("taken away", 1)}:
+            os._exit(9)
+        rename(path, to)
+        renamed.append(path)
+        if (killed_at, len(renamed)) == ("in place", 2):
+            os._exit(9)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(Path, "rename", killed)
+        _place(tmp_path, made, place)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(place.parent.iterdir())) == 2
+    _place(tmp_path, made, place)
+    assert [path.name for path in place.parent.iterdir()] == ["red"]
+    assert (place / "training.json").read_text() == "new"

@@ -47,6 +47,11 @@ def test_every_way_to_write_the_tasks(before: str, after: str | None) -> None:
     assert yaml.safe_load(found)["tasks"]["b"] == "folder:b"
 
 
+def test_a_task_that_is_not_there_is_not_taken_out() -> None:
+    assert remove_task_line("tasks:\n  a: suite:x\nseed: 0\n", "b") == "tasks:\n  a: suite:x\nseed: 0\n"
+    assert remove_task_line("tasks: {a: suite:x}\n", "b") == "tasks: {a: suite:x}\n"
+
+
 def test_what_cannot_be_edited_is_left_to_the_person() -> None:
     with pytest.raises(MergeflowError, match="by hand"):
         add_task_line("shared: &t {a: suite:x}\ntasks: *t\nother: *t\n", "b", "folder:b")

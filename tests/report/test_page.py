@@ -168,6 +168,15 @@ def test_a_figure_other_than_the_accuracy_is_named_wherever_it_stands(make_run):
     assert ">mood (" not in page
 
 
+def test_the_standard_error_stands_where_every_task_is_judged_by_its_accuracy(make_run):
+    root = make_run(["mood", "stars"])
+    assert "One standard error of the winner’s mean is" in written(root)
+    path = root / "outputs/results/test.json"
+    test = json.loads(path.read_text().replace('"stars": 0.', '"stars": -0.'))  # a correlation
+    path.write_text(json.dumps({**test, "metrics": {"stars": "pearson"}}))
+    assert "standard error" not in written(root)
+
+
 def test_one_task_and_one_method(make_run):
     page = written(make_run(["digits"], {"average": {"scale": [1.0]}}))
     Tags(page)

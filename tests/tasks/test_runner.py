@@ -16,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from tasks.project.code import code_of
 from tasks.project.graph import load_graph
-from tasks.project.runner import digest, run_stage
+from tasks.project.runner import DiskFull, digest, run_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,7 +172,7 @@ def test_a_failed_run_leaves_old_outputs_alone(project: Path, run, monkeypatch: 
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "write_text", full_disk)
-    with pytest.raises(MergeflowError, match="the disk is full"):
+    with pytest.raises(DiskFull, match="the disk is full"):
         run()
     assert tree(project / "made") == before
     monkeypatch.undo()
@@ -180,6 +180,20 @@ def test_a_failed_run_leaves_old_outputs_alone(project: Path, run, monkeypatch: 
     assert run() is True
     sys.path.remove(str(project))
     assert tree(project / "made") != before
+
+
+@pytest.mark.parametrize("way_out", ["from error", "from None"])  # as writers of data and of checkpoints tell it
+def test_a_full_disk_that_a_stage_tells_in_words_is_one_too(project: Path, run, way_out: str) -> None:  # type: ignore[no-untyped-def]
+    (project / "stage_work.py").write_text(
+        "from mergeflow.errors import MergeflowError\n"
+        "def run(io):\n"
+        "    try:\n"
+        "        raise OSError(28, 'No space left on device')\n"
+        "    except OSError as error:\n"
+        f"        raise MergeflowError('cannot write model: it needs 5 MB.') {way_out}\n"
+    )
+    with pytest.raises(DiskFull, match=r"stage work: cannot write model: it needs 5 MB\. Finished work is kept"):
+        run()
 
 
 def test_undeclared_paths_are_an_error_of_the_project(project: Path, run) -> None:  # type: ignore[no-untyped-def]
