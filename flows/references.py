@@ -1,10 +1,17 @@
 """Paths in recipes that only a project can follow: models:/name@alias, and files that DVC keeps."""
 
 import re
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.staleness import fetch_output
 from mergeflow.errors import MergeflowError
+
+if TYPE_CHECKING:
+    from registry.store import Store
+
+_SOURCE = "source"  # a file beside a fetched version's files: where they come from; written when they are all there
 
 
 def resolve_reference(root: Path, path: str) -> str:
@@ -37,10 +44,42 @@ def _version_of_alias(root: Path, name: str, alias: str) -> str:
 
 def _weights(root: Path, name: str, which: str) -> Path:
     from mergeflow.modalities.serving import weights_file
-    from registry.lookup import download, find_version
-    from registry.store import connect
+    from registry.locks import file_lock
+    from registry.lookup import find_version
+    from registry.store import LOCK_SECONDS, connect
 
     store = connect(project_root=root)
-    version = find_version(store, name, which)
-    target = root / ".mergeflow" / "models" / f"{name}-{version.version}"
-    return weights_file(download(store, name, version.version, target))
+    number = find_version(store, name, which).version
+    # Not the number alone: a registry made anew, or another one, begins at 1 too.
+    source = str(store.client.get_model_version(name, number).source)
+    place = root / ".mergeflow" / "models" / f"{name}-{number}"
+    with file_lock(root / ".mergeflow" / "locks", f"files of {place.name}", LOCK_SECONDS):
+        if not _holds(place, source):
+            _fetch(store, name, number, source, place)
+    return weights_file(place / "model")
+
+
+def _holds(place: Path, source: str) -> bool:
+    """Return whether a folder holds the files of a version's source, all of them."""
+    from mergeflow.modalities.serving import weights_file
+
+    noted = place / _SOURCE
+    return noted.is_file() and noted.read_text() == source and weights_file(place / "model").is_file()
+
+
+def _fetch(store: "Store", name: str, number: str, source: str, place: Path) -> None:
+    """Fetch a version's files beside their place and put them there whole: others may be reading what was there."""
+    from registry.lookup import download
+
+    scratch, former = (place.with_name(f".{place.name}.{state}") for state in ("new", "former"))
+    for folder in (scratch, former):  # of a process that was killed
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        download(store, name, number, scratch)
+        (scratch / _SOURCE).write_text(source)
+        if place.exists():
+            place.rename(former)
+        scratch.rename(place)
+    finally:
+        for folder in (scratch, former):
+            shutil.rmtree(folder, ignore_errors=True)

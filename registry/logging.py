@@ -136,19 +136,20 @@ def _log_files(store: Store, run_id: str, artifacts: Mapping[str, Sequence[str]]
                 ) from None
 
 
-def log_file(store: Store, run_id: str, path: Path) -> None:
-    """Put a file at the top of a run's files; it replaces one of the same name.
+def log_file(store: Store, run_id: str, path: Path, folder: str | None = None) -> None:
+    """Put a file among a run's files; it replaces one of the same name.
 
     Args:
         store: the registry.
         run_id: MLflow's; a run that is gone takes nothing.
         path: the file.
+        folder: among the run's files; None: at their top.
 
     Raises:
         MergeflowError: MLflow refuses it.
     """
     try:
-        store.client.log_artifact(run_id, str(path))
+        store.client.log_artifact(run_id, str(path), folder)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise MergeflowError(f"MLflow refused the file {path.name}: {error.message}") from error

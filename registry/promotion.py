@@ -4,7 +4,7 @@ import getpass
 import json
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 from mlflow.entities.model_registry import ModelVersion
@@ -13,7 +13,7 @@ from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
 from registry.evidence import read_evidence
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
-from registry.logging import FINGERPRINT
+from registry.logging import FINGERPRINT, log_file
 from registry.store import Store
 from registry.versions import (
     CANDIDATE,
@@ -101,6 +101,7 @@ def promote(
     version: str | int,
     settings: GateSettings,
     *,
+    evidence: Evidence | None = None,
     reevaluate: Callable[[str], Evidence] | None = None,
     force: Force | None = None,
     only_ask: bool = False,
@@ -114,6 +115,9 @@ def promote(
         name: of the registered model.
         version: its number.
         settings: the gates' figures.
+        evidence: what is known of the version now; None: what was kept with it. Weights that a run finds again are the
+            version that was registered first, which may have been evaluated on other examples. The bounds of a version
+            made to forget a task stay those it was registered with.
         reevaluate: version number to its evidence on the present validation split; asked for the champion when what
             was kept with it is of other examples.
         force: promote whatever the gates say, and record who and why.
@@ -136,7 +140,8 @@ def promote(
             raise unknown_name(f"version of '{name}'", number, versions)
         if state.champion == number:
             return Promotion(number, number, None, changed=False)
-        evidence = read_evidence(store, versions[number])
+        kept = read_evidence(store, versions[number])  # its files must be there
+        evidence = kept if evidence is None else _bounded(evidence, kept)
         champion, unreadable = None, ""
         if state.champion is not None:
             try:
@@ -146,7 +151,7 @@ def promote(
         out = any(withdrawn(events, twin) for twin in _twins(versions, number))
         removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
         decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
-        _log_decision(store, name, number, state, decision, force)
+        _log_decision(store, name, number, state, decision, force, evidence)
         if only_ask or (not decision.promote and force is None):
             return Promotion(number, state.champion, decision, changed=False)
         past = (*state.line, state.champion) if state.champion is not None else ()
@@ -194,6 +199,15 @@ def repair(store: Store, name: str) -> State:
     """Finish or clear away what an interrupted change left, write down changes made by hand, return who is champion."""
     with store.lock(f"model {name}"):
         return _repair(store, name)
+
+
+def _bounded(evidence: Evidence, kept: Evidence) -> Evidence:
+    """Return the evidence with its own figures under the bounds of the evidence that was kept."""
+    measured = {(one.task, one.kept, one.form): one.measured for one in evidence.criteria}
+    bounds = [
+        replace(one, measured=measured.get((one.task, one.kept, one.form), one.measured)) for one in kept.criteria
+    ]
+    return replace(evidence, criteria=bounds)
 
 
 def _champion_evidence(
@@ -274,17 +288,26 @@ def _derive(store: Store, name: str, found: Snapshot, state: State) -> None:
         client.delete_registered_model_alias(name, CANDIDATE)
 
 
-def _log_decision(store: Store, name: str, number: str, state: State, decision: Decision, force: Force | None) -> None:
+def _log_decision(
+    store: Store,
+    name: str,
+    number: str,
+    state: State,
+    decision: Decision,
+    force: Force | None,
+    evidence: Evidence,
+) -> None:
     """Record the answer: a JSON file with the run (or the model), and a summary as a tag of the version."""
     against = state.champion or "none"
     document = {"model": name, "version": number, "against": against, "at": _now(), **asdict(decision)}
     document |= {"reasons": decision.reasons, "force": asdict(force) if force else None}
+    document["judged_by"] = {"accuracy": dict(evidence.accuracy), "digests": dict(evidence.digests)}
     version = store.client.get_model_version(name, number)
     with scratch_folder(store, name) as scratch:
         path = scratch / f"{name}-v{number}-against-v{against}.json"
         path.write_text(json.dumps(document, indent=2, sort_keys=True))
         if version.run_id:
-            store.client.log_artifact(version.run_id, str(path), "decisions")
+            log_file(store, version.run_id, path, "decisions")
         else:
             store.client.log_model_artifact(version.tags[LOGGED_MODEL], str(path), "decisions")
     summary = {"promote": decision.promote, "against": against, "reasons": decision.reasons}

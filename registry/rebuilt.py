@@ -73,6 +73,7 @@ def register_rebuilt(
         name,
         version.version,
         io.section("registry"),
+        evidence=candidate.evidence,
         reevaluate=lambda number: evaluate_version(store, name, number, splits, candidate.evidence),
         only_ask=not promote_it,
     )

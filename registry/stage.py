@@ -36,6 +36,7 @@ def run(io: StageFiles) -> None:
         settings.model,
         version.version,
         settings,
+        evidence=candidate.evidence,
         reevaluate=lambda number: evaluate_version(store, settings.model, number, splits, candidate.evidence),
     )
     now = current(store, settings.model)

@@ -1,12 +1,15 @@
 """Where the registry is kept: a local SQLite file by default, or whatever MLFLOW_TRACKING_URI names."""
 
+import hashlib
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import sqlalchemy
@@ -33,6 +36,7 @@ class Store:
     artifact_folder: Path | None
     lock_folder: Path
     lock_uri: str | None
+    scratch: Path  # on the project's disk; of this registry alone, since its locks guard it
 
     def lock(self, name: str, timeout: float = LOCK_SECONDS) -> AbstractContextManager[None]:
         """Return the lock `name`: an advisory lock where PostgreSQL is known, else a file lock."""
@@ -72,8 +76,9 @@ def connect(
         project_root: the project folder.
         experiment: the MLflow experiment that holds the runs; made when missing.
         lock_uri: PostgreSQL database whose advisory locks keep promoters apart; the environment's
-            MERGEFLOW_LOCK_URI wins. None: the tracking database when that is PostgreSQL, else file locks under
-            `.mergeflow/locks`, which hold among the processes of one machine.
+            MERGEFLOW_LOCK_URI wins. None: the tracking database when that is PostgreSQL, else file locks, which hold
+            among the projects of one machine that use the registry: under `.mergeflow/locks` beside a SQLite file; for
+            a server in a folder of this user, below the system's one for temporary files.
 
     Raises:
         MergeflowError: the address is of no known kind, or nobody answers there.
@@ -81,8 +86,8 @@ def connect(
     root = Path(project_root).resolve()
     own = f"sqlite:///{root / 'mlflow.db'}"
     uri = os.environ.get(_VARIABLE) or tracking_uri or own
-    lock_folder = root / ".mergeflow" / "locks"
     _check_kind(uri)
+    lock_folder = _lock_folder(uri)
     served = uri.startswith(("http://", "https://"))
     folder = None if served else root / "mlartifacts"
     try:
@@ -95,7 +100,25 @@ def connect(
     except (MlflowException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
         raise _cannot_open(uri, error) from error
     lock = os.environ.get("MERGEFLOW_LOCK_URI") or lock_uri or (uri if uri.startswith("postgresql") else None)
-    return Store(uri, client, experiment_id, folder, lock_folder, lock)
+    return Store(uri, client, experiment_id, folder, lock_folder, lock, _scratch(root, lock_folder))
+
+
+def _lock_folder(uri: str) -> Path:
+    """Return where the registry's file locks are: the same for every project of this user and machine."""
+    if uri.startswith("sqlite:///"):
+        return _sqlite_file(uri).resolve().parent / ".mergeflow" / "locks"
+    place = urlsplit(uri)
+    server = place.netloc.rpartition("@")[2].lower() + place.path.rstrip("/")  # whoever asks there
+    return Path(tempfile.gettempdir()) / f"mergeflow-registry-{os.getuid()}" / _digest(server)
+
+
+def _scratch(root: Path, lock_folder: Path) -> Path:
+    state = root / ".mergeflow"
+    return state / ("registry" if lock_folder == state / "locks" else f"registry-{_digest(str(lock_folder))}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _sqlite_file(uri: str) -> Path:
@@ -128,7 +151,7 @@ def _ensure_sqlite(path: Path, lock_folder: Path) -> None:
     """Make the database whole or not at all: MLflow's migrations, killed half-way, leave a file nobody can open."""
     if path.exists():
         return
-    with file_lock(lock_folder, f"create {path}", LOCK_SECONDS):
+    with file_lock(lock_folder, f"create {path.resolve()}", LOCK_SECONDS):
         if path.exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -273,7 +273,7 @@ def scratch_folder(store: Store, name: str) -> Iterator[Path]:
     Raises:
         MergeflowError: the disk is full or refuses.
     """
-    folder = store.lock_folder.parent / "registry" / name
+    folder = store.scratch / name
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -5,7 +5,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,12 +44,8 @@ def _module(place: str) -> ModuleType:
     try:
         if place.endswith(".py"):
             return _from_file(Path(place))
-        # As `python -m` does it; the command `mergeflow` lies elsewhere.
-        sys.path.insert(0, os.getcwd())
-        try:
+        with _importable(os.getcwd()):  # as `python -m` does it; the command `mergeflow` lies elsewhere
             return importlib.import_module(place)
-        finally:
-            sys.path.pop(0)
     except MergeflowError:
         raise
     except Exception as error:  # whatever the module does when it is imported
@@ -58,12 +55,31 @@ def _module(place: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise MergeflowError(f"score: there is no file '{path}': give `file.py:function` or `module:function`.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    home = path.resolve().parent
+    # A name of its own, so that the file shadows nothing that is installed.
+    name = f"_scorer_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        with _importable(str(home)):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
+
+
+@contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    """Find the modules of a folder first inside the block."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the code that was imported may have changed the list
+            sys.path.remove(folder)
 
 
 def _digest(module: ModuleType) -> str:

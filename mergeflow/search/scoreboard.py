@@ -12,6 +12,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.candidates import CandidateMerger
+from mergeflow.merging.code import code_of
 from mergeflow.search.candidates import candidate_key
 from mergeflow.search.journal import Journal
 from mergeflow.search.scorer import Candidate, CandidateModel, remove_leftovers
@@ -87,7 +88,22 @@ class Scoreboard:
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         """Return a candidate's score per task, on validation."""
-        return self._of(call, candidate_key(call), "validation")
+        return self._of(call, _with_code(candidate_key(call), call), "validation")
+
+    def check_choice(self, call: MethodCall) -> None:
+        """Check that test was not looked at for another winner than this one.
+
+        Raises:
+            MergeflowError: It was.
+        """
+        key = _test_key(call)
+        if any(known.startswith(_TEST) and known != key for known in self._journal.entries):
+            code = " of this code" if code_of(call) else ""
+            raise MergeflowError(
+                f"test was looked at already, for another winner than {call.name} {call.args}{code}: to choose again "
+                "after that would be to choose on test. Keep that winner, or use other test data and another folder "
+                "(--out)."
+            )
 
     def look_at_test(self, call: MethodCall) -> Score:
         """Return the winner's score on test, which is looked at once.
@@ -95,13 +111,8 @@ class Scoreboard:
         Raises:
             MergeflowError: Another winner was scored on test before.
         """
-        key = json.dumps(["test", call.name, call.args], sort_keys=True)
-        if any(known.startswith(_TEST) and known != key for known in self._journal.entries):
-            raise MergeflowError(
-                f"test was looked at already, for another winner than {call.name} {call.args}: to choose again after "
-                "that would be to choose on test. Keep that winner, or use other test data and another folder (--out)."
-            )
-        return score_of(self._of(call, key, "test"), None)
+        self.check_choice(call)
+        return score_of(self._of(call, _test_key(call), "test"), None)
 
     def _of(self, call: MethodCall, key: str, split: str) -> dict[str, float]:
         candidate = Candidate(call.name, call.args, split)
@@ -118,6 +129,16 @@ class Scoreboard:
         found: dict[str, float] = self._journal.known(key, lambda: dict(compute()))
         # In this sweep's order of tasks, whatever it was when the journal was written.
         return {task: found[task] for task in self._inputs.score.tasks or found if task in found}
+
+
+def _test_key(call: MethodCall) -> str:
+    return _with_code(json.dumps(["test", call.name, call.args], sort_keys=True), call)
+
+
+def _with_code(key: str, call: MethodCall) -> str:
+    """Return a journal's key with digests of the code of methods that are not the package's own, where it uses any."""
+    code = {name: one.sha256 for name, one in code_of(call).items()}
+    return json.dumps([*json.loads(key), code], sort_keys=True) if code else key
 
 
 @contextmanager

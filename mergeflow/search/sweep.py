@@ -44,7 +44,8 @@ def run_sweep(
 
     Raises:
         MergeflowError: inputs that are missing or do not fit, a folder with results of other inputs, or a candidate
-            that cannot be merged (named).
+            that cannot be merged (named); with `test: true` another winner than the one that was looked at, which
+            leaves the files of that one as they are.
     """
     began, place = time.monotonic(), Path(folder)
     tell: Progress = progress or (lambda *_: None)
@@ -61,6 +62,9 @@ def run_sweep(
             trials.append(trial)
             tell(trial.method, len(trials), total)
         winner = max(trials, key=lambda trial: trial.objective)
+        call = configure(winner.method, winner.args)
+        if sweep.test:
+            board.check_choice(call)  # before the files of the first choice are written over
         whole = sweep.tokenizer is None and sweep.chat_template is None
         out = place / ("merged.safetensors" if whole else "merged")
         recipe = sweep.recipe(winner.method, winner.args, out=str(out))
@@ -72,7 +76,7 @@ def run_sweep(
         write_winner(place / WINNER, found)
         if sweep.test:
             tell("test", len(trials), total)
-            found = replace(found, test=board.look_at_test(configure(winner.method, winner.args)), scored=board.scored)
+            found = replace(found, test=board.look_at_test(call), scored=board.scored)
             write_winner(place / WINNER, found)
     return replace(found, seconds=time.monotonic() - began)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure, merge, prepare
+from mergeflow.merging import catalog, configure, merge, prepare
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import load_sweep, make_sweep
 
@@ -140,10 +141,72 @@ def test_a_second_run_scores_nothing_and_test_is_looked_at_once(models: Path):
 def test_choosing_again_after_a_look_at_test_is_refused_and_the_choice_is_kept(models: Path):
     sweep(SCORERS["state"], test=True, methods={"task_arithmetic": {"scale": [0.1]}})
     wider = {"task_arithmetic": {"scale": [0.1, 0.5]}}
+    before = {name: Path("out", name).read_bytes() for name in ("winner.yaml", "trials.parquet")}
     with pytest.raises(MergeflowError, match="test was looked at already, for another winner"):
         sweep(SCORERS["state"], test=True, methods=wider)
+    assert {name: Path("out", name).read_bytes() for name in before} == before
     found = sweep(SCORERS["state"], methods=wider)
     assert (found.scored, found.winner.args["scale"]) == (0, 0.5)
+
+
+OWN_METHOD = '''
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+
+class DrawnArgs(Args):
+    """No arguments of its own."""
+
+
+@method("drawn", DrawnArgs)
+def drawn(stack: Stack, args: DrawnArgs) -> Parts:
+    """A part of the way.
+
+    θ = θ0 + scale · PART · Σ τ_t / T
+
+    Source:
+        A test.
+    """
+    return stack.base, PART * stack.taus.mean(0)
+'''
+
+
+@pytest.fixture
+def own_method(models: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that writes the project's own method with another formula, as a new process would find it."""
+    monkeypatch.setattr(catalog.METHODS, "_files", ())
+    monkeypatch.setattr(catalog.METHODS, "_outside_things", {})
+    for name in ("params.yaml", "dvc.yaml"):
+        (models / name).touch()
+    (models / "methods").mkdir()
+
+    def write(part: str) -> None:
+        (models / "methods/drawn.py").write_text(OWN_METHOD.replace("PART", part))
+        for name in [name for name in sys.modules if name.startswith("_mergeflow_") and name.endswith(".drawn")]:
+            del sys.modules[name]
+        catalog.METHODS._outside_things.clear()
+
+    return write
+
+
+def test_scores_of_a_method_s_old_code_are_not_taken_for_those_of_the_new(own_method: Callable[[str], None]):
+    methods = {"drawn": {}, "average": {}}
+    own_method("0.5")
+    first = sweep(SCORERS["state"], test=True, methods=methods)
+    assert (first.winner.method, first.scored) == ("average", 4)
+    own_method("1.125")
+    again = sweep(SCORERS["state"], methods=methods)
+    assert (again.winner.method, again.scored) == ("drawn", 1)
+    assert again.trials[0].score.accuracy != first.trials[0].score.accuracy
+    own_method("0.5")
+    assert sweep(SCORERS["state"], test=True, methods=methods).scored == 0
+
+
+def test_after_a_look_at_test_the_winner_s_other_code_is_another_winner(own_method: Callable[[str], None]):
+    own_method("0.5")
+    sweep(SCORERS["state"], test=True, methods={"drawn": {}})
+    own_method("1.125")
+    with pytest.raises(MergeflowError, match=r"test was looked at already, for another winner than drawn .* of this"):
+        sweep(SCORERS["state"], test=True, methods={"drawn": {}})
 
 
 def test_normalised_scores_ask_for_the_experts_own(models: Path):
@@ -242,6 +305,54 @@ def test_a_changed_scorer_is_not_taken_for_the_same(models: Path):
     (models / "scorer.py").write_text(SCORER)
     with pytest.raises(MergeflowError, match=r"other inputs \(score changed\)"):
         sweep({"function": "scorer.py:closeness", "model": "folder"})
+
+
+WITH_HELPERS = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distance import between
+
+
+@dataclass
+class Aim:
+    value: float
+
+
+def closeness(state, candidate):
+    return {"ones": -between(state, Aim(1.0).value)}
+"""
+
+
+def test_the_file_of_a_function_may_hold_dataclasses_and_import_its_neighbours(models: Path):
+    folder = models / "scorers"
+    folder.mkdir()
+    (folder / "own.py").write_text(WITH_HELPERS)
+    (folder / "distance.py").write_text("def between(state, aim):\n    return float(abs(state['w'] - aim).mean())\n")
+    paths = list(sys.path)
+    found = sweep("scorers/own.py:closeness")
+    assert found.base.accuracy == {"ones": -1.0}
+    assert sys.path == paths
+    sys.modules.pop("distance")
+
+
+def test_two_files_of_one_name_are_two_modules_and_one_that_fails_is_forgotten(models: Path):
+    from mergeflow.search.functions import _from_file
+
+    for name in ("one", "two"):
+        (models / name / "own.py").parent.mkdir()
+        (models / name / "own.py").write_text(f"PLACE = '{name}'\n")
+    found = [_from_file(Path(name, "own.py")) for name in ("one", "two", "one")]
+    assert [module.PLACE for module in found] == ["one", "two", "one"]
+    assert len({module.__name__ for module in found}) == 2
+    (models / "scorer.py").write_text("import sys\nsys.path.insert(0, 'elsewhere')\nraise OSError('no data')\n")
+    modules, paths = set(sys.modules), list(sys.path)
+    with pytest.raises(MergeflowError, match=r"cannot import 'scorer\.py': OSError: no data"):
+        sweep(SCORERS["state"])
+    assert set(sys.modules) == modules
+    assert sys.path == ["elsewhere", *paths]
+    sys.path.remove("elsewhere")
 
 
 @pytest.mark.slow

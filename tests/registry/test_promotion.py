@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from registry.evidence import read_evidence
-from registry.gates import GateSettings, comparable
+from registry.gates import Evidence, GateSettings, comparable
 from registry.lookup import (
     compare,
     current,
@@ -27,11 +28,11 @@ from registry.lookup import (
     load,
     show,
 )
-from registry.promotion import Force, promote, register, repair, rollback
+from registry.promotion import Force, Promotion, promote, register, repair, rollback
 from registry.pyfunc_model import input_example
 from registry.versions import METHOD, REMOVED
 
-from .conftest import make_evidence
+from .conftest import CLASSES, make_evidence
 
 GATES = GateSettings()
 
@@ -233,6 +234,64 @@ def test_decision_is_logged_with_the_run(store, make_candidate, tmp_path):
     files = [file.path for file in store.client.list_artifacts(run, "decisions")]
     assert files == ["decisions/merged-v1-against-vnone.json"]
     assert store.client.get_run(run).data.metrics == {"normalised": 0.8}
+
+
+def test_weights_that_come_back_are_judged_by_what_is_known_of_them_now(store, make_candidate):
+    run = store.client.create_run(store.experiment_id).info.run_id
+    register(store, "merged", make_candidate(1, 0.7))
+    promote(store, "merged", 1, GATES)
+    register(store, "merged", make_candidate(2, 0.6, run_id=run))
+    assert not promote(store, "merged", 2, GATES).changed
+
+    def on_new_data(accuracy: float) -> Evidence:
+        return replace(make_evidence(accuracy), digests=dict.fromkeys(CLASSES, "new"))
+
+    back = replace(make_candidate(2), evidence=on_new_data(0.9))
+    assert not register(store, "merged", back).new
+
+    def promoted(evidence: Evidence | None) -> Promotion:
+        return promote(
+            store,
+            "merged",
+            2,
+            GATES,
+            evidence=evidence,
+            reevaluate=lambda _: on_new_data(0.7),
+            only_ask=evidence is None,
+        )
+
+    assert not promoted(None).decision.promote
+    assert promoted(back.evidence).changed
+    decision = store.client.list_artifacts(run, "decisions")[0].path
+    document = json.loads(Path(store.client.download_artifacts(run, decision)).read_text())
+    assert document["judged_by"] == {
+        "accuracy": back.evidence.accuracy,
+        "digests": {"digits": "new", "signs": "new"},
+    }
+
+
+def test_bounds_are_those_that_a_version_was_registered_with(store, make_candidate):
+    first = replace(make_evidence(0.8), criteria=[Criterion("cars", False, "accuracy", 0.3, 0.2)])
+    register(store, "merged", replace(make_candidate(1), evidence=first))
+    now = replace(first, criteria=[Criterion("cars", False, "accuracy", 0.25, 0.9)])
+    told = promote(store, "merged", 1, GATES, evidence=now).decision.reasons
+    assert told == ["cars must be forgotten: its accuracy is 25.00 %, at most 20.00 % was asked for"]
+
+
+def test_new_evidence_does_not_stand_for_lost_files(store, make_candidate):
+    register(store, "merged", make_candidate(1))
+    lose_files(store, "1")
+    with pytest.raises(MergeflowError, match="no readable evidence"):
+        promote(store, "merged", 1, GATES, evidence=make_evidence(0.9))
+
+
+def test_a_version_whose_run_was_deleted_for_good_is_promoted(store, make_candidate):
+    run = store.client.create_run(store.experiment_id).info.run_id
+    register(store, "merged", make_candidate(1, run_id=run))
+    store.client.delete_run(run)
+    store.client._tracking_client.store._hard_delete_run(run)  # what `mlflow gc` does
+    assert promote(store, "merged", 1, GATES).changed
+    assert show(store, "merged", 1)["decision"]["promote"] is True
 
 
 def test_who_and_why_are_kept_without_force_too(store, make_candidate):

@@ -17,13 +17,13 @@ from registry.lookup import load, show
 from registry.promotion import promote, register
 from registry.pyfunc_model import input_example
 from registry.quiet import mlflow
-from registry.store import connect
+from registry.store import Store, connect
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import warnings, sys
 warnings.simplefilter("default")
-from registry.store import connect
+from registry.store import Store, connect
 import registry.lookup
 store = connect(project_root=sys.argv[1])
 registry.lookup.current(store, "nothing")
@@ -153,3 +153,40 @@ def test_lock_waits_then_says_who(tmp_path):
     holder.join()
     with file_lock(tmp_path, "model a/b", 1):
         pass
+
+
+def excludes(one: Store, other: Store) -> bool:
+    with one.lock("model merged"):
+        try:
+            with other.lock("model merged", 0.1):
+                return False
+        except MergeflowError:
+            return True
+
+
+def test_projects_with_one_registry_keep_out_of_each_other_s_way(store, tmp_path, template, monkeypatch):
+    clones = [tmp_path / name for name in ("one", "two")]
+    shared = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    one, two = (connect(shared, clone) for clone in clones)
+    assert excludes(one, two)
+    assert excludes(store, two)  # the project whose own registry it is
+    monkeypatch.chdir(tmp_path)
+    assert excludes(one, connect("sqlite:///mlflow.db", clones[1]))
+    for clone in clones:
+        clone.mkdir(exist_ok=True)
+        shutil.copyfile(template, clone / "mlflow.db")
+    assert not excludes(*(connect(project_root=clone) for clone in clones))
+    assert one.scratch == clones[0] / ".mergeflow" / one.scratch.name != connect(project_root=clones[0]).scratch
+
+
+def test_projects_with_one_server_keep_out_of_each_other_s_way(tmp_path, monkeypatch):
+    monkeypatch.setattr("registry.store._experiment_id", lambda *_: "1")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+    def opened(uri: str, clone: str) -> Store:
+        return connect(uri, tmp_path / clone)
+
+    one = opened("http://mlflow:5000", "one")
+    assert excludes(one, opened("http://ada:secret@mlflow:5000/", "two"))
+    assert not excludes(one, opened("http://mlflow:5001", "one"))
+    assert "secret" not in "".join(str(path) for path in tmp_path.rglob("*"))

@@ -1,0 +1,96 @@
+"""Weights that a run finds again are judged by what that run found of them, not by what was registered first."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mergeflow.gate_settings import GateSettings
+from registry import rebuilt, stage
+from registry.gates import Evidence
+from registry.lookup import current
+from registry.promotion import promote, register
+from registry.store import Store
+from registry.versions import Candidate
+from tasks.project.sections import RegistrySection
+
+from .conftest import CLASSES, make_evidence
+
+SELECTION = {
+    "tasks": list(CLASSES),
+    "winner": "ties",
+    "methods": {"ties": {"args": {}, "candidates": 1, "validation": {"normalised": 0.9}}},
+}
+
+
+class Files:
+    """A stage's view of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def section(self, key: str) -> RegistrySection:
+        assert key == "registry"
+        return RegistrySection(model="merged")
+
+    def dep(self, path: str) -> Path:
+        return self.root / path
+
+    def out(self, path: str) -> Path:
+        return self.root / Path(path).name
+
+
+def by_the_stage(store: Store, files: Files) -> bool:
+    stage.run(files)  # type: ignore[arg-type]
+    return bool(json.loads(files.out("registration.json").read_text())["decision"]["promote"])
+
+
+def by_a_command(store: Store, files: Files) -> bool:
+    origin: dict[str, Any] = {"kind": "add", "parent": {"task": "signs"}}
+    done = rebuilt.register_rebuilt(store, "merged", files, origin, promote_it=True)  # type: ignore[arg-type]
+    assert not done.new
+    assert done.decision is not None
+    return done.decision.promote
+
+
+def on_new_data(accuracy: float) -> Evidence:
+    return replace(make_evidence(accuracy), digests=dict.fromkeys(CLASSES, "new"))
+
+
+@pytest.mark.parametrize("run", [by_the_stage, by_a_command])
+def test_the_same_weights_on_other_data_are_judged_by_them(
+    store: Store,
+    make_candidate: Callable[..., Candidate],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[Store, Files], bool],
+):
+    register(store, "merged", make_candidate(1, 0.7))
+    promote(store, "merged", 1, GateSettings())
+    register(store, "merged", make_candidate(2, 0.6))
+    found = replace(make_candidate(2), evidence=on_new_data(0.9))
+
+    class Logged:
+        run_id, children = None, dict[tuple[str, str], str]()
+
+    for place in ("registry.stage", "registry.rebuilt"):
+        monkeypatch.setattr(f"{place}.read_json", lambda *_: SELECTION)
+    for place in ("registry.logging", "registry.rebuilt"):
+        monkeypatch.setattr(f"{place}.log_pipeline", lambda *_: Logged)
+    for place in ("registry.candidates", "registry.rebuilt"):
+        monkeypatch.setattr(f"{place}.make_candidate", lambda *_: found)
+    for place in ("registry.reevaluation", "registry.rebuilt"):
+        monkeypatch.setattr(f"{place}.evaluate_version", lambda *_: on_new_data(0.7))
+    monkeypatch.setattr("registry.stage.pipeline_record", lambda *_: None)
+    monkeypatch.setattr("registry.stage.child_records", lambda *_: [])
+    monkeypatch.setattr("registry.provenance.describe_origin", lambda *_: {})
+    monkeypatch.setattr("registry.lineage.lineage", lambda *_: {})
+    for name in ("_record", "_children"):
+        monkeypatch.setattr(f"registry.rebuilt.{name}", lambda *_: [])
+    assert run(store, Files(tmp_path))
+    champion = current(store, "merged").champion
+    assert champion is not None
+    assert champion.version == "2"
