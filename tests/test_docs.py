@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mergeflow.cli import add_all_commands, app
 from mergeflow.commands.reference import commands_page, every_command
+from mergeflow.merging import methods
 from tasks.project.parameters import params_of
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,10 @@ def test_readmes_tree_is_on_the_disk() -> None:
     assert all((ROOT / "mergeflow" / name).exists() for name in library), library
     packages = {path.name for path in (ROOT / "mergeflow").iterdir() if (path / "__init__.py").exists()}
     assert packages <= {name.rstrip("/") for name in library}
+
+
+def test_readme_counts_the_methods() -> None:
+    assert f"{len(methods())} methods" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
