@@ -83,9 +83,11 @@ def run(io: StageIO) -> None:
     first, *others = inputs.run("experts").seeds
     rows: list[Row] = []
     for seeds in ([first], others):  # the first chooses AdaMerging's rates, which the others read
-        asked = [(count, seed) for count in options.counts for seed in seeds]
+        # the longest first, so that no processor waits long at the end
+        asked = [(count, seed) for count in sorted(options.counts, reverse=True) for seed in seeds]
         measures = {f"{count}_{seed}": partial(measure, inputs, options, count, seed) for count, seed in asked}
         rows += [row for one in kept_all(io, measures, "counts and seeds") for row in one["rows"]]
+    rows.sort(key=lambda row: options.counts.index(row["tasks"]))
     labels = {name: one.label for name, one in options.together.items()}
     result = StudyResult(
         tables(rows, labels),
