@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.lockfile import locked_stages
 from tasks.project.graph import removed_items
-from tasks.project.runner import has_run
+from tasks.project.runner import has_run, remove_output
 from tasks.project.stage import STATE
 
 
@@ -34,7 +34,7 @@ def remove_orphans(root: Path, report: Callable[[str], object]) -> None:
     said = []
     if cached:
         for out in cached:
-            shutil.rmtree(root / out) if (root / out).is_dir() else (root / out).unlink()
+            remove_output(root / out)
         said.append(
             f"Removed outputs of what params.yaml no longer has: {', '.join(cached)}. DVC's cache keeps them: where a "
             "name was mistyped, correct it and call `dvc checkout`."

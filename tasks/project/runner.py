@@ -141,9 +141,13 @@ def remove_outputs(root: Path, stage: Stage) -> list[str]:
     """
     there = [out for out in stage.outs if (root / out).exists()]
     for out in there:
-        path = root / out
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_output(root / out)
     return there
+
+
+def remove_output(path: Path) -> None:
+    """Remove an output, which is a file or a folder."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def has_run(root: Path) -> set[str]:
