@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.device_option import Device
+from mergeflow.commands.inputs import Force
 from mergeflow.commands.pairs import read_pairs
 
 Expert = Annotated[Path, typer.Argument(help="The expert's weights.")]
@@ -46,6 +47,7 @@ def fisher(
     ),
     seed: Seed = 0,
     device: Device = "cpu",
+    force: Force = False,
 ) -> None:
     """Write the diagonal Fisher information, for `fisher`: data: {fisher: {EXPERT: FILE}}."""
     from mergeflow.errors import unknown_name
@@ -53,7 +55,9 @@ def fisher(
     if labels not in ("sampled", "all"):
         raise unknown_name("kind of labels", labels, ("sampled", "all"))
     shared = {"samples": samples, "split": split, "seed": seed, "device": device, "architecture": architecture}
-    _write(out, kind="fisher", expert=str(expert), task=str(task), head=head and str(head), labels=labels, **shared)
+    _write(
+        out, force, kind="fisher", expert=str(expert), task=str(task), head=head and str(head), labels=labels, **shared
+    )
 
 
 def gram(
@@ -67,10 +71,11 @@ def gram(
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 32,
     seed: Seed = 0,
     device: Device = "cpu",
+    force: Force = False,
 ) -> None:
     """Write the Gram matrices of every linear weight's inputs, for `regmean`: data: {gram: {EXPERT: FILE}}."""
     shared = {"samples": samples, "split": split, "seed": seed, "device": device, "architecture": architecture}
-    _write(out, kind="gram", expert=str(expert), task=str(task), batch_size=batch_size, **shared)
+    _write(out, force, kind="gram", expert=str(expert), task=str(task), batch_size=batch_size, **shared)
 
 
 def adamerge(
@@ -91,12 +96,15 @@ def adamerge(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.steps=100.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on examples without labels."""
     from mergeflow.commands.device_memory import tell
     from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, check_order, learn_coefficients
     from mergeflow.estimates.forecast import foretell_coefficients
+    from mergeflow.estimates.place import check_learned_place
     from mergeflow.merging import load_recipe
+    from mergeflow.modalities.recorded import is_recorded
     from mergeflow.training.arithmetic import arithmetic
 
     loaded = load_recipe(recipe, overrides or [])
@@ -109,6 +117,9 @@ def adamerge(
         seed,
     )
     check_order(loaded, order, out)
+    named = {f"{kind} {name}": path for kind in ("tasks", "heads") for name, path in getattr(order, kind).items()}
+    named |= {"architecture": architecture} if is_recorded(architecture) else {}
+    check_learned_place(out, loaded, {"recipe": str(recipe), **named}, force)
     if loaded.device != "cpu":
         tell(foretell_coefficients(order, loaded.device))
     with arithmetic(), progress_bar("adamerging") as progress:
@@ -123,18 +134,18 @@ def adamerge(
     typer.echo(f"{out / RECIPE}, for `mergeflow merge {out / RECIPE}`")
 
 
-def _write(out: Path, **order: Any) -> None:
+def _write(out: Path, force: bool, **order: Any) -> None:
     from mergeflow.commands.device_memory import tell
     from mergeflow.estimates.expert_statistics import StatisticOrder, check_order, write_statistic
     from mergeflow.estimates.forecast import foretell_statistic
     from mergeflow.training.arithmetic import arithmetic
 
     asked = StatisticOrder(**order)
-    check_order(asked, out)
+    check_order(asked, out, force)
     if asked.device != "cpu":
         tell(foretell_statistic(asked))
     with arithmetic(), progress_bar(asked.kind) as progress:
-        fingerprint, count = write_statistic(asked, out, progress)
+        fingerprint, count = write_statistic(asked, out, progress, force=force)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")
 
 

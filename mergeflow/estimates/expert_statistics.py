@@ -14,6 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.estimates.fisher import Labels, diagonal_fisher
 from mergeflow.estimates.gram import input_grams
 from mergeflow.estimates.headed import open_headed
+from mergeflow.estimates.place import check_estimate
 from mergeflow.merging.device import check_device
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
@@ -58,21 +59,24 @@ class StatisticOrder:
     device: str = "cpu"
 
 
-def write_statistic(order: StatisticOrder, out: str | Path, progress: Progress | None = None) -> tuple[str, int]:
+def write_statistic(
+    order: StatisticOrder, out: str | Path, progress: Progress | None = None, *, force: bool = False
+) -> tuple[str, int]:
     """Measure a statistic and write it as safetensors, with what made it in the metadata.
 
     Args:
         order: what to measure, of which expert, on what.
         out: the safetensors file to write.
         progress: called with the examples done and in all.
+        force: whether a file that mergeflow did not make may be replaced; an input never is.
 
     Returns:
         The file's fingerprint and the number of examples used.
 
     Raises:
-        MergeflowError: inputs that are missing or do not fit, the test split, or a result that is not finite.
+        MergeflowError: as `check_order`, inputs that are missing or do not fit, or a result that is not finite.
     """
-    check_order(order, Path(out))
+    check_order(order, Path(out), force)
     model, examples = (_recorded if is_recorded(order.architecture) else _pictured)(order)
     with open_checkpoint(order.expert) as state:
         model.load(state)
@@ -126,15 +130,17 @@ def _drawn(order: StatisticOrder, count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(order.seed))[: order.samples]
 
 
-def check_order(order: StatisticOrder, out: Path) -> None:
+def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
     """Refuse what cannot be measured, before anything is read.
 
     Args:
         order: what to measure.
         out: the file to write.
+        force: whether a file that mergeflow did not make may be replaced.
 
     Raises:
-        MergeflowError: a device that is not there, the test split, a number below 1, or a file that cannot be written.
+        MergeflowError: a device that is not there, the test split, a number below 1, or a file that cannot be written,
+            is an input, or was made by somebody else.
     """
     check_device(order.device)
     if order.split == "test":
@@ -143,10 +149,10 @@ def check_order(order: StatisticOrder, out: Path) -> None:
         raise MergeflowError(f"samples and batch_size are at least 1, found {order.samples} and {order.batch_size}.")
     if order.kind == "fisher" and order.head is None and not is_recorded(order.architecture):
         raise MergeflowError("the Fisher information needs the task's head: give --head.")
-    if out.suffix != ".safetensors":
-        raise MergeflowError(f"out '{out}' must end in .safetensors.")
-    if out.exists() and Path(order.expert).exists() and out.samefile(order.expert):
-        raise MergeflowError(f"out '{out}' would overwrite the expert: choose another place.")
+    inputs = {"expert": order.expert, "task": order.task}
+    inputs |= {"head": order.head} if order.head is not None else {}
+    inputs |= {"architecture": order.architecture} if is_recorded(order.architecture) else {}
+    check_estimate(out, inputs, force)
 
 
 def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> Classification:

@@ -1,5 +1,6 @@
 """AdaMerging from images without labels: gradient, determinism, purpose, and that labels play no part."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 import typer
 import yaml
+from click.testing import Result
 from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
@@ -106,21 +108,55 @@ def test_property_labels_play_no_part(world: Path, tmp_path: Path):
 
 
 def test_the_command_prints_and_writes(world: Path, tmp_path: Path):
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe_values(world)))
-    places = []
-    for task in TASKS:
-        places += ["--task", f"{task}={world / 'data' / task}", "--head", f"{task}={world}/heads/{task}.safetensors"]
-    fixed = [*places, "--architecture", "pocket-clip", "--out", str(tmp_path / "out"), "--set", "args.steps=2"]
-    done = CliRunner().invoke(app, ["adamerge", str(tmp_path / "recipe.yaml"), *fixed])
+    done = adamerge(world, tmp_path / "recipe.yaml", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "red  0.298" in done.output
     assert "entropy" in done.output
     assert load_recipe(tmp_path / "out/recipe.yaml").call().args["steps"] == 2
-    done = CliRunner().invoke(app, ["adamerge", str(tmp_path / "recipe.yaml"), *fixed, "--task", "red=x"])
+    done = adamerge(world, tmp_path / "recipe.yaml", tmp_path / "out", "--task", "red=x")
     assert "names 'red' twice" in str(done.exception)
+
+
+def adamerge(world: Path, recipe: Path, out: Path, *more: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    places = []
+    for task in TASKS:
+        places += ["--task", f"{task}={world / 'data' / task}", "--head", f"{task}={world}/heads/{task}.safetensors"]
+    fixed = [*places, "--architecture", "pocket-clip", "--out", str(out), "--set", "args.steps=2"]
+    return CliRunner().invoke(app, ["adamerge", str(recipe), *fixed, *more])
+
+
+def test_the_command_overwrites_neither_inputs_nor_files_of_others(world: Path, tmp_path: Path):
+    """`--out` with the experts' folder replaced them by coefficients, and `--out .` the recipe itself."""
+    shutil.copytree(world, tmp_path / "world")
+    world, out = tmp_path / "world", tmp_path / "out"
+    out.mkdir()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_values(world)))
+    shutil.copy(recipe, out)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for place, message in (
+        (world / "experts", "would overwrite the input '.*experts/blue.safetensors'"),
+        (world / "heads", "would overwrite the input 'heads blue'"),
+        (world / "data/red", "would overwrite the input 'tasks red'"),
+        (tmp_path, "would overwrite the input 'recipe'"),
+        (out, "holds a recipe.yaml that `adamerge` did not write"),
+    ):
+        done = adamerge(world, recipe, place)
+        assert isinstance(done.exception, MergeflowError)
+        assert re.search(message, str(done.exception))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    shutil.copy(world / "heads/red.safetensors", out)
+    assert "was not made by a merge" in str(adamerge(world, recipe, out).exception)
+    assert adamerge(world, recipe, out, "--force").exit_code == 0
+    made = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert adamerge(world, recipe, out).exit_code == 0, "its own results are replaced"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
+    (out / "recipe.yaml").write_bytes(made["recipe.yaml"] + b"# mine\n")
+    assert "did not write" in str(adamerge(world, recipe, out).exception)
 
 
 def test_bad_orders_are_refused(world: Path, tmp_path: Path):

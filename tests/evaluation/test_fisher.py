@@ -148,7 +148,7 @@ def test_bad_orders_are_refused(world: Path, tmp_path: Path):
         write_statistic(order(world, "red", head=None), out)
     with pytest.raises(MergeflowError, match="'blue centre' / 'red centre'"):
         write_statistic(order(world, "red", head=str(world / "heads/blue.safetensors")), out)
-    with pytest.raises(MergeflowError, match="overwrite the expert"):
+    with pytest.raises(MergeflowError, match="overwrite the input 'expert'"):
         write_statistic(order(world, "red"), world / "experts/red.safetensors")
     with pytest.raises(MergeflowError, match="at least 1"):
         write_statistic(order(world, "red", samples=0), out)

@@ -1,5 +1,6 @@
 """`mergeflow statistics` from the command line to a merged file."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples
+from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples, write_statistic
 from mergeflow.merging import load_recipe, merge
 
 TASKS = ("red", "blue", "grey")
@@ -73,3 +74,30 @@ def test_errors_name_the_way_out(world: Path, tmp_path: Path):
     done = call(world, "gram", "red", tmp_path / "f.safetensors", "--split", "test")
     assert "never taken from test" in str(done.exception)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["experts/red", "heads/red", "base", "data/red/new"])
+def test_no_input_is_overwritten(world: Path, tmp_path: Path, place: str):
+    """Only the expert was looked at: a head and the base that `--architecture` names were replaced by statistics."""
+    shutil.copytree(world, tmp_path / "world")
+    world, out = tmp_path / "world", tmp_path / f"world/{place}.safetensors"
+    before = out.read_bytes() if out.exists() else None
+    wanted = StatisticOrder("fisher", *(str(world / one) for one in ("experts/red.safetensors", "data/red")),
+                            str(world / "base.safetensors"), str(world / "heads/red.safetensors"))  # fmt: skip
+    for force in (False, True):
+        with pytest.raises(MergeflowError, match="would overwrite the input"):
+            write_statistic(wanted, out, force=force)
+    assert (out.read_bytes() if out.exists() else None) == before
+
+
+def test_a_file_of_others_is_replaced_by_force_alone(world: Path, tmp_path: Path):
+    out = tmp_path / "blue.safetensors"
+    shutil.copy(world / "experts/blue.safetensors", out)
+    before = out.read_bytes()
+    done = call(world, "gram", "red", out, "--samples", "2")
+    assert "was not made by a merge" in str(done.exception)
+    assert out.read_bytes() == before
+    assert call(world, "gram", "red", out, "--samples", "2", "--force").exit_code == 0
+    made = out.read_bytes()
+    assert call(world, "gram", "red", out, "--samples", "2").exit_code == 0, "its own result is replaced"
+    assert out.read_bytes() == made != before
