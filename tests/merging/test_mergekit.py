@@ -9,8 +9,9 @@ import yaml
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import make_recipe, merge
-from mergeflow.merging.mergekit.documents import converted
+from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.merging.mergekit.documents import converted, write_recipe
+from tests.merging.model_folders import llama, save, tokenizer
 
 LAYERS = 5
 NAMES = ["embed_tokens.weight", *(f"layers.{i}.{p}.weight" for i in range(LAYERS) for p in ("self_attn.q", "mlp.up"))]
@@ -388,10 +389,100 @@ def test_slices_of_layers():
             parameters: {t: [0, 1]}
           - sources: [{model: a, layer_range: [2, 3]}, {model: b, layer_range: [0, 1]}]"""
     recipe, _ = converted([yaml.safe_load(merged)])
-    first, second = (recipe["steps"][one["model"].removeprefix("step:")] for one in recipe["slices"])
+    first, second = (recipe["steps"][one["model"].removeprefix("step:")] for one in recipe["steps"]["slices"]["slices"])
     assert (first["args"], second["args"]) == ({"t": [0, 1]}, {"t": 0.5})
     places = [recipe["steps"][path.removeprefix("step:")] for path in first["experts"].values()]
     assert places == [[{"model": "a", "layers": [0, 2]}], [{"model": "b", "layers": [1, 3]}]]
+
+
+SLERPED = """
+merge_method: slerp
+base_model: a
+parameters: {t: 0.25}
+slices:
+  - sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 2]}]
+  - sources: [{model: a, layer_range: [2, 4]}, {model: b, layer_range: [2, 4]}]
+    parameters: {t: 0.75}
+"""
+OF_SLICES = {
+    "slerp": SLERPED,
+    "slerp with a type": f"{SLERPED}dtype: float16",
+    "slerp with a chat template": f"{SLERPED}chat_template: chatml",
+    "a model with an adapter": """
+merge_method: passthrough
+slices: [{sources: [{model: a, layer_range: [0, 2]}]}, {sources: [{model: b+lora, layer_range: [1, 4]}]}]
+parameters: {scale: 0.5}
+""",
+    "a scale of one source": """
+merge_method: passthrough
+dtype: bfloat16
+slices:
+  - sources: [{model: a, layer_range: [0, 4]}]
+  - sources:
+      - model: a
+        layer_range: [3, 4]
+        parameters: {scale: [{filter: o_proj, value: 0.0}, {filter: down_proj, value: 0.0}, {value: 1.0}]}
+""",
+    "a named merge": """
+name: mean
+merge_method: linear
+models: [{model: a}, {model: b}]
+---
+merge_method: passthrough
+slices: [{sources: [{model: mean, layer_range: [0, 2]}]}, {sources: [{model: b, layer_range: [1, 4]}]}]
+""",
+    "a mixture on a named merge": """
+name: mean
+merge_method: linear
+models: [{model: a}, {model: b}]
+---
+base_model: mean
+gate_mode: random
+dtype: float32
+experts: [{source_model: a}, {source_model: b}]
+""",
+}
+
+
+@pytest.mark.parametrize("which", OF_SLICES)
+def test_what_is_put_together_from_steps_is_a_step_of_its_own(which, tmp_path):
+    """`slices` beside `steps` is no recipe, and neither is a step with a chat template."""
+    (tmp_path / "theirs.yml").write_text(OF_SLICES[which])
+    write_recipe(tmp_path / "theirs.yml", tmp_path / "ours.yaml")
+    recipe = load_recipe(tmp_path / "ours.yaml")
+    assert recipe.method == "passthrough"
+    assert [path for _, path in recipe.experts] == ["step:mixture" if "mixture" in which else "step:slices"]
+    assert recipe.chat_template == ("chatml" if "template" in which else None)
+    if "scale" in which:
+        assert dict(recipe.steps)["slice_2"].call().arguments.varied["scale"][1]["value"] == 0.0
+    given = {
+        "slerp with a type": "float16",
+        "a scale of one source": "bfloat16",
+        "a mixture on a named merge": "float32",
+    }
+    assert recipe.dtype == given.get(which)
+
+
+def test_a_slerp_of_slices_of_real_models(tmp_path):
+    """Two Llamas, slice by slice: every tensor is what the formula written plainly gives."""
+    for seed, name in enumerate("ab"):
+        save(tmp_path / name, llama(300, seed, num_hidden_layers=4).double(), tokenizer())
+    text = SLERPED
+    for name in "ab":
+        text = text.replace(f"model: {name}", f"model: {tmp_path}/{name}")
+    (tmp_path / "theirs.yml").write_text(text + "dtype: float32\nchat_template: chatml")
+    write_recipe(tmp_path / "theirs.yml", tmp_path / "ours.yaml")
+    made = merge(tmp_path / "ours.yaml", tmp_path / "merged")
+    a, b, found = (dict(open_checkpoint(place)) for place in (tmp_path / "a", tmp_path / "b", made.path))
+    assert found.keys() == a.keys()
+    for name in found:
+        behind = (
+            name.split(".")[2] in ("2", "3") if ".layers." in name else name in ("lm_head.weight", "model.norm.weight")
+        )
+        same = torch.equal(a[name], b[name])  # norms of new models are all 1
+        expected = a[name] if same else slerp(0.75 if behind else 0.25, a[name], b[name])
+        torch.testing.assert_close(found[name], expected.float(), rtol=1e-6, atol=1e-7)
+    assert "<|im_start|>" in (tmp_path / "merged/chat_template.jinja").read_text()
 
 
 def test_an_adapter_on_a_model_is_a_step():

@@ -12,7 +12,7 @@ from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import COUNTS
 from mergeflow.merging.files.recipe import make_recipe
-from mergeflow.merging.files.step_fields import PREFIX
+from mergeflow.merging.files.step_fields import ASSEMBLED, PREFIX
 from mergeflow.merging.mergekit.keys import check_keys, reference
 from mergeflow.merging.mergekit.merges import recipe_of
 from mergeflow.yaml_text import read_documents
@@ -94,7 +94,9 @@ def converted(
     if work.faults:
         listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(work.faults))
         raise MergeflowError(f"{origin} cannot be carried over whole; a recipe has nothing for:\n{listed}")
-    return {**recipe, **({"steps": work.steps} if work.steps else {})}, list(dict.fromkeys(work.notes))
+    if work.steps:
+        recipe = work.passed(recipe) | {"steps": work.steps}
+    return recipe, list(dict.fromkeys(work.notes))
 
 
 def _paths(document: Mapping[str, Any]) -> list[str]:
@@ -113,17 +115,19 @@ class _Conversion:
 
     def inner(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return a document as a step."""
-        found = self.document(document)
-        for key in (
-            "slices",
-            "mixture",
-        ):  # as a step they are the step, and a type or a scale needs a merge around them
-            if key in found:
-                self.steps[inner := self._free(key)] = {key: found.pop(key)}
-                found |= {"method": "passthrough", "experts": [PREFIX + inner]}
+        found = self.passed(self.document(document))
         if found.pop("chat_template", None) is not None:
             self.faults.append("`chat_template` of a merge that another one reads")
         return found
+
+    def passed(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a recipe with its slices or mixture as a step, which a type or a scale needs a merge around."""
+        for key in ASSEMBLED:
+            if key in found:
+                self.steps[inner := self._free(key)] = {key: found[key]}
+                rest = {name: value for name, value in found.items() if name != key}
+                return {"method": "passthrough", "experts": {inner: PREFIX + inner}, **rest}
+        return dict(found)
 
     def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return one document as a recipe."""
@@ -137,10 +141,9 @@ class _Conversion:
         parts = [self._slice(document, one) for one in slices]
         if len(parts) == 1:
             return parts[0]
-        around = {
-            key: part.pop(key) for part in parts for key in ("dtype", "tokenizer", "tokenizer_source") if key in part
-        }
-        if set(around) - {"dtype"}:
+        lifted = ("dtype", "chat_template", "tokenizer", "tokenizer_source")
+        around = {key: part.pop(key) for part in parts for key in lifted if key in part}
+        if {"tokenizer", "tokenizer_source"} & around.keys():
             self.faults.append("a tokenizer for slices of layers that are merged one by one")
         steps = []
         for part in parts:

@@ -170,6 +170,8 @@ def _breadcrumbs(reader: _Reader, path: str) -> tuple[float, float]:
 def _plain_arguments(reader: _Reader, method: str) -> dict[str, Any]:
     """Return the arguments of all other methods."""
     found = {here: reader.shared(there) for there, here in _ARGUMENTS.get(method, {}).items()}
+    if method == "passthrough" and reader.paths:  # its one model may have a scale of its own
+        found = {"scale": reader.own(reader.paths[0], "scale", None)}
     args = {key: value for key, value in found.items() if value is not None}
     if method in ("nuslerp", "multislerp"):
         args["on"] = "task_vectors" if reader.base else "weights"
