@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -260,6 +263,16 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
         ),
         (
             {
+                "merge_method": "della",
+                "base_model": "o",
+                "models": [
+                    {"model": name, "parameters": {"density": share}} for name, share in (("a", 1.0), ("c", 0.5))
+                ],
+            },
+            "a density of 1 beside smaller ones",
+        ),
+        (
+            {
                 "merge_method": "ties",
                 "base_model": "a",
                 "slices": [{"sources": [{"model": "b", "layer_range": [2, 4]}, {"model": "c", "layer_range": [2, 4]}]}],
@@ -297,12 +310,67 @@ def test_what_cannot_be_carried_over_is_named(config, message):
             {"slices": [{"sources": [{"model": "a", "layers": [0, 2]}]}]},
             r"sources\[0\] 'layers': did you mean 'layer_r",
         ),
+        ({"slices": [{"sources": None}]}, r"slices\[0\].sources: expected a list of mappings with `model`, found None"),
+        ({"models": [{"model": {"model": None, "lora": "d"}}]}, r"models\[0\].model: `model` is missing"),
+        ({"models": [{"model": 7}]}, r"models\[0\].model: expected a path, or a mapping with `path`, found 7"),
+        ({"parameters": {"density": "high"}}, "`density` of `parameters`: expected a number, .* found 'high'"),
+        (
+            {"models": [{"model": "a", "parameters": {"weight": [{"filter": "mlp"}, {"value": 1}]}}]},
+            r"`weight` of `parameters` of models\[0\]: expected a number",
+        ),
+        ({"tokenizer": {"tokens": {"<a>": "b"}}}, "token '<a>': expected a mapping of names to values, found 'b'"),
+        ({"tokenizer": ["union"]}, r"`tokenizer`: expected a name or a mapping with `source`, found \['union'\]"),
     ],
 )
 def test_a_form_that_mergekit_does_not_document_is_refused(change, message):
     """A key beside `parameters` was lost without a word; lists of plain paths were tracebacks."""
     with pytest.raises(MergeflowError, match=message):
         converted([{"merge_method": "linear", **change}])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"gate_mode": "random", "experts": [{"source_model": "a"}]}, "`base_model` is missing: a mixture"),
+        (
+            {"base_model": "a", "experts": [], "shared_experts": {"source_model": "b"}},
+            "shared_experts: expected a list of mappings with `source_model`",
+        ),
+        ({"base_model": "a", "experts": [{"source_model": None}]}, r"experts\[0\]: `source_model` is missing"),
+    ],
+)
+def test_a_form_of_mixtures_that_mergekit_does_not_document_is_refused(config, message):
+    with pytest.raises(MergeflowError, match=message):
+        converted([config])
+
+
+def test_a_window_of_della_for_models_of_one_density():
+    """At density 1 nothing is dropped; one model of density 1 took the window of all others away."""
+    models = [{"model": name, "parameters": {"density": 0.5}} for name in "ac"]
+    config = {"merge_method": "della", "base_model": "o", "models": models, "parameters": {"epsilon": 0.1}}
+    recipe, _ = converted([config])
+    assert (recipe["args"]["drop"], recipe["args"]["window"]) == (0.5, 0.2)
+    models[0]["parameters"]["density"] = 1.0
+    recipe, _ = converted([{**config, "parameters": {"epsilon": 0.0}}])
+    assert (recipe["args"]["drop"], recipe["args"]["window"]) == ({"a": 0.0, "c": 0.5}, 0.0)
+    models[1]["parameters"]["density"] = 1.0
+    assert converted([config])[0]["args"]["window"] == 0.0
+
+
+def test_the_order_of_steps_does_not_follow_the_hash_seed():
+    """A recipe of the same configuration is the same text in every process."""
+    program = (
+        "import json; from mergeflow.merging.mergekit.documents import converted; print(json.dumps(converted("
+        "[{'name': n, 'merge_method': 'linear', 'models': [{'model': 'a'}, {'model': 'b'}]} for n in 'uvwxyz'] + "
+        "[{'merge_method': 'linear', 'models': [{'model': n} for n in 'zyxwvu']}])[0]))"
+    )
+    told = {
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
+                       check=True, text=True).stdout
+        for seed in "12"
+    }  # fmt: skip
+    assert len(told) == 1
+    assert list(json.loads(told.pop())["steps"]) == list("uvwxyz")
 
 
 def test_models_as_mappings_keep_their_revision_and_adapter():
@@ -503,6 +571,7 @@ def test_tokenizers_and_templates():
     assert (found.tokenizer.source, found.chat_template) == ("union", "auto")
     assert recipe["tokenizer"]["tokens"]["<y>"]["source"]["model"] == "a"
     assert converted([{**PAIR, "tokenizer_source": "b"}])[0]["tokenizer_source"] == "b"
+    assert converted([{**PAIR, "tokenizer": "union"}])[0]["tokenizer"] == {"source": "union"}
     assert converted([{**PAIR, "chat_template": "llama3"}])[0]["chat_template"] == "llama3"
 
 

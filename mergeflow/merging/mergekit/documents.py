@@ -87,7 +87,7 @@ def converted(
         raise MergeflowError(
             f"{origin} has {len(last)} merges that no other reads, and a recipe has one result: give one file each."
         )
-    work.names = {name for name, one in named.items() if one is not last[0]}
+    work.names = [name for name, one in named.items() if one is not last[0]]
     for name in work.names:
         work.steps[name] = work.inner(named[name])
     recipe = work.document(last[0])
@@ -108,7 +108,7 @@ class _Conversion:
     """The documents of a configuration on their way to one recipe: its steps so far, notes and faults."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.names: list[str] = []
         self.steps: dict[str, Any] = {}
         self.notes: list[str] = []
         self.faults: list[str] = []
@@ -152,7 +152,7 @@ class _Conversion:
         return {"slices": steps} | around
 
     def _free(self, name: str) -> str:
-        taken = self.steps.keys() | self.names
+        taken = {*self.steps, *self.names}
         return name if name not in taken else next(f"{name}_{i}" for i in range(2, 9999) if f"{name}_{i}" not in taken)
 
     def _merge(

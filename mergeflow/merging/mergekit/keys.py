@@ -26,23 +26,28 @@ def check_keys(documents: Sequence[Mapping[str, Any]], origin: str) -> None:
 
 
 def _of_document(document: Mapping[str, Any]) -> Iterator[str]:
-    yield from _mapping(document.get("parameters"), "`parameters`")
+    yield from _parameters(document.get("parameters"), "`parameters`")
     if document.get("base_model") is not None:
         yield from _reference(document["base_model"], "`base_model`")
+    elif "merge_method" not in document:
+        yield "`base_model` is missing: a mixture has its embeddings and attention"
+    yield from _tokens(document.get("tokenizer"))
     for where, one in _entries(document, "models", "models"):
         yield from _entry(one, where, _MODEL)
     for where, one in _entries(document, "slices", "slices"):
         if "sources" not in one:
             yield f"{where}: `sources` is missing"
-        yield from _mapping(one.get("parameters"), f"`parameters` of {where}")
+        yield from _parameters(one.get("parameters"), f"`parameters` of {where}")
         yield from _unknown(one, where, _SLICE)
         for place, source in _entries(one, "sources", f"{where}.sources"):
             yield from _entry(source, place, _SOURCE)
             yield from _range(source.get("layer_range"), place)
     for key in ("experts", "shared_experts"):
         for where, one in _entries(document, key, key):
-            if "source_model" not in one:
+            if one.get("source_model") is None:
                 yield f"{where}: `source_model` is missing"
+            else:
+                yield from _reference(one["source_model"], f"{where}.source_model")
     # What is not a mapping was passed over above.
     yield from _not_entries(document, "")
 
@@ -55,10 +60,11 @@ def _entries(holder: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[
 
 
 def _not_entries(holder: Mapping[str, Any], where: str) -> Iterator[str]:
-    wanted = {"models": "model", "slices": "sources", "sources": "model", "experts": "source_model"}
+    wanted = {"models": "model", "slices": "sources", "sources": "model"}
+    wanted |= dict.fromkeys(("experts", "shared_experts"), "source_model")
     for key, inner in wanted.items():
         found = holder.get(key)
-        if found is None:
+        if found is None and not (key == "sources" and key in holder):
             continue
         if not isinstance(found, list) or (key == "sources" and not found):
             yield f"{where}{key}: expected a list of mappings with `{inner}`, found {found!r:.60}"
@@ -75,14 +81,18 @@ def _entry(one: Mapping[str, Any], where: str, known: Sequence[str]) -> Iterator
         yield f"{where}: `model` is missing"
     else:
         yield from _reference(one["model"], f"{where}.model")
-    yield from _mapping(one.get("parameters"), f"`parameters` of {where}")
+    yield from _parameters(one.get("parameters"), f"`parameters` of {where}")
     yield from _unknown(one, where, known)
 
 
 def _reference(model: Any, where: str) -> Iterator[str]:
     """A path, or a mapping with one: {model: {path, revision}, lora: {path, revision}}."""
     if not isinstance(model, Mapping):
+        if not isinstance(model, str):
+            yield f"{where}: expected a path, or a mapping with `path`, found {model!r:.60}"
         return
+    if all(model.get(key) is None for key in ("path", "model")):
+        yield f"{where}: `{'path' if 'path' in model else 'model'}` is missing"
     yield from _unknown(model, where, _PLACE if "path" in model else _REFERENCE)
     for key in _REFERENCE:
         if isinstance(model.get(key), Mapping):
@@ -94,6 +104,33 @@ def _reference(model: Any, where: str) -> Iterator[str]:
 def _mapping(found: Any, where: str) -> Iterator[str]:
     if found is not None and not isinstance(found, Mapping):
         yield f"{where}: expected a mapping of names to values, found {found!r:.60}"
+
+
+def _parameters(found: Any, where: str) -> Iterator[str]:
+    yield from _mapping(found, where)
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            if not _is_setting(value):
+                wanted = "a number, a list of them, or filters with a `value`"
+                yield f"`{key}` of {where}: expected {wanted}, found {value!r:.60}"
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is a number, or numbers over depth or by filters."""
+    if isinstance(value, Mapping):
+        return "value" in value and _is_setting(value["value"])
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_setting, value))
+    return isinstance(value, int | float)
+
+
+def _tokens(tokenizer: Any) -> Iterator[str]:
+    if tokenizer is not None and not isinstance(tokenizer, str | Mapping):
+        yield f"`tokenizer`: expected a name or a mapping with `source`, found {tokenizer!r:.60}"
+    tokens = tokenizer.get("tokens") if isinstance(tokenizer, Mapping) else None
+    yield from _mapping(tokens, "`tokens` of `tokenizer`")
+    for token, own in tokens.items() if isinstance(tokens, Mapping) else ():
+        yield from _mapping(own, f"token '{token}'") if own is not None else (f"token '{token}': `source` is missing",)
 
 
 def _unknown(one: Mapping[str, Any], where: str, known: Sequence[str]) -> Iterator[str]:

@@ -148,8 +148,11 @@ def _delta_arguments(reader: _Reader, theirs: str, method: str, experts: Mapping
         if any(width != widths[0] for width in widths):
             reader.faults.append("epsilon that differs between models")
         args["window"] = _mapped(widths[0] if widths else 0.15, lambda epsilon: round(2 * epsilon, 12))
-        if any(value == 0 for value in _numbers(args["drop"])):
+        drops = _numbers(args["drop"])
+        if all(value == 0 for value in drops):
             args["window"] = 0.0  # at density 1 nothing is dropped, whatever epsilon says
+        elif 0 in drops and any(_numbers(args["window"])):
+            reader.faults.append("a density of 1 beside smaller ones, unless epsilon is 0 (all models have one window)")
     if method.startswith("breadcrumbs"):
         cuts = {name: _breadcrumbs(reader, path) for name, path in experts.items()}
         args["beta"] = _by_expert({name: beta for name, (beta, _) in cuts.items()})
@@ -198,6 +201,7 @@ def _normalised(reader: _Reader, theirs: str, weights: dict[str, Any]) -> dict[s
 def _tokens(reader: _Reader, experts: Mapping[str, str], recipe: dict[str, Any]) -> None:
     """Carry over whose tokenizer and chat template the result has."""
     given = reader.config.get("tokenizer")
+    given = {"source": given} if isinstance(given, str) else given
     asked = given.get("source", "union") if isinstance(given, Mapping) else reader.config.get("tokenizer_source")
     if asked == "base" and reader.base and str(reader.base) not in experts.values():
         recipe.setdefault("base", str(reader.base))  # nothing else is read of it where only models are averaged
