@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -73,17 +73,20 @@ def perplexity(
     sources = data or project_texts(split or "validation")
     found: dict[str, dict[str, Any]] = {}
     read: dict[tuple[str, str, int], Any] = {}
+    foretold: set[tuple[str, int]] = set()
     blocks = {source: prepared_block(source, block) for source in sources}
     for model, opened in opened_models(context, models or project_models(), base):
         known = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
         size = block or min(known or 1024, 1024)
         longest = max(held or size for held in blocks.values())
         if known and longest > known:
-            raise MergeflowError(
-                f"--block is {longest}, which {model} cannot take (its max_position_embeddings: {known}): lower it."
-            )
-        if device != "cpu" and not found:
-            tell(foretell_perplexity(opened.config, batch_size, size, device), Console(stderr=True))
+            held = next((source for source, one in blocks.items() if one == longest and block is None), None)
+            told = f"--block is {longest}" if held is None else f"the blocks of {held} have {longest} tokens"
+            way = "lower it" if held is None else "give its source, such as folder:texts/"
+            raise MergeflowError(f"{told}, which {model} cannot take (its max_position_embeddings: {known}): {way}.")
+        if device != "cpu" and (opened.config, longest) not in foretold:
+            foretold.add((opened.config, longest))
+            tell(foretell_perplexity(opened.config, batch_size, longest, device), Console(stderr=True))
         opened.model.module.to(device)
         for source in sources:
             key = (source, opened.tokenizer.digest, size)
@@ -135,7 +138,7 @@ def lm_eval(
     """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
     from mergeflow.commands.judged import opened_models
     from mergeflow.errors import unknown_name
-    from mergeflow.search.lm_eval import evaluate, find_tasks
+    from mergeflow.search.lm_eval import evaluate, find_tasks, metrics_of
     from mergeflow.search.score_file import LmEvalScore
     from mergeflow.training.arithmetic import arithmetic
 
@@ -154,8 +157,7 @@ def lm_eval(
         found[model] = {
             f"{task} {metric}": value
             for task in tasks
-            for metric, value in _metrics(results["results"][task])
-            if metric in better[task]
+            for metric, value in metrics_of(results["results"][task], better[task]).items()
         }
     if as_json:
         typer.echo(json.dumps(found, indent=1))
@@ -163,13 +165,6 @@ def lm_eval(
     names = list(next(iter(found.values())))
     rows = {model: [f"{numbers[name]:.4g}" for name in names] for model, numbers in found.items()}
     _print(f"lm-evaluation-harness, {split}", names, rows)
-
-
-def _metrics(result: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield metrics and values; the harness's names are `metric,filter`."""
-    for key, value in result.items():
-        if isinstance(value, int | float):
-            yield key.partition(",")[0], value
 
 
 def _name(source: str, sources: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ def find_tasks(part: LmEvalScore) -> Any:
     """Return the harness's manager of tasks, which knows those of `part`.
 
     Raises:
-        MergeflowError: The harness is not installed, or it knows no task of a name.
+        MergeflowError: The harness is not installed, or it knows no task of a name, or a group of them by it.
     """
     if find_spec("lm_eval") is None:
         raise MergeflowError(
@@ -46,6 +46,10 @@ def find_tasks(part: LmEvalScore) -> Any:
     for task in part.lm_eval:
         if task not in manager.all_tasks:
             raise unknown_name("task of lm-evaluation-harness", task, _near(task, manager.all_tasks))
+        if task in (*manager.all_groups, *manager.all_tags):
+            raise MergeflowError(
+                f"'{task}' is a group or tag of lm-evaluation-harness, not a task: name its tasks, each by itself."
+            )
     return manager
 
 
@@ -103,13 +107,39 @@ def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
 
 def _score(task: str, result: Mapping[str, Any], better: Mapping[str, bool], metric: str | None) -> float:
     """Return one task's metric, larger is better: the negative of a perplexity."""
-    values = {key.partition(",")[0]: value for key, value in result.items() if key.partition(",")[0] in better}
+    values = metrics_of(result, better)
     if not values:
         raise MergeflowError(f"the task '{task}' has no metric on this split")
-    if metric is not None and metric not in values:
-        raise unknown_name(f"metric of {task}", metric, values)
     chosen = metric or next(iter(values))
-    return float(values[chosen]) if better[chosen] is not False else -float(values[chosen])
+    filtered = [name for name in values if name.startswith(f"{chosen},")]
+    if filtered:
+        raise MergeflowError(
+            f"'{chosen}' of the task '{task}' is measured behind several filters: say as `metric` which one counts, "
+            f"{' or '.join(filtered)}."
+        )
+    if chosen not in values:
+        raise unknown_name(f"metric of {task}", chosen, values)
+    return float(values[chosen]) if better[chosen.partition(",")[0]] is not False else -float(values[chosen])
+
+
+def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool]) -> dict[str, float]:
+    """Return a task's metrics by name; one that stands behind several filters keeps theirs, as in `exact_match,strict`.
+
+    Args:
+        result: what the harness found for the task, by `metric,filter`.
+        better: its metrics, and whether more is better.
+
+    Example:
+        >>> metrics_of({"acc,none": 0.5, "em,strict": 0.1, "em,loose": 0.2}, {"acc": True, "em": True})
+        {'acc': 0.5, 'em,strict': 0.1, 'em,loose': 0.2}
+    """
+    found = {
+        key: float(value)
+        for key, value in result.items()
+        if key.partition(",")[0] in better and isinstance(value, int | float)
+    }
+    plain = [key.partition(",")[0] for key in found]
+    return {key if plain.count(name) > 1 else name: found[key] for key, name in zip(found, plain, strict=True)}
 
 
 def _digest(part: LmEvalScore) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from mergeflow.commands import language
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies
+from mergeflow.memory import Forecast
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
 from mergeflow.modalities.causal.places import ASSETS
@@ -24,6 +26,7 @@ from mergeflow.search.lm_eval import find_tasks
 from mergeflow.search.score_file import LmEvalScore
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
+from tests.card import driver
 from tests.causal.small_project import make_base, save_tokenizer, tale
 
 Run = Callable[..., Any]
@@ -68,6 +71,36 @@ def test_a_block_longer_than_the_positions_is_refused() -> None:
         MergeflowError, match=r"--block is 100000, .*/books cannot take \(its max_position_embeddings: "
     ):
         CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
+
+
+def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of prepared texts the blocks are as long as they were prepared; only the first model was looked at."""
+    books, other = ASSETS / "books", tmp_path / "other"
+    shutil.copytree(books, other)
+    config = json.loads((books / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    asked: list[tuple[int, int]] = []
+
+    def foretold(config: str, rows: int, block: int, device: str) -> Forecast:
+        asked.append((json.loads(config)["max_position_embeddings"], block))
+        return Forecast(device, 10**9, ())
+
+    monkeypatch.setattr("mergeflow.memory.language.foretell_perplexity", foretold)
+    monkeypatch.setattr(
+        "mergeflow.commands.texts.prepared_block", lambda source, block: 48 if source == "held" else None
+    )
+    monkeypatch.setattr("mergeflow.commands.texts.read_texts", lambda *_: None)
+    monkeypatch.setattr("mergeflow.modalities.causal.perplexity.total_loss", lambda *_: (10.0, 10))
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+    words = ["perplexity", str(books), str(books), str(other), "--data", "held", "--device", "cuda"]
+    with driver():
+        CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
+    assert asked == [(config["max_position_embeddings"], 48), (64, 48)]
+    (other / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}))
+    with pytest.raises(MergeflowError, match=r"the blocks of held have 48 tokens, which .* 32\): give its source"):
+        CliRunner().invoke(app, ["perplexity", str(other), "--data", "held"], catch_exceptions=False)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -17,6 +18,8 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, merge, prepare
+from mergeflow.search.lm_eval import _score, find_tasks, metrics_of
+from mergeflow.search.score_file import LmEvalScore
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import load_sweep, make_sweep
 
@@ -381,6 +384,39 @@ def test_the_harness_is_asked_for_where_it_is_missing(models: Path, monkeypatch:
     monkeypatch.setattr("mergeflow.search.lm_eval.find_spec", lambda name: None)
     with pytest.raises(MergeflowError, match=r"install it with `pip install 'mergeflow\[lm-eval\]'`, or score"):
         sweep({"lm_eval": ["arc_easy"]})
+
+
+def test_a_metric_behind_several_filters_keeps_theirs():
+    """gsm8k's exact_match is measured twice; the last one was taken for both."""
+    result = {"alias": "gsm8k", "exact_match,strict-match": 0.1, "exact_match_stderr,strict-match": "N/A",
+              "exact_match,flexible-extract": 0.4, "bleu,none": 2}  # fmt: skip
+    better = {"exact_match": True, "bleu": False}
+    assert metrics_of(result, better) == {
+        "exact_match,strict-match": 0.1,
+        "exact_match,flexible-extract": 0.4,
+        "bleu": 2,
+    }
+    assert _score("gsm8k", result, better, "exact_match,flexible-extract") == 0.4
+    assert _score("gsm8k", result, better, None) == 0.1, "the first"
+    assert _score("gsm8k", result, better, "bleu") == -2
+    with pytest.raises(MergeflowError, match=r"several filters: .* exact_match,strict-match or exact_match,flexible"):
+        _score("gsm8k", result, better, "exact_match")
+    with pytest.raises(MergeflowError, match="unknown metric of gsm8k 'bleau'"):
+        _score("gsm8k", result, better, "bleau")
+
+
+def test_a_group_of_the_harness_is_refused_before_anything_is_judged(monkeypatch: pytest.MonkeyPatch):
+    """The harness tells results of its tasks alone: after all of them had run, its name was a KeyError."""
+    harness = ModuleType("lm_eval.tasks")
+    known = {"all_tasks": ["glue", "mmlu", "cola"], "all_groups": ["mmlu"], "all_tags": ["glue"]}
+    harness.TaskManager = lambda include_path: SimpleNamespace(**known)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
+    monkeypatch.setattr("mergeflow.search.lm_eval.find_spec", lambda name: True)
+    assert find_tasks(LmEvalScore(lm_eval=["cola"])).all_tags == ["glue"]
+    for name in ("glue", "mmlu"):
+        with pytest.raises(MergeflowError, match=f"'{name}' is a group or tag of lm-evaluation-harness"):
+            find_tasks(LmEvalScore(lm_eval=["cola", name]))
 
 
 @pytest.mark.slow
