@@ -35,16 +35,16 @@ def compress(
     """Store all experts of a suite in one small file, from which each can be taken alone."""
     from contextlib import ExitStack
 
-    import yaml
-
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.compression.catalog import configure_compressor
     from mergeflow.merging.compression.suite_file import compress as run
     from mergeflow.merging.files.opening import open_base
     from mergeflow.merging.files.place import check_file
+    from mergeflow.yaml_text import parse_yaml
 
     changes = read_pairs(overrides or [], "--set")
-    call = configure_compressor(name, {argument: yaml.safe_load(text) for argument, text in changes.items()})
+    values = {argument: parse_yaml(text, f"--set '{argument}={text}'") for argument, text in changes.items()}
+    call = configure_compressor(name, values)
     with ExitStack() as opened:
         origin = opened.enter_context(open_base(local(context, base)))
         paths = read_pairs(expert, "--expert")

@@ -185,6 +185,7 @@ def test_what_cannot_be_converted_is_said(tmp_path):
     source = _model(tmp_path / "in", {"a.weight": torch.full((2, 2), 1e30)})
     with pytest.raises(MergeflowError, match=r"'a\.weight' overflows torch.float16.*bfloat16"):
         convert(source, tmp_path / "out", "float16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"], "no unfinished folder stays"
     with pytest.raises(MergeflowError, match="would overwrite the input"):
         convert(source, source / "x.safetensors", "float32")
     (tmp_path / "mine.safetensors").write_bytes(b"precious")

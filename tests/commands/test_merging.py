@@ -180,6 +180,9 @@ def test_compress_and_extract_one_task(run: Run, folder: Path) -> None:
     assert tensors(folder / "again.safetensors").keys() == tensors(folder / "a.safetensors").keys()
     with pytest.raises(MergeflowError, match="NAME=VALUE"):
         run("compress", "emr", "--base", "base.safetensors", "--expert", "a", "--out", "x.safetensors")
+    with pytest.raises(MergeflowError, match=r"--set 'rank_ratio=\[0.1' is not valid YAML"):
+        run("compress", "cart_indexing", "--base", "base.safetensors", *experts, "--out", "x.safetensors",
+            "--set", "rank_ratio=[0.1")  # fmt: skip
 
 
 def test_compression_overwrites_no_input(run: Run, folder: Path) -> None:

@@ -1,9 +1,11 @@
 """Make plain weights of a checkpoint: quantised ones dequantised, any of them in another type. Streaming and atomic."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 
 from torch import Tensor
 
@@ -114,7 +116,7 @@ class _Job:
         shards = {shard_file(index, len(names)): list(held) for index, held in enumerate(names)}
         plan = {file: {name: self.infos[name] for name in held} for file, held in shards.items()}
         digests: dict[str, str] = {}
-        with OutputFolder(target) as folder:
+        with OutputFolder(target) as folder, _removed_on_failure(folder.partial):
             folder.begin({"convert": identity_of({"source": self.state.path})}, plan, resume=False)
             for file, infos in plan.items():
                 with StreamWriter(folder.partial / file, infos, self._metadata(infos)) as writer:
@@ -159,6 +161,16 @@ class _Job:
         if not all_finite(found):
             raise MergeflowError(f"tensor '{name}' overflows {dtype}: choose a wider --dtype, such as bfloat16.")
         return found
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Leave no unfinished folder: a conversion begins anew."""
+    try:
+        yield
+    except BaseException:
+        rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _forget_quantisation(config: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from mergeflow.checkpoints.fingerprint import matches
 from mergeflow.checkpoints.formats import open_checkpoint, read_json
+from mergeflow.checkpoints.lora import ADAPTER_WEIGHTS
+from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.preflight.licences import front_matter
@@ -97,8 +99,9 @@ def _check_card(place: Path) -> None:
 
 def _check_weights(place: Path) -> None:
     recorded = str(read_json(place / RECORD).get("fingerprint", ""))
-    with open_checkpoint(place) as state:
-        if not state.is_task_vector and not matches(state, recorded):
+    factors = place / ADAPTER_WEIGHTS  # an adapter opens as the task vector that it makes: its record is of the file
+    with open_safetensors(factors) if factors.exists() else open_checkpoint(place) as state:
+        if not matches(state, recorded):
             raise MergeflowError(f"the weights of '{place}' are not those that its {RECORD} records: merge again.")
 
 
