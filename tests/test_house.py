@@ -149,6 +149,29 @@ def test_importing_mergeflow_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_front_doors_name_what_they_have() -> None:
+    """`from mergeflow.memory import *` failed at a name that had gone."""
+    lost = {}
+    for path in (found for package in PACKAGES for found in (ROOT / package).rglob("__init__.py")):
+        module = ast.parse(path.read_text())
+        listed = [
+            one.value for one in module.body if isinstance(one, ast.Assign) and ast.unparse(one.targets) == "__all__"
+        ]
+        bound = {name for one in ast.walk(module) for name in _bound(one)}
+        if listed and "__getattr__" not in bound and (names := set(ast.literal_eval(listed[0])) - bound):
+            lost[str(path.relative_to(ROOT))] = names
+    assert not lost
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Return the names that a statement gives a module."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
+
+
 def test_no_file_is_long() -> None:
     long = {
         str(path.relative_to(ROOT)): lines

@@ -15,7 +15,7 @@ import numpy as np
 from mergeflow.data.arrays import FORMAT, FORMAT_VERSION, MANIFEST, SPLITS, label_error
 from mergeflow.data.decoding import Decoded, Decoding
 from mergeflow.data.guards import Copies, Faults, check_classes, check_filled
-from mergeflow.data.splits import PlannedSplit, plan_splits
+from mergeflow.data.splits import PlannedSplit, check_name, plan_splits
 from mergeflow.data.task import Example, Place, Progress, RawTask
 from mergeflow.data.writer import SplitWriter, disk_guard
 from mergeflow.errors import MergeflowError
@@ -123,6 +123,7 @@ def _decode(
         row, example = item
         where = f"task '{raw.name}', split {plan.origin}, row {row}"
         try:
+            check_name(example.path, where)
             if not 0 <= example.label < len(raw.strata):
                 raise label_error(f"{where} ('{example.path}')", example.label, raw.strata)
             derived = _derive(raw, example, Place(split, row, seed))

@@ -44,13 +44,16 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
         A plan for each of the three splits, test first: the order in which duplicates are decided.
 
     Raises:
-        MergeflowError: `train` is empty or a label is outside the class names, found while carving.
+        MergeflowError: `train` is empty, a label is outside the class names, or a file's name is not UTF-8, found while
+            carving.
     """
     lacking = [split for split in ("test", "validation") if split not in raw.splits]
     own = {split: PlannedSplit(split, None, raw.counts.get(split)) for split in raw.splits}
     if not lacking:
         return {split: own[split] for split in ("test", "validation", "train")}
     keys = list(raw.list_keys("train"))
+    for path, _ in keys:
+        check_name(path, f"task '{raw.name}'")
     labels = np.fromiter((label for _, label in keys), np.int64, len(keys))
     _check_carvable(raw, labels)
     quotas = carve_quotas(np.bincount(labels, minlength=len(raw.strata)))
@@ -64,6 +67,22 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
         train &= ~rows
     own["train"] = PlannedSplit("train", train, int(train.sum()))
     return {split: own[split] for split in ("test", "validation", "train")}
+
+
+def check_name(path: str, where: str) -> None:
+    """Refuse a file's name whose bytes are no UTF-8: neither a digest nor Parquet can take it.
+
+    Args:
+        path: of the example.
+        where: what a message calls its place.
+
+    Raises:
+        MergeflowError: naming the file, in escapes that any terminal shows.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise MergeflowError(f"{where}: the file name {path!a} is not UTF-8. Rename the file.") from None
 
 
 def carve_quotas(class_counts: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ __all__ = [
     "Need",
     "Tally",
     "Work",
-    "before",
     "blank_model",
     "fewer",
     "forecast_on",

@@ -1,6 +1,7 @@
 """Parquet snapshots and image folders: what is read, and what is refused."""
 
 import io
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,18 @@ def write_folder(root: Path, classes: Sequence[str] = ("cat", "dog"), images: in
         for row in range(images):
             (root / name / f"{row:03d}.png").write_bytes(encoded(first + 1000 * index + row))
     return root
+
+
+@pytest.mark.parametrize("splits", [("",), ("train", "validation", "test")])
+def test_a_file_name_that_is_not_utf_8_is_told_in_escapes(splits: Sequence[str], tmp_path: Path) -> None:
+    """Carved from one folder it was a traceback of a digest, and in splits one of Parquet."""
+    for number, split in enumerate(splits):
+        write_folder(tmp_path / "in" / split, first=100 * number)
+    os.rename(
+        tmp_path / "in" / splits[0] / "cat/003.png", os.fsencode(tmp_path / "in" / splits[0] / "cat") + b"/caf\xe9.png"
+    )
+    with pytest.raises(MergeflowError, match=r"the file name '.*caf\\udce9.png' is not UTF-8. Rename the file."):
+        prepare_task(open_images("pets", f"folder:{tmp_path / 'in'}"), tmp_path / "out", image_decoding(8))
 
 
 SNAPSHOTS = {

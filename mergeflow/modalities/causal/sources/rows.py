@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mergeflow.data.address import Opener
 from mergeflow.data.arrays import quoted
@@ -15,6 +17,7 @@ from mergeflow.modalities.causal.sources.texts import ACCURACY, checked, text_ta
 from mergeflow.modalities.hub_tables import load_tables, parse_place
 from mergeflow.modalities.text.sources.files import Read, lines_table, parquet_table, read_tables
 
+T = TypeVar("T")
 TEXTS = ("text", "content")
 QUESTIONS, CHOICES, ANSWERS = (
     ("question", "context", "ctx", "prompt"),
@@ -33,12 +36,16 @@ def task_of(
         tables: of each split.
         where: of each split, what a message calls its table.
         seed: decides the carved splits.
-        ignored: splits of the source that are not used.
+        ignored: splits of the source that are not used; a test split whose answers are secret joins them.
 
     Raises:
         MergeflowError: columns of neither.
     """
     found = {split: _columns(table.column_names, where[split]) for split, table in tables.items()}
+    if "test" in tables and len(found["test"]) == 3 and _is_secret(tables["test"][found["test"][2]]):
+        tables, where, found = (_without_test(one) for one in (tables, where, found))
+        stands = ", for which validation stands" if "test" in tables else ""
+        ignored = [*ignored, f"test (its answers are secret){stands}"]
     if len({len(columns) for columns in found.values()}) > 1:
         raise MergeflowError(f"task '{task}': some splits have texts and some questions. Make them two tasks.")
     if len(found["train"]) == 1:
@@ -48,6 +55,17 @@ def task_of(
     counts = {split: table.num_rows for split, table in tables.items()}
     raw = RawTask(task, None, None, rows, seed=seed, counts=counts, transforms=(ACCURACY,))
     return _with_ignored(raw, ignored)
+
+
+def _is_secret(answers: pa.ChunkedArray) -> bool:
+    """Whether a data set keeps all answers of a split for itself."""
+    return bool(len(answers)) and all(answer in ("", None, -1, "-1") for answer in pc.unique(answers).to_pylist())
+
+
+def _without_test(splits: Mapping[str, T]) -> dict[str, T]:
+    """Return splits without their test, for which validation stands where there is one."""
+    kept = {split: one for split, one in splits.items() if split != "test"}
+    return kept | ({"test": kept.pop("validation")} if "validation" in kept else {})
 
 
 def _with_ignored(raw: RawTask, ignored: Sequence[str]) -> RawTask:

@@ -105,12 +105,22 @@ def lines_table(stream: IO[bytes]) -> pa.Table:
 
     content = stream.read()
     table = pj.read_json(pa.BufferReader(content))
-    dates = [column.name for column in table.schema if pa.types.is_timestamp(column.type)]
-    if not dates:
-        return table
     # JSON has no dates: texts that look like some are read once more, as they are written.
-    written = pa.schema([(name, pa.string()) for name in dates])
+    written = pa.schema([(one.name, kind) for one in table.schema if (kind := _as_written(one.type)) != one.type])
+    if not written.names:
+        return table
     return pj.read_json(pa.BufferReader(content), parse_options=pj.ParseOptions(explicit_schema=written))
+
+
+def _as_written(kind: pa.DataType) -> pa.DataType:
+    """Return a type of JSON's values with texts for dates, in lists and records too."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_written(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, _as_written(one.type)) for one in kind])
+    return kind
 
 
 def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:

@@ -1,0 +1,48 @@
+"""Sources of causal models: rows of questions whose test answers are secret, and choices that look like dates."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.sources.kinds import SOURCES
+
+
+def question(number: int, answer: Any, choices: Sequence[str] = ("a cat", "a dog")) -> dict[str, Any]:
+    return {"ctx": f"number {number} is", "endings": list(choices), "label": answer}
+
+
+def write(folder: Path, **splits: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("secret", ["", "-1", -1, None])
+def test_a_test_split_whose_answers_are_secret_is_not_used(secret: Any, tmp_path: Path) -> None:
+    """As HellaSwag has it: the answers of test are empty, and validation stands for it."""
+    known = [question(k, str(k % 2)) for k in range(4)]
+    write(tmp_path / "rows", train=known, validation=known[:2], test=[question(k, secret) for k in range(3)])
+    raw = SOURCES["jsonl"]("swag", "rows", 0, tmp_path)
+    assert raw.ignored_splits == ("test (its answers are secret), for which validation stands",)
+    assert {split: len(list(examples())) for split, examples in raw.splits.items()} == {"train": 4, "test": 2}
+    write(tmp_path / "two", train=known, test=[question(9, secret)])
+    raw = SOURCES["jsonl"]("swag", "two", 0, tmp_path)
+    assert (raw.ignored_splits, list(raw.splits)) == (("test (its answers are secret)",), ["train"])
+
+
+def test_one_missing_answer_is_still_refused(tmp_path: Path) -> None:
+    write(tmp_path / "rows", train=[question(0, "0")], test=[question(1, "1"), question(2, "")])
+    with pytest.raises(MergeflowError, match="label is ''; expected the number of a choice"):
+        list(SOURCES["jsonl"]("swag", "rows", 0, tmp_path).splits["test"]())
+
+
+def test_choices_that_look_like_dates_are_texts(tmp_path: Path) -> None:
+    dates = ["1914-07-28", "1939-09-01"]
+    write(tmp_path / "rows", train=[question(0, 1, dates), question(1, 0, dates)])
+    first = next(iter(SOURCES["jsonl"]("wars", "rows", 0, tmp_path).splits["train"]()))
+    assert first.content["choices"] == dates
