@@ -16,7 +16,7 @@ from flows.artifacts import publish_results
 from flows.choices import read_choices
 from flows.faults import keep_traceback
 from flows.orphans import remove_orphans
-from flows.plan import REGISTER, stages_to_run
+from flows.plan import REGISTER, needed_for, stages_to_run
 from flows.report import publish_report
 from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
@@ -113,11 +113,15 @@ def pipeline(
 def run_project(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
     """Do what `pipeline` does, within the flow run that calls it, and publish report and results.
 
+    Where only other stages are asked for, such as a study, no results are published: those on disk are of another run,
+    and what the registry has of it stays as it is.
+
     Args: As of `pipeline`.
     """
     done = _run_stages(root, force_register, push, targets)
-    publish_report(root)
-    publish_results(root)
+    if targets is None or REGISTER in needed_for(targets, load_graph(root, studies=True)):
+        publish_report(root)
+        publish_results(root)
     return done
 
 

@@ -44,7 +44,9 @@ def run(io: StageIO) -> None:
     test: Test = {"split": "test", "tasks": tasks, "examples": examples, "winner": selection["winner"], "rows": rows}
     if judged := {task: metric.name for task in tasks if (metric := data[task].metric) is not None}:
         test["metrics"] = judged
-    write_document(io.out(layout.TEST), test)
+    # What the report tells of base and data is this run's, whatever params.yaml says by then.
+    origin = {"model": io.section("model").model_dump(mode="json", exclude_unset=True), "sources": io.section("tasks")}
+    write_document(io.out(layout.TEST), test | origin)
     metrics = {
         row["name"]: {"mean": row["mean"], "normalised": row["normalised"], "accuracy": row["accuracy"]} for row in rows
     }

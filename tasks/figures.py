@@ -26,7 +26,7 @@ from tasks.plotting.drawing import (
     to_svg,
 )
 from tasks.plotting.palette import GRID, INK, MUTED, SERIES
-from tasks.plotting.rows import model_name
+from tasks.plotting.rows import model_name, task_title
 from tasks.plotting.series import (
     accuracy_series,
     argument_series,
@@ -157,7 +157,7 @@ def radar(results: Results) -> Figure | None:
     axes.set_rlabel_position(180 / len(tasks))  # type: ignore[attr-defined]
     axes.set_ylim(0, 100)
     axes.set_yticks([25, 50, 75, 100], labels=["25", "50", "75", "100"])
-    axes.set_xticks(angles, labels=[plain(task, _RADAR_NAME) for task in tasks])
+    axes.set_xticks(angles, labels=[plain(task_title(results.test, task), _RADAR_NAME) for task in tasks])
     axes.tick_params(axis="x", labelcolor=INK, labelsize=NORMAL)
     for label, angle in zip(axes.get_xticklabels(), angles, strict=True):  # away from the circle, however long
         side = round(math.sin(angle), 3)
@@ -180,7 +180,7 @@ def accuracy(results: Results) -> Figure:
         style = {**_model_style(results, row["name"]), "linestyle": "", "markersize": 8}
         axes.plot([_on(row, line) for line in lines], places, label=plain(model_name(row["name"])), **style)
     axes.axhline(len(tasks) - 0.32, color=GRID, linewidth=0.8)
-    axes.set_yticks(places, labels=[plain(line or "mean") for line in lines])
+    axes.set_yticks(places, labels=[plain(task_title(results.test, line) if line else "mean") for line in lines])
     axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=NORMAL)
     axes.set_ylim(places[-1] + 0.6, -0.6)
     legend(figure, FULL_WIDTH, loc="outside upper right")
@@ -190,12 +190,13 @@ def accuracy(results: Results) -> Figure:
 def training(results: Results) -> Figure:
     """Draw each expert's training loss and validation accuracy by epoch."""
     figure, (losses, scores) = panels(2, 2, 3.3)
-    dress(losses, "Training loss", "epoch", "cross-entropy, nats")
-    dress(scores, "Validation accuracy", "epoch", "accuracy, %")
+    is_one_loss = not results.test.get("metrics")  # a task of numbers has the squared error, in no unit
+    dress(losses, "Training loss", "epoch", "cross-entropy, nats" if is_one_loss else "loss")
+    dress(scores, "Validation accuracy", "epoch", "accuracy, %" if is_one_loss else "accuracy or the task's metric, %")
     for index, (task, rows) in enumerate(results.epochs.items()):
         style = {**series_style(index), "markersize": 4}
         epochs = range(1, len(rows) + 1)  # through all rounds of an iterative run, each of which counts from 1
-        losses.plot(epochs, [row["loss"] for row in rows], label=plain(task), **style)
+        losses.plot(epochs, [row["loss"] for row in rows], label=plain(task_title(results.test, task)), **style)
         scores.plot(epochs, [100 * row["validation_accuracy"] for row in rows], **style)
     for panel in (losses, scores):
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -21,7 +21,7 @@ class RunFiles:
     """The files of one run, read.
 
     Attributes:
-        params: params.yaml.
+        params: params.yaml, but model, tasks and seed of the run as far as it wrote them down.
         selection: the choices on validation.
         test: the one look at test.
         sweeps: method to its scored candidates; those of a method that has none are left out.
@@ -51,17 +51,19 @@ def read_run(root: Path) -> RunFiles:
     """Read the run in the project folder `root`.
 
     Raises:
-        MergeflowError: there are no results yet, or a file is not JSON.
+        MergeflowError: there are no results yet, a file is not JSON, or the look at test was at another selection.
     """
     selection, test = _required(root, layout.SELECTION), _required(root, layout.TEST)
+    _check_one_run(selection, test)
     tasks = selection["tasks"]
+    experts = _each(root, layout.expert_training, tasks)
     figures = sorted((root / layout.FIGURES).glob("*.svg"))
     return RunFiles(
-        params=read_yaml(root / "params.yaml"),
+        params=read_yaml(root / "params.yaml") | _of_run(test, experts),
         selection=selection,
         test=test,
         sweeps=_each(root, layout.sweep, selection["methods"]),
-        experts=_each(root, layout.expert_training, tasks),
+        experts=experts,
         manifests=_each(root, layout.manifest, tasks),
         geometry=_optional(root / layout.GEOMETRY),
         registration=_optional(root / layout.REGISTRATION),
@@ -69,6 +71,24 @@ def read_run(root: Path) -> RunFiles:
         costs=_costs(root),
         figures={path.stem: path.read_text(encoding="utf-8") for path in figures},
     )
+
+
+def _check_one_run(selection: Json, test: Json) -> None:
+    """Refuse choices that are newer than the look at test: `evaluate` has not run since, or was stopped."""
+    chosen = {name: choice["args"] for name, choice in selection["methods"].items()}
+    judged = {row["name"]: row["args"] for row in test["rows"] if row["name"] in chosen}
+    if (selection["winner"], selection["tasks"], chosen) != (test["winner"], test["tasks"], judged):
+        raise MergeflowError(
+            f"{layout.SELECTION} and {layout.TEST} are of two runs, whose methods, arguments or tasks differ: "
+            "bring the second up to date with `mergeflow run`."
+        )
+
+
+def _of_run(test: Json, experts: Mapping[str, Json]) -> dict[str, Any]:
+    """Return what the run wrote down of model, tasks and seed; nothing of a run of older code, which did not."""
+    found = {key: test[name] for key, name in (("model", "model"), ("tasks", "sources")) if name in test}
+    seeds = sorted({expert["seed"] for expert in experts.values() if "seed" in expert})
+    return found | ({"seed": ", ".join(map(str, seeds))} if seeds else {})
 
 
 def _costs(root: Path) -> list[Json]:

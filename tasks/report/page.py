@@ -174,9 +174,10 @@ def _embedded(run: RunFiles) -> list[str]:
 def _standard_error(run: RunFiles) -> float | None:
     """Return the standard error of the winner's mean test accuracy in points: √(Σ p(1−p)/n) / T.
 
-    None where a task has another figure: the variance of a correlation or F1 does not follow from its value.
+    None where a task has another figure, as the variance of a correlation or F1 does not follow from its value, and
+    for causal models, whose examples are blocks of many tokens.
     """
-    if run.test.get("metrics"):
+    if run.test.get("metrics") or run.params.get("model", {}).get("modality") == "causal":
         return None
     winner: Mapping[str, Any] = next(row for row in run.test["rows"] if row["name"] == run.selection["winner"])
     accuracy, examples = winner["accuracy"], run.test["examples"]

@@ -126,13 +126,17 @@ def lineage_table(run: RunFiles) -> Table:
 
 
 def cost_table(run: RunFiles) -> Table:
-    """Return what each stage cost when it last ran, in the order in which they started; GPU columns where one was."""
+    """Return what each stage cost when it last ran, in the order in which they started.
+
+    The throughput is shown where a stage has trained, GPU seconds where a device was.
+    """
     longest = max(record["seconds"] for record in run.costs) or 1.0
     optional = {
         "gpu_seconds": Column("GPU seconds", note="time on a CUDA device"),
         "examples_per_second": Column("examples / s", note="training throughput"),
     }
-    shown = {key: column for key, column in optional.items() if any(record.get(key) for record in run.costs)}
+    trained: dict[str, Json] = {record["stage"]: record.get("training") or {} for record in run.costs}
+    shown = {key: column for key, column in optional.items() if any(one.get(key) for one in trained.values())}
     memory = "largest resident size so far of the process that ran the stage"
     columns = [Column("stage", numeric=False), Column("started, UTC"), Column("seconds"), *shown.values()]
     columns.append(Column("peak memory, MiB", note=memory))
@@ -142,13 +146,16 @@ def cost_table(run: RunFiles) -> Table:
                 Cell(record["stage"], record["stage"]),
                 Cell(f"{datetime.fromtimestamp(record['started'], UTC):%H:%M:%S}", record["started"]),
                 Cell(f"{record['seconds']:.1f}", record["seconds"], depth=round(record["seconds"] / longest, 3)),
-                *(_measured(record.get(key)) for key in shown),
+                *(_measured(trained[record["stage"]].get(key)) for key in shown),
                 Cell(f"{record['peak_memory_mib']}", record["peak_memory_mib"]),
             ]
         )
         for record in run.costs
     ]
-    sums = {key: sum(record.get(key) or 0.0 for record in run.costs) for key in ("seconds", "gpu_seconds")}
+    sums = {
+        "seconds": sum(record["seconds"] for record in run.costs),
+        "gpu_seconds": sum(one.get("gpu_seconds") or 0.0 for one in trained.values()),
+    }
     foot = ["all stages", "", f"{sums['seconds']:.1f}"]
     foot += [f"{sums[key]:.1f}" if key in sums else "" for key in shown]
     foot.append(f"{max(record['peak_memory_mib'] for record in run.costs)}")

@@ -1,12 +1,13 @@
 """Texts that the experts and the merge answer differently: what stands behind the figures of a project of texts."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
+from tasks.project.runner import digest
 from tasks.project.stage import STATE
 from tasks.project.writing import write_atomically
 from tasks.report.continued import changed_passages
@@ -37,7 +38,8 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     """Return the texts on which expert and merge differ.
 
     None where the project has other examples, lacks files, or has a model of more than 1 GiB. The first 200 validation
-    examples of each task, or 24 passages, are answered once for each merge and kept in `.mergeflow`.
+    examples of each task, or 24 passages, are answered once for the same models, heads and texts, and kept in
+    `.mergeflow`.
 
     Args:
         root: the project folder.
@@ -45,19 +47,23 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     """
     winner, tasks = run.selection["winner"], list(run.selection["tasks"])
     modality = run.params.get("model", {}).get("modality")
-    if modality not in OF_TEXTS or not all(map(Path.exists, _needed(root, winner, tasks, modality))):
+    if modality not in OF_TEXTS:
+        return None
+    weights, others = _weights(root, winner, tasks), _heads_and_texts(root, tasks, modality)
+    if not all(map(Path.exists, (*weights, *others))):
         return None
     if (root / layout.BASE_MODEL).stat().st_size > LARGEST:
         return None
-    fingerprint = run.selection["methods"][winner]["fingerprint"]
     kept = root / STATE / "report_texts.json"
+    made_of = {"merge": run.selection["methods"][winner]["fingerprint"]}  # of these experts and no others
+    made_of |= {str(path.relative_to(root)): digest(path) for path in others}
     known = _read_kept(kept)
-    if known.get("merge") != fingerprint:
+    if known.get("made_of") != made_of:
         if modality == "causal":
             texts = changed_passages(root, winner, tasks)
         else:
             texts = [vars(one) for task in tasks for one in _changed(root, winner, task)]
-        known = {"merge": fingerprint, "texts": texts}
+        known = {"made_of": made_of, "texts": texts}
         write_atomically(kept, json.dumps(known, ensure_ascii=False))
     return _table([Changed(**one) for one in known["texts"]])
 
@@ -100,14 +106,15 @@ def _read_kept(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _needed(root: Path, winner: str, tasks: list[str], modality: str) -> Iterator[Path]:
-    yield root / layout.BASE_MODEL
-    yield root / layout.merge(winner)
-    for task in tasks:
-        yield root / layout.expert_model(task)
-        if modality == "text":
-            yield root / layout.expert_head(task)
-        yield root / layout.split("validation", task) / "validation.parquet"
+def _weights(root: Path, winner: str, tasks: list[str]) -> list[Path]:
+    experts = [layout.expert_model(task) for task in tasks]
+    return [root / path for path in (layout.BASE_MODEL, layout.merge(winner), *experts)]
+
+
+def _heads_and_texts(root: Path, tasks: list[str], modality: str) -> list[Path]:
+    heads = [layout.expert_head(task) for task in tasks] if modality == "text" else []
+    texts = [f"{layout.split('validation', task)}/validation.parquet" for task in tasks]
+    return [root / path for path in (*heads, *texts)]
 
 
 def _changed(root: Path, winner: str, task: str) -> list[Changed]:

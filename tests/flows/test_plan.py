@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows import plan
+from flows import pipeline, plan
 from flows.faults import keep_traceback, own_traceback
 from flows.pipeline import is_passing_fault, stage
 from mergeflow.errors import MergeflowError
@@ -76,3 +76,17 @@ def test_a_fault_of_ours_keeps_its_own_traceback() -> None:
     refused = MergeflowError("bad input")
     keep_traceback(refused)
     assert own_traceback(refused) is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "published"), [(None, True), (["register"], True), (["evaluate"], False), (["mima"], False)]
+)
+def test_results_are_published_by_a_run_that_brings_them_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, targets: list[str] | None, published: bool
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(pipeline, "_run_stages", lambda *_: ["base"])
+    monkeypatch.setattr(pipeline, "publish_report", lambda _: found.append("report"))
+    monkeypatch.setattr(pipeline, "publish_results", lambda _: found.append("results"))
+    assert pipeline.run_project(ROOT, False, False, targets) == ["base"]
+    assert found == (["report", "results"] if published else [])

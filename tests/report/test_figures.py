@@ -95,3 +95,13 @@ def test_long_names_leave_room_for_the_curves(make_run, draw_figures, tmp_path):
     grids = {"a_method_with_a_very_long_name_indeed_" * 2: {"matrices": patterns, "scale": [0.5, 1.0, 2.0]}}
     made = draw_figures(make_run([f"task-{'x' * 80}-{number}" for number in range(4)], grids), tmp_path / "scratch")
     assert b"best 8 of 9" in made["scale_curves.svg"]
+
+
+def test_curves_of_a_task_of_numbers_are_not_called_accuracy_and_cross_entropy(make_run, draw_figures, tmp_path):
+    root = make_run(["mood", "stars", "ships"])
+    path = root / "outputs/results/test.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics": {"stars": "pearson"}}))
+    made = draw_figures(root, tmp_path / "scratch")
+    assert b"nats" not in made["training.svg"]
+    for figure in ("training", "accuracy", "radar"):
+        assert b"stars (pearson)" in made[f"{figure}.svg"]

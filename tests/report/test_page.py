@@ -11,6 +11,7 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import make_recipe
+from mergeflow.training.trajectory import Cost
 from tasks.report import write_report
 from tasks.report.drawings import inline
 from tasks.report.files import read_run
@@ -177,6 +178,50 @@ def test_the_standard_error_stands_where_every_task_is_judged_by_its_accuracy(ma
     assert "standard error" not in written(root)
 
 
+def test_blocks_of_a_causal_model_have_no_standard_error_of_single_answers(make_run):
+    root = make_run(["ships", "trees"])
+    path = root / "outputs/results/test.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": {"modality": "causal"}, "sources": {}}))
+    assert "standard error" not in written(root)
+
+
+def test_base_data_and_seed_are_those_of_the_run_whatever_the_choices_say_by_now(make_run):
+    root = make_run(["ships", "trees"])
+    path = root / "outputs/results/test.json"
+    own = {
+        "model": {"modality": "vision", "pretrained": "ours"},
+        "sources": dict.fromkeys(["ships", "trees"], "suite:a"),
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    for task in ("ships", "trees"):
+        trained = root / f"outputs/experts/{task}/training.json"
+        trained.write_text(json.dumps(json.loads(trained.read_text()) | {"seed": 41}))
+    before = written(root)
+    for words in ("pretrained ours", "suite:a", ">41<", "seed 41"):
+        assert words in before
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params |= {"seed": 7, "model": {"modality": "toy"}, "tasks": dict.fromkeys(["ships", "trees"], "folder:b")}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    assert written(root) == before
+
+
+@pytest.mark.parametrize("changed", ["winner", "arguments", "tasks"])
+def test_choices_that_are_newer_than_the_look_at_test_are_no_report(make_run, changed):
+    root = make_run()
+    path = root / "outputs/results/selection.json"
+    selection = json.loads(path.read_text())
+    if changed == "winner":
+        selection["winner"] = "average"
+    elif changed == "arguments":
+        selection["methods"]["ties"]["args"]["scale"] = 9.5
+    else:
+        selection["tasks"].pop()
+    path.write_text(json.dumps(selection))
+    with pytest.raises(MergeflowError, match="are of two runs"):
+        written(root)
+    assert not (root / "outputs/report.html").exists()
+
+
 def test_one_task_and_one_method(make_run):
     page = written(make_run(["digits"], {"average": {"scale": [1.0]}}))
     Tags(page)
@@ -261,9 +306,11 @@ def test_a_gpu_has_its_columns(make_run):
     root = make_run()
     assert "GPU seconds" not in written(root)
     path = root / ".mergeflow/records/finetune@digits.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu_seconds": 12.5, "examples_per_second": 640.0}))
+    cost = Cost(steps=10, examples=6400, seconds=10.0, gpu_seconds=9.5)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"training": cost.as_json()}))
     page = written(root)
     assert "GPU seconds" in page
+    assert ">9.5<" in page
     assert ">640.0<" in page
 
 

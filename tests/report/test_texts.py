@@ -21,7 +21,9 @@ def full(descriptor):
 def of_texts(make_run, monkeypatch):
     """A finished run of a causal model, each of whose reports asks the models for one text."""
     root = make_run(["ships", "trees"])
-    monkeypatch.setattr(texts, "_needed", lambda *_: ())
+    monkeypatch.setattr(texts, "_weights", lambda *_: [])
+    monkeypatch.setattr(texts, "_heads_and_texts", lambda *_: [root / "validation.parquet"])
+    (root / "validation.parquet").write_text("first texts")
     monkeypatch.setattr(texts, "changed_passages", lambda *_: [FOUND])
     model = root / layout.BASE_MODEL
     model.parent.mkdir(parents=True)
@@ -39,6 +41,15 @@ def test_answers_that_were_cut_off_are_asked_for_again(of_texts, content):
     table = texts_table(root, run)
     assert [cell.text for cell in table.rows[0].cells] == ["ships", "sea", "a", "b", "c"]
     assert json.loads(kept.read_text())["texts"] == [FOUND]
+
+
+def test_answers_are_asked_for_again_where_the_texts_are_others(of_texts, monkeypatch):
+    root, run = of_texts
+    texts_table(root, run)
+    monkeypatch.setattr(texts, "changed_passages", lambda *_: [FOUND | {"text": "lake"}])
+    assert texts_table(root, run).rows[0].cells[1].text == "sea"
+    (root / "validation.parquet").write_text("second texts")
+    assert texts_table(root, run).rows[0].cells[1].text == "lake"
 
 
 def test_a_failed_write_leaves_the_answers_of_before(of_texts, monkeypatch):
