@@ -14,7 +14,8 @@ from mergeflow.training.settings import IterativeSettings
 from tasks.project.code import LENGTH, code_of
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
-from tasks.project.stage import Stage
+from tasks.project.stage import CHOICES, Stage
+from tasks.project.study_file import read_study_file
 from tasks.project.writing import write_atomically
 
 CODE_STAGE = "code"
@@ -111,8 +112,10 @@ def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
     Where the items of a stage have regimes of their own, which are the studies' training runs, each has its digest.
 
     Raises:
-        MergeflowError: two stages have one name, or a module is not Python.
+        MergeflowError: two stages have one name, a module is not Python, or studies/params.yaml has another shape.
     """
+    if (root / CHOICES).exists():
+        read_study_file(root / CHOICES)
     found: dict[str, str | dict[str, str]] = {}
     read = cache(read_yaml)
     homes: dict[str, str] = {}

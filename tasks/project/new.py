@@ -57,7 +57,10 @@ def new_project(folder: Path, modality: str) -> Path:
     making = folder.parent / f".{name}.new{os.getpid()}"
     try:
         _write(making, name, known[modality].read_text(encoding="utf-8"))
-        making.rename(folder)
+        if folder.exists():  # it may be the shell's own folder, which a rename over it would take from below the shell
+            _fill(folder, making)
+        else:
+            making.rename(folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return folder
@@ -71,6 +74,12 @@ def deployments(name: str) -> str:
         name: birds; name: birds; name: birds-nightly; name: birds-add-task; name: birds-gate
     """
     return re.sub(r"(?m)^([ -]*name: )mergeflow", rf"\g<1>{name}", (TEMPLATE / "prefect.yaml").read_text("utf-8"))
+
+
+def _fill(folder: Path, made: Path) -> None:
+    """Move what was made into an empty folder, params.yaml last: without it nothing takes the folder for a project."""
+    for path in sorted(made.iterdir(), key=lambda path: path.name == _CHOICES):
+        shutil.move(path, folder / path.name)
 
 
 def _write(folder: Path, name: str, choices: str) -> None:

@@ -82,7 +82,11 @@ def remove_task_line(text: str, name: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once, keeping its permissions: a reader finds the old text or the new one."""
+    """Replace a file at once, keeping its permissions: a reader finds the old text or the new one.
+
+    Where `path` is a link, the file that it points to is replaced.
+    """
+    path = path.resolve()
     mode = path.stat().st_mode
     write_text(path, text)
     os.chmod(path, mode)

@@ -121,7 +121,7 @@ def digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     whole = hashlib.sha256()
     for file_path in sorted(p for p in _below(path) if p.is_file() and "__pycache__" not in p.parts):
-        whole.update(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n".encode())
+        whole.update(os.fsencode(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n"))
     return whole.hexdigest()
 
 
@@ -200,6 +200,7 @@ def _manifest(root: Path, stage: Stage) -> Path:
 
 
 def _build(io: StageIO, done: Path) -> None:
+    done.unlink(missing_ok=True)  # before what it vouches for goes
     shutil.rmtree(io.building, ignore_errors=True)
     io.scratch.mkdir(parents=True, exist_ok=True)
     started, before = time.time(), _spent_before(io.scratch)

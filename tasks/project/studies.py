@@ -56,8 +56,18 @@ def module_file(root: Path, module: str) -> Path:
 
 
 def study_text(root: Path, module: str) -> tuple[str, str]:
-    """Return the title and the text of a study: its module's docstring, without importing it."""
-    text = ast.get_docstring(ast.parse(module_file(root, module).read_text("utf-8"))) or ""
+    """Return the title and the text of a study: its module's docstring, without importing it.
+
+    Raises:
+        MergeflowError: the module is not Python.
+    """
+    path = module_file(root, module)
+    try:
+        text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        told = error.msg if isinstance(error, SyntaxError) else error
+        raise MergeflowError(f"{path}{line} is not Python: {told}.") from error
     title, _, rest = text.partition("\n")
     return title.rstrip("."), rest.strip()
 

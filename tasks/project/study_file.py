@@ -4,6 +4,7 @@ It stands apart from the loader, on which every study's digest of code depends: 
 """
 
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,9 @@ def read_study_file(path: Path) -> dict[str, Any]:
         raise MergeflowError(f"{file} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
     if not isinstance(found, dict):
         raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_told(found)}.")
-    if faults := [*_seed_faults("seeds", found.get("seeds")), *_run_faults(found), *_study_faults(found)]:
+    seeds = found.get("seeds")
+    faults = [] if isinstance(seeds, list) else [f"seeds: must be a list of whole numbers, found {_told(seeds)}"]
+    if faults := [*faults, *_seed_faults("seeds", seeds), *_run_faults(found), *_study_faults(found)]:
         raise refusal(file, faults)
     return found
 
@@ -52,8 +55,21 @@ def _run_faults(found: dict[str, Any]) -> Iterator[str]:
             yield f"run '{name}': use letters, digits, '-' and '_' in its name, which is a folder's too"
         if not isinstance(changes, dict):
             yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {_told(changes)}"
-        elif isinstance(seeds, list) and isinstance(count := changes.get("seeds"), int) and count > len(seeds):
+            continue
+        if "checkpoints" in changes:
+            yield from _pattern_faults(f"runs.{name}.checkpoints", changes["checkpoints"])
+        if isinstance(seeds, list) and isinstance(count := changes.get("seeds"), int) and count > len(seeds):
             yield f"runs.{name}.seeds: there are {len(seeds)} seeds, found {count}"
+
+
+def _pattern_faults(place: str, pattern: Any) -> Iterator[str]:
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
+    except (ValueError, TypeError) as error:
+        yield f"{place}: must be a path with {{task}}, found {pattern!r} ({error})"
+        return
+    if others := sorted(names - {"task", "seed"}):
+        yield f"{place}: {{task}} and {{seed}} are put in, found {', '.join(f'{{{name}}}' for name in others)}"
 
 
 def _study_faults(found: dict[str, Any]) -> Iterator[str]:

@@ -138,8 +138,10 @@ def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _last_name(node.func) == name:
             given = {keyword.arg: keyword.value for keyword in node.keywords}
-            values = [given.get(argument) or node.args[place] for argument, place in wanted.items()]
-            yield [str(value.value or "") if isinstance(value, ast.Constant) else "" for value in values]
+            placed = dict(enumerate(node.args))
+            values = [given.get(argument, placed.get(place)) for argument, place in wanted.items()]
+            if None not in values:  # else something else of that name
+                yield [str(value.value or "") if isinstance(value, ast.Constant) else "" for value in values]
 
 
 def _methods(tree: ast.Module) -> Iterator[str]:

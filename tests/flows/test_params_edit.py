@@ -1,12 +1,14 @@
 """Editing params.yaml: one line more or less, nothing else."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from tasks.project.params_edit import add_task_line, remove_task_line
+from tasks.project.params_edit import add_task_line, remove_task_line, write_whole
 from tests.flows.small_project import ROOT
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}", fullmatch=True)
@@ -57,3 +59,14 @@ def test_what_cannot_be_edited_is_left_to_the_person() -> None:
         add_task_line("shared: &t {a: suite:x}\ntasks: *t\nother: *t\n", "b", "folder:b")
     with pytest.raises(MergeflowError, match="by hand"):
         remove_task_line("tasks: {a: suite:x}\n", "a")
+
+
+def test_a_link_stays_one_and_what_it_points_to_is_changed(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.yaml"
+    shared.write_text("seed: 0\n")
+    link = tmp_path / "project/params.yaml"
+    link.parent.mkdir()
+    link.symlink_to("../shared.yaml")
+    write_whole(link, "seed: 1\n")
+    assert link.is_symlink()
+    assert shared.read_text() == "seed: 1\n"

@@ -290,3 +290,10 @@ def test_digests_need_no_torch_and_well_under_a_second() -> None:
 def test_the_digest_is_of_the_meaning(one: str, other: str, same: bool) -> None:
     left, right = (read_source(text.encode(), "p.q").meaning for text in (one, other))
     assert (left == right) is same
+
+
+@pytest.mark.parametrize("text", ["x = Parts(1)", "x = Shelf()", "class Parts: ...\nPart = Parts()"])
+def test_a_call_of_something_else_named_as_ours_leads_nowhere(text: str) -> None:
+    source = read_source(text.encode(), "p")
+    assert source.parts == []
+    assert source.shelves == []

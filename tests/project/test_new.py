@@ -94,3 +94,17 @@ def test_the_folder_of_the_studies_belongs_to_its_project() -> None:
 def _mergeflow(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "mergeflow.cli", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_project_in_the_shells_own_empty_folder_leaves_the_shell_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = tmp_path / "birds"
+    made.mkdir()
+    monkeypatch.chdir(made)
+    assert new_project(Path.cwd(), "vision") == made
+    assert Path.cwd() == made
+    assert load_params(Path("params.yaml")).registry.model == "birds"
+    assert (made / ".git").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["birds"]

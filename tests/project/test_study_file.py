@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
+from tasks.project.studies import study_text
 from tasks.project.study_file import read_study_file
 from tests.studies.small_lab import ROOT
 
@@ -37,6 +38,13 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
         (WHOLE.replace("experts", "1"), "run 1: quote the name"),
         (WHOLE.replace("[0, 1]", "[0, 0]"), "seeds: 0 stands twice"),
         (WHOLE.replace("[0, 1]", "[-1]"), "seeds: must be 0 or more, found -1"),
+        (WHOLE.replace("[0, 1]", "3"), "seeds: must be a list of whole numbers, found 3"),
+        (
+            WHOLE.replace("experts: {}", "experts: {checkpoints: 'a/{task}/b_{step}.pt'}"),
+            r"runs.experts.checkpoints: \{task\} and \{seed\} are put in, found \{step\}",
+        ),
+        (WHOLE.replace("experts: {}", "experts: {checkpoints: 'a/{task}/{b.pt'}"), "must be a path with {task}, found"),
+        (WHOLE.replace("experts: {}", "experts: {checkpoints: [a]}"), "runs.experts.checkpoints: must be a path"),
         (
             WHOLE.replace("{}\n", "{}\nx: {}\n", 1).replace("studies: {}", "studies: {a: {seeds: [3, 3]}}"),
             "studies.a.seeds: 3",
@@ -58,3 +66,9 @@ def test_faults_are_told_together(tmp_path: Path) -> None:
 def test_the_files_of_the_repository_have_none(path: Path) -> None:
     if ".venv" not in path.parts:
         read_study_file(path)
+
+
+def test_a_study_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text('"""How far."""\nimport\n')
+    with pytest.raises(MergeflowError, match=r"study\.py, line 2 is not Python: invalid syntax"):
+        study_text(tmp_path, "study.py")

@@ -14,6 +14,7 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
+from tasks.project import runner
 from tasks.project.code import code_of
 from tasks.project.graph import load_graph
 from tasks.project.runner import DiskFull, digest, run_stage
@@ -275,3 +276,33 @@ def test_a_stage_computes_on_one_thread_wherever_a_runner_places_it(project: Pat
     many = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", before + code, str(ROOT)], cwd=project, env=many, check=True)
     assert (project / "made/one.txt").read_text() == "1"
+
+
+def test_a_build_that_was_stopped_is_not_taken_for_the_finished_one_before_it(  # type: ignore[no-untyped-def]
+    project: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "code_digest", lambda *_: "the same")
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    stopped = WORK.replace("    folder = io", "    raise KeyboardInterrupt\n    folder = io")
+    (project / "stage_work.py").write_text(stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(force=True)
+    (project / "stage_work.py").write_text(WORK)
+    assert run() is True
+    assert len(tree(project / "made")) == 21
+
+
+def test_a_file_name_that_is_not_utf_8_has_a_digest(tmp_path: Path) -> None:
+    for name in (b"caf\xe9.png", b"caf\xe8.png"):
+        folder = tmp_path / name.hex()
+        folder.mkdir()
+        (folder / os.fsdecode(name)).write_text("a picture")
+    one, other = map(digest, tmp_path.iterdir())
+    assert one != other
