@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from mergeflow.layout import CODE
 from tasks.project.digests import code_digest
 from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph
+from tasks.project.stage import CHOICES, Stage
 from tasks.project.studies import Study
 from tasks.studies.results import ROWS, Finding, StudyResult, Table, markdown_table
 from tasks.studies.times import read_costs, read_json, read_times, runs_section, write_json, write_times
@@ -28,8 +30,8 @@ _INDEX = (
 _RECORD = (
     "*Record*: whether a run of the study today would begin from what made the record, by the lock file: *today's* "
     "code, choices and training runs; *older code*; *other choices* than `params.yaml` and `studies/params.yaml` have; "
-    "*other runs*, of other bits than the lock file has for them; *not locked*, made by a run that the lock file does "
-    "not know."
+    "*other runs*, of training runs or a base that the lock file has other bits for, or whose own code or choices are "
+    "others today; *not locked*, made by a run that the lock file does not know."
 )
 _EMBEDDED = "The embedded suite shows mechanisms: do not compare its numbers with tables of papers."
 _SYSTEMS = (
@@ -221,15 +223,48 @@ def record_state(study: Study) -> str:
     locked = stages.get(study.stage.name)
     if locked is None:
         return "not locked"
+    if state := _difference(study.root, locked, study.stage, study.stage.name):
+        return state
+    everything = [*stages.items(), *_read(study.root / "dvc.lock").get("stages", {}).items()]
+    made = {out["path"]: (address, out.get("md5")) for address, stage in everything for out in stage.get("outs", [])}
+    read = {used["path"]: used.get("md5") for used in locked.get("deps", []) if used["path"] in made}
+    if any(made[path][1] != md5 for path, md5 in read.items()):
+        return "other runs"
+    runs = {address for path in read if (address := made[path][0]) in stages}
+    graph = _runs(study.root) if runs else {}
+    known = [(stages[one], graph[one]) for one in sorted(runs) if one in graph]
+    stale = any(_difference(study.root, entry, run, f"{run.name}.{run.item}") for entry, run in known)
+    return "other runs" if stale else "today's"
+
+
+def has_other_choices(study: Study) -> bool:
+    """Whether a study's own section of studies/params.yaml is another than the one that the lock file has."""
+    stages = _read(study.root / "studies/dvc.lock").get("stages", {})
+    locked = stages.get(study.stage.name, {}).get("params", {}).get(CHOICES, {})
+    own = {key: value for key, value in locked.items() if key.startswith("studies.")}
+    return own != _chosen(study.root / CHOICES, own)
+
+
+def _difference(root: Path, locked: Mapping[str, Any], stage: Stage, key: str) -> str:
+    """Return in what a stage differs today from its entry in the lock file, choices or code; "" where in neither.
+
+    Args:
+        root: the project folder.
+        locked: the entry.
+        stage: the stage today.
+        key: under what outputs/code.yaml has its digest.
+    """
     made = dict(locked.get("params", {}))
     code = made.pop(CODE, {})
-    if made != {file: _chosen(study.root / file, values) for file, values in made.items()}:
+    if made != {file: _chosen(root / file, values) for file, values in made.items()}:
         return "other choices"
-    if code != {study.stage.name: code_digest(study.root, study.stage, _read)}:
-        return "older code"
-    trained = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", [])}
-    read = {used["path"]: used.get("md5") for used in locked.get("deps", []) if used["path"] in trained}
-    return "today's" if read.items() <= trained.items() else "other runs"
+    return "" if code == {key: code_digest(root, stage, _read)} else "older code"
+
+
+@cache
+def _runs(root: Path) -> dict[str, Stage]:
+    """Return the training runs of a project's studies by their names in its lock file."""
+    return {stage.address.partition(":")[2]: stage for stage in load_graph(root, studies=True).values() if stage.item}
 
 
 def _chosen(path: Path, keys: Iterable[str]) -> dict[str, Any]:

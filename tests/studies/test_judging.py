@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from flows import study_commands
@@ -103,3 +105,15 @@ def test_the_command_judges_and_runs_nothing(root: Path, monkeypatch: pytest.Mon
     refused = CliRunner().invoke(app, ["study", "--judge"])
     assert isinstance(refused.exception, MergeflowError)
     assert "--judge` takes studies" in str(refused.exception)
+
+
+def test_rows_that_were_made_with_other_choices_are_not_judged(root: Path) -> None:
+    (root / "studies").mkdir()
+    shutil.copy(ROOT / "studies/dvc.lock", root / "studies")
+    choices = yaml.safe_load((ROOT / "studies/params.yaml").read_text())
+    choices["studies"]["one_epoch"]["epochs"] = [1, 2]
+    (root / "studies/params.yaml").write_text(yaml.safe_dump(choices))
+    before = files(root)
+    with pytest.raises(MergeflowError, match="is not what the record of study one_epoch was made with"):
+        judge_again(root, replace(STUDIES["one_epoch"], root=root), DAY)
+    assert files(root) == before

@@ -13,6 +13,7 @@ import yaml
 
 from flows.study_commands import find_studies
 from tasks.project.digests import code_digest
+from tasks.project.graph import load_graph
 from tasks.project.stage import Stage, StageIO
 from tasks.studies.page import Study, figure_file, index_text, page_text, read_days, read_remarks, systems_text
 from tasks.studies.results import ROWS, Finding, StudyResult, Table
@@ -183,21 +184,37 @@ def test_the_index_tells_a_record_of_older_code(tmp_path: Path) -> None:
     assert row_of("mima", index_text(tmp_path / "pages", [study]))[6] == "older code"
 
 
-def test_the_index_tells_a_record_of_other_bits_of_a_training_run(tmp_path: Path) -> None:
+def test_the_index_tells_a_record_of_other_training_runs_or_another_base(tmp_path: Path) -> None:
     shutil.copytree(PAGES / "results", tmp_path / "pages/results")
-    for trained, told in [("a.dir", "today's"), ("b.dir", "other runs")]:
-        study = replace(STUDIES["mima"], root=tmp_path / told)
-        code = {"outputs/code.yaml": {"mima": code_digest(study.root, study.stage)}}
+    run = load_graph(ROOT, studies=True)["studies/dvc.yaml:train@mima_4"]
+    today = code_digest(ROOT, run)
+    for base, trained, code, told in [
+        ("c.dir", "a.dir", today, "today's"),
+        ("c.dir", "b.dir", today, "other runs"),
+        ("d.dir", "a.dir", today, "other runs"),
+        ("c.dir", "a.dir", "0" * 16, "other runs"),
+    ]:
+        study = replace(STUDIES["mima"], root=tmp_path / f"{base}{trained}{code}")
+        (study.root / "studies").mkdir(parents=True)
+        for file in ("dvc.yaml", "params.yaml", "studies/dvc.yaml", "studies/params.yaml"):
+            shutil.copy(ROOT / file, study.root / file)
         stages = {
-            "train@mima_4": {"outs": [{"path": "outputs/studies/runs/mima_4", "md5": trained}]},
+            "train@mima_4": {
+                "params": {"outputs/code.yaml": {"train.mima_4": code}},
+                "outs": [{"path": "outputs/studies/runs/mima_4", "md5": trained}],
+            },
             "mima": {
-                "params": code,
-                "deps": [{"path": "outputs/studies/runs/mima_4", "md5": "a.dir"}, {"path": "data", "md5": "c"}],
+                "params": {"outputs/code.yaml": {"mima": code_digest(study.root, study.stage)}},
+                "deps": [
+                    {"path": "outputs/studies/runs/mima_4", "md5": "a.dir"},
+                    {"path": "outputs/base", "md5": "c.dir"},
+                    {"path": "data", "md5": "c"},
+                ],
             },
         }
-        lock = tmp_path / told / "studies/dvc.lock"
-        lock.parent.mkdir(parents=True)
-        lock.write_text(yaml.safe_dump({"stages": stages}))
+        (study.root / "studies/dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+        main = {"base": {"outs": [{"path": "outputs/base", "md5": base}]}}
+        (study.root / "dvc.lock").write_text(yaml.safe_dump({"stages": main}))
         assert row_of("mima", index_text(tmp_path / "pages", [study]))[6] == told
 
 

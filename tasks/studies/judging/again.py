@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from mergeflow.errors import MergeflowError
 from tasks.project.studies import Study
 from tasks.studies.judging.rules import judge_rows, notes_of
-from tasks.studies.page import DAYS, read_days, render_page, write_json
+from tasks.studies.page import DAYS, has_other_choices, read_days, render_page, write_json
 from tasks.studies.results import StudyResult
 
 
@@ -24,7 +24,7 @@ def judge_again(root: Path, study: Study, day: str) -> Path:
         day: today's date.
 
     Raises:
-        MergeflowError: the study has no record, or is not one of mergeflow's.
+        MergeflowError: the study has no record, has other choices than its record, or is not one of mergeflow's.
     """
     folder, name = root / "docs" / "studies", study.stage.name
     path = folder / "results" / f"{name}.json"
@@ -33,6 +33,11 @@ def judge_again(root: Path, study: Study, day: str) -> Path:
         raise MergeflowError(
             f"study {name} has no record with rows in docs/studies/results: measure it, "
             f"`mergeflow study {name} --document`."
+        )
+    if has_other_choices(study):
+        raise MergeflowError(
+            f"`studies.{name}` in studies/params.yaml is not what the record of study {name} was made with, so that "
+            f"today's rules do not fit its rows: measure it, `mergeflow study {name} --document`."
         )
     known, content = pq.read_table(rows).to_pylist(), json.loads(path.read_text())
     findings = [vars(one) for one in judge_rows(study.root, name, known)]
