@@ -1,5 +1,6 @@
 """`mergeflow study NAME --rows FILE`: hand over a study's raw rows; nothing runs."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ import typer
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
+    from pyarrow import Table
+
     from tasks.project.studies import Study
 
 
@@ -39,16 +42,17 @@ def check_rows_file(path: Path, studies: Sequence["Study"]) -> None:
 def write_rows(study: "Study", home: Path, path: Path) -> None:
     """Write the raw rows of a study's last run here, or else of its record, one per seed, task and setting.
 
+    In a .csv a list is a cell of JSON.
+
     Args:
         study: whose rows.
         home: the folder whose docs may have its record.
         path: a new file, .csv or .parquet.
 
     Raises:
-        MergeflowError: there is neither, the study keeps no rows, or such as no table of text can have; then no file
-            is left.
+        MergeflowError: there is neither, or the study keeps no rows.
     """
-    from pyarrow import ArrowInvalid, csv, parquet
+    from pyarrow import csv, parquet
 
     from tasks.studies.results import ROWS
 
@@ -61,11 +65,20 @@ def write_rows(study: "Study", home: Path, path: Path) -> None:
     table = parquet.read_table(kept)
     making = path.with_name(f".{path.name}.new{os.getpid()}")
     try:
-        csv.write_csv(table, making) if path.suffix == ".csv" else parquet.write_table(table, making)
+        csv.write_csv(_in_cells(table), making) if path.suffix == ".csv" else parquet.write_table(table, making)
         making.replace(path)
-    except ArrowInvalid as error:
-        raise MergeflowError(f"--rows {path}: {error}. Name a file that ends in .parquet.") from None
     finally:
         making.unlink(missing_ok=True)
     source = "the last run" if ran else "the record in docs/studies"
     typer.echo(f"Wrote {table.num_rows} rows of {source} to {path}.")
+
+
+def _in_cells(table: "Table") -> "Table":
+    """Return a table whose lists and records are texts of JSON."""
+    from pyarrow import array, string, types
+
+    for place, field in enumerate(table.schema):
+        if types.is_nested(field.type):
+            texts = [None if value is None else json.dumps(value) for value in table.column(place).to_pylist()]
+            table = table.set_column(place, field.name, array(texts, string()))
+    return table

@@ -59,15 +59,20 @@ def test_a_study_that_has_neither_run_nor_a_record_or_keeps_no_rows_is_told(tmp_
         write_rows(made_up(tmp_path, []), tmp_path, tmp_path / "rows.csv")
 
 
-def test_rows_that_no_table_of_text_has_leave_no_file(tmp_path: Path) -> None:
-    study = made_up(tmp_path, [{"seed": 0, "shape": [3, 4]}])
+def test_a_list_is_one_in_parquet_and_a_text_of_json_in_csv(tmp_path: Path) -> None:
+    study = made_up(tmp_path, [{"seed": 0, "shape": [3, 4]}, {"seed": 1}])
     target = tmp_path / "out"
     target.mkdir()
-    with pytest.raises(MergeflowError, match=r"Name a file that ends in \.parquet"):
-        write_rows(study, tmp_path, target / "rows.csv")
-    assert not list(target.iterdir())
+    write_rows(study, tmp_path, target / "rows.csv")
+    assert (target / "rows.csv").read_text() == '"seed","shape"\n0,"[3, 4]"\n1,\n'
     write_rows(study, tmp_path, target / "rows.parquet")
-    assert pq.read_table(target / "rows.parquet").to_pylist() == [{"seed": 0, "shape": [3, 4]}]
+    assert pq.read_table(target / "rows.parquet").to_pylist()[0] == {"seed": 0, "shape": [3, 4]}
+
+
+@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.is_embedded])
+def test_every_record_has_its_rows_in_csv(name: str, tmp_path: Path) -> None:
+    write_rows(STUDIES[name], ROOT, tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text().count("\n") > 1
 
 
 def test_files_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
