@@ -113,7 +113,7 @@ OF_CART: dict[str, dict[str, Any]] = {
         "near": 3,
     },
 }
-FEW_ROUNDS, THEIR_RUNS = ("alignment", "projection", "linearity_experts"), ("joint", "mima_1", "mima_4")
+FEW_ROUNDS, THEIR_RUNS = ("alignment", "landscape", "projection", "linearity_experts"), ("joint", "mima_1", "mima_4")
 FEW_CART = ("many_tasks", "rank_curve", "interference", "compression")
 EXAMPLES = {
     "rounds_vit_b_32": (ROUNDS, OF_ROUNDS),
