@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +14,9 @@ from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import ACCURACY, checked, text_task
 from mergeflow.modalities.hub_tables import load_tables, parse_place
+from mergeflow.modalities.text.sources.columns import without_test
 from mergeflow.modalities.text.sources.files import Read, lines_table, parquet_table, read_tables
 
-T = TypeVar("T")
 TEXTS = ("text", "content")
 QUESTIONS, CHOICES, ANSWERS = (
     ("question", "context", "ctx", "prompt"),
@@ -41,11 +40,9 @@ def task_of(
     Raises:
         MergeflowError: columns of neither.
     """
+    if "test" in tables and _is_secret(tables["test"], where["test"]):
+        tables, where, ignored = without_test(tables, where, ignored, "answers")
     found = {split: _columns(table.column_names, where[split]) for split, table in tables.items()}
-    if "test" in tables and len(found["test"]) == 3 and _is_secret(tables["test"][found["test"][2]]):
-        tables, where, found = (_without_test(one) for one in (tables, where, found))
-        stands = ", for which validation stands" if "test" in tables else ""
-        ignored = [*ignored, f"test (its answers are secret){stands}"]
     if len({len(columns) for columns in found.values()}) > 1:
         raise MergeflowError(f"task '{task}': some splits have texts and some questions. Make them two tasks.")
     if len(found["train"]) == 1:
@@ -57,15 +54,12 @@ def task_of(
     return _with_ignored(raw, ignored)
 
 
-def _is_secret(answers: pa.ChunkedArray) -> bool:
-    """Whether a data set keeps all answers of a split for itself."""
-    return bool(len(answers)) and all(answer in ("", None, -1, "-1") for answer in pc.unique(answers).to_pylist())
-
-
-def _without_test(splits: Mapping[str, T]) -> dict[str, T]:
-    """Return splits without their test, for which validation stands where there is one."""
-    kept = {split: one for split, one in splits.items() if split != "test"}
-    return kept | ({"test": kept.pop("validation")} if "validation" in kept else {})
+def _is_secret(table: pa.Table, where: str) -> bool:
+    """Whether a table has questions of which a data set keeps all answers for itself."""
+    columns = _columns(table.column_names, where)
+    if len(columns) < 3 or not table.num_rows:
+        return False
+    return all(answer in ("", None, -1, "-1") for answer in pc.unique(table[columns[2]]).to_pylist())
 
 
 def _with_ignored(raw: RawTask, ignored: Sequence[str]) -> RawTask:

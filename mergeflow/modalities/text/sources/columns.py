@@ -101,7 +101,8 @@ def task_of(
     found = columns["train"]
     for split, table in tables.items():
         _check_types(table, found, where[split])
-    tables, where, ignored = _without_secret(tables, where, found.label, list(ignored))
+    if "test" in tables and pc.unique(tables["test"][found.label]).to_pylist() == [-1]:
+        tables, where, ignored = without_test(tables, where, ignored, "labels")
     names = _class_names(tables["train"], found.label)
     labels = {split: _labels(table, found.label, names, where[split]) for split, table in tables.items()}
     return RawTask(
@@ -140,17 +141,23 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _without_secret(
-    tables: Mapping[str, pa.Table], where: Mapping[str, str], label: str, ignored: list[str]
+def without_test(
+    tables: Mapping[str, pa.Table], where: Mapping[str, str], ignored: Sequence[str], secret: str
 ) -> tuple[dict[str, pa.Table], dict[str, str], list[str]]:
-    kept, named = dict(tables), dict(where)
-    if "test" in kept and pc.unique(kept["test"][label]).to_pylist() == [-1]:
-        del kept["test"]
-        ignored = [*ignored, "test (its labels are secret)"]
-        if "validation" in kept:
-            kept["test"], named["test"] = kept.pop("validation"), named["validation"]
-            ignored[-1] += ", for which validation stands"
-    return kept, named, ignored
+    """Return tables, places and ignored splits without a test split of which a data set keeps something to itself.
+
+    Args:
+        tables: of each split, test among them; validation becomes test where there is one.
+        where: of each split, what a message calls its table.
+        ignored: splits of the source that are not used; test joins them.
+        secret: what is kept, in the plural.
+    """
+    kept, named, told = dict(tables), dict(where), f"test (its {secret} are secret)"
+    del kept["test"]
+    if "validation" in kept:
+        kept["test"], named["test"] = kept.pop("validation"), named["validation"]
+        told += ", for which validation stands"
+    return kept, named, [*ignored, told]
 
 
 def _class_names(table: pa.Table, label: str) -> list[str] | None:
