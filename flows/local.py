@@ -9,7 +9,7 @@ from flows.choices import read_choices
 from flows.device_memory import tell_device_memory
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
-from flows.plan import REGISTER, needed_for, registration_lost, stages_to_run
+from flows.plan import REGISTER, are_results_wanted, registration_lost, stages_to_run
 from flows.staleness import push_outputs, record_outputs
 from flows.summary import print_summary
 from flows.watch import progress_bars
@@ -61,8 +61,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     remove_orphans(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
-    wanted = targets is None or REGISTER in needed_for(targets, stages)
-    lost = wanted and REGISTER not in todo and registration_lost(root)
+    lost = are_results_wanted(targets, stages) and REGISTER not in todo and registration_lost(root)
     todo = todo or ([REGISTER] if lost else [])
     if todo:
         tell_device_memory(root, params, todo, console)

@@ -16,7 +16,7 @@ from flows.artifacts import publish_results
 from flows.choices import read_choices
 from flows.faults import keep_traceback
 from flows.orphans import remove_orphans
-from flows.plan import REGISTER, needed_for, stages_to_run
+from flows.plan import REGISTER, are_results_wanted, stages_to_run
 from flows.report import publish_report
 from flows.rounds import MULTITASK, run_rounds
 from flows.runners import task_runner
@@ -119,7 +119,7 @@ def run_project(root: Path, force_register: bool, push: bool, targets: list[str]
     Args: As of `pipeline`.
     """
     done = _run_stages(root, force_register, push, targets)
-    if targets is None or REGISTER in needed_for(targets, load_graph(root, studies=True)):
+    if are_results_wanted(targets, load_graph(root, studies=True)):
         publish_report(root)
         publish_results(root)
     return done

@@ -45,6 +45,11 @@ def needed_for(targets: Iterable[str], stages: dict[str, Stage]) -> set[str]:
     return wanted
 
 
+def are_results_wanted(targets: Iterable[str] | None, stages: dict[str, Stage]) -> bool:
+    """Whether a run of these targets registers its results, and not only makes other stages; None: all of dvc.yaml."""
+    return targets is None or REGISTER in needed_for(targets, stages)
+
+
 def registration_lost(root: Path) -> bool:
     """Whether the registry that is configured now lacks the version that this project registered."""
     if not (root / layout.REGISTRATION).exists():
