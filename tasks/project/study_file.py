@@ -33,9 +33,10 @@ def read_study_file(path: Path) -> dict[str, Any]:
         raise MergeflowError(f"{file} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
     if not isinstance(found, dict):
         raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_told(found)}.")
-    seeds = found.get("seeds")
-    faults = [] if isinstance(seeds, list) else [f"seeds: must be a list of whole numbers, found {_told(seeds)}"]
-    if faults := [*faults, *_seed_faults("seeds", seeds), *_run_faults(found), *_study_faults(found)]:
+    faults = [*_seed_faults("seeds", found.get("seeds")), *_run_faults(found), *_study_faults(found)]
+    if not isinstance(found.get("seeds"), list):
+        faults.insert(0, f"seeds: must be a list of whole numbers, found {_told(found.get('seeds'))}")
+    if faults:
         raise refusal(file, faults)
     return found
 

@@ -230,11 +230,11 @@ def record_state(study: Study) -> str:
     read = {used["path"]: used.get("md5") for used in locked.get("deps", []) if used["path"] in made}
     if any(made[path][1] != md5 for path, md5 in read.items()):
         return "other runs"
-    runs = {address for path in read if (address := made[path][0]) in stages}
-    graph = _runs(study.root) if runs else {}
-    known = [(stages[one], graph[one]) for one in sorted(runs) if one in graph]
-    stale = any(_difference(study.root, entry, run, f"{run.name}.{run.item}") for entry, run in known)
-    return "other runs" if stale else "today's"
+    for address in stages.keys() & {made[path][0] for path in read}:
+        run = _runs(study.root).get(address)
+        if run and _difference(study.root, stages[address], run, f"{run.name}.{run.item}"):
+            return "other runs"
+    return "today's"
 
 
 def has_other_choices(study: Study) -> bool:
