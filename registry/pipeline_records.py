@@ -13,7 +13,7 @@ from mergeflow import layout
 from mergeflow.data import digest_of_split, load_manifest
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
 
-_CODE = ("mergeflow", "tasks", "registry", "flows", "params.yaml", "dvc.yaml")
+_CODE = ("mergeflow", "tasks", "registry", "flows", "suites", "params.yaml", "dvc.yaml")
 
 
 class StageFiles(Protocol):

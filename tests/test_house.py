@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("mergeflow", "tasks", "registry", "flows")
+PACKAGES = ("mergeflow", "tasks", "registry", "flows", "suites")
 
 # package: what of this project it may import, besides itself
 FILES = {
@@ -18,7 +18,7 @@ FILES = {
     *("mergeflow.parts", "mergeflow.application", "mergeflow.late", "mergeflow.version", "mergeflow.checkpoints"),
     "mergeflow.documents",
 }
-DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data", "mergeflow.suites"}
+DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data"}
 LEARNING = {*FILES, *DATA, "mergeflow.merging"}
 ALLOWED = {
     "mergeflow.errors": set(),
@@ -44,8 +44,7 @@ ALLOWED = {
     "mergeflow.merging": FILES,
     "mergeflow.modality": {"mergeflow.errors"},
     "mergeflow.modalities": {*FILES, *DATA, "mergeflow.processes"},
-    "mergeflow.data": {"mergeflow.errors"},
-    "mergeflow.suites": {"mergeflow.errors", "mergeflow.data"},
+    "mergeflow.data": {"mergeflow.errors", "mergeflow.application"},
     "mergeflow.training": LEARNING,
     "mergeflow.memory": {*LEARNING, "mergeflow.training"},
     "mergeflow.evaluation": LEARNING,
@@ -53,7 +52,8 @@ ALLOWED = {
     "mergeflow.search": {*LEARNING, "mergeflow.evaluation", "mergeflow.memory"},
     "mergeflow.analysis": {*LEARNING, "mergeflow.training"},
     "mergeflow.linearity": LEARNING,
-    "tasks": {"mergeflow"},
+    "suites": {"mergeflow"},
+    "tasks": {"mergeflow", "suites"},  # of tasks/ the studies alone: see below
     "registry": {"mergeflow"},
     "flows": {"mergeflow", "tasks", "registry"},
 }
@@ -88,6 +88,12 @@ def test_imports_go_downhill(package: str) -> None:
             if module.split(".")[0] in PACKAGES:
                 allowed = ALLOWED[package] | {package}
                 assert any(within(module, one) for one in allowed), f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_studies_alone_know_the_drawn_suites() -> None:
+    users = [path for path in (ROOT / "tasks").rglob("*.py") if any(within(one, "suites") for one in imports(path))]
+    assert users
+    assert {path.relative_to(ROOT).parts[1] for path in users} == {"studies"}
 
 
 def test_every_part_of_the_library_has_its_row() -> None:

@@ -20,10 +20,10 @@ from mergeflow.merging import FactorCache, MethodCall, configure, prepare
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import POCKET, image_model, load_clip
-from mergeflow.modalities.vision.pretraining import PretrainSettings, pretrain
 from mergeflow.modality import Model
-from mergeflow.suites.pocket import SuiteTask, get_suite
 from mergeflow.training import FineTuneSettings, fine_tune
+from suites.pocket import SuiteTask, get_suite
+from suites.pocket.pretraining import PretrainSettings, pretrain
 
 TASKS = get_suite("pocket8").tasks
 ARMS = {"confused": 0.7, "right": 0.0}

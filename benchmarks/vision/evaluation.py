@@ -38,7 +38,7 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.images import encode_png, resize, to_rgb
 from mergeflow.modalities.vision.models import POCKET, ClipModel, image_model, load_clip
-from mergeflow.suites.pocket import SuiteTask, get_suite
+from suites.pocket import SuiteTask, get_suite
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 

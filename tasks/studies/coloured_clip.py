@@ -11,7 +11,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ClipModel, ImageEncoder, load_clip
 from mergeflow.modality import Network
-from mergeflow.suites.pocket.drawn.digits import NUMBERS
+from suites.pocket.drawn.digits import NUMBERS
 from tasks.project.sections import Section
 
 

@@ -17,9 +17,9 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from mergeflow.modality import Network
-from mergeflow.suites.pocket import get_suite
 from mergeflow.training import FineTuneSettings
 from mergeflow.training import fine_tune as train
+from suites.pocket import get_suite
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.places import ASSETS
 from mergeflow.modalities.causal.preparation import TRANSFORMS, decoding
-from mergeflow.modalities.causal.pretraining import PretrainSettings, batches, make_tokenizer, pretrain
 from mergeflow.modalities.causal.sections import DataSection
 from mergeflow.modalities.causal.sources.kinds import SOURCES
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
-from mergeflow.suites.books.book import TITLES, find_book, general
+from suites.books.book import TITLES, find_book, general
+from suites.books.pretraining import PretrainSettings, batches, make_tokenizer, pretrain
 
 TINY = PretrainSettings(steps=2, batch=4, block=32, width=48, layers=1, vocabulary=300, seed=4)
 

@@ -13,7 +13,7 @@ from mergeflow.modalities.causal.model import load_model
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.recall import recited, rouge_l
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
-from mergeflow.suites.books.book import general
+from suites.books.book import general
 
 WORDS = st.lists(st.sampled_from(["red", "boat", "old", "the", "a"]), min_size=1, max_size=9)
 

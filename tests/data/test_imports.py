@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("mergeflow", "tasks", "registry", "flows")
+OURS = ("mergeflow", "tasks", "registry", "flows", "suites")
 
 
 def file_of(module: str) -> Path | None:
@@ -38,7 +38,7 @@ def reached(start: str) -> set[str]:
 
 
 def readers(modules: set[str]) -> list[str]:
-    others = ("mergeflow.suites", "mergeflow.modalities.vision.sources", "mergeflow.data.prepare")
+    others = ("suites", "mergeflow.modalities.vision.sources", "mergeflow.data.prepare")
     return sorted(module for module in modules if module.startswith(others))
 
 
@@ -60,10 +60,7 @@ def test_what_reads_a_split_reaches_no_reader(start: str) -> None:
 def test_what_prepares_reaches_every_reader_and_drawing() -> None:
     # `prepare` finds the modality's package by name; that its digest counts it is tested with the digests.
     found = readers(reached("tasks.prepare") | reached("mergeflow.modalities.vision.preparation"))
-    drawings = [
-        f"mergeflow.suites.pocket.drawn.{path.stem}"
-        for path in (ROOT / "mergeflow/suites/pocket/drawn").glob("[a-z]*.py")
-    ]
+    drawings = [f"suites.pocket.drawn.{path.stem}" for path in (ROOT / "suites/pocket/drawn").glob("[a-z]*.py")]
     assert len(drawings) >= 20
     assert {*drawings, "mergeflow.modalities.vision.sources.parquet"} <= set(found)
 
@@ -71,6 +68,6 @@ def test_what_prepares_reaches_every_reader_and_drawing() -> None:
 @pytest.mark.slow
 def test_data_and_suites_form_no_circle() -> None:
     assert not any(
-        module.startswith(("mergeflow.suites", "mergeflow.modalities")) for module in reached("mergeflow.data.prepare")
+        module.startswith(("suites", "mergeflow.modalities")) for module in reached("mergeflow.data.prepare")
     )
-    assert not any(module.startswith("mergeflow.modalities") for module in reached("mergeflow.suites.pocket.source"))
+    assert not any(module.startswith("mergeflow.modalities") for module in reached("suites.pocket.source"))

@@ -107,7 +107,7 @@ def test_a_modality_that_the_project_does_not_use_makes_nothing_stale(copy: Path
 
 
 def test_a_drawing_of_the_suite_trains_nothing_again(copy: Path) -> None:
-    stale = stale_after(copy, "mergeflow/suites/pocket/drawn/digits.py")
+    stale = stale_after(copy, "suites/pocket/drawn/digits.py")
     assert "prepare" in stale
     images = ("adviser", "analogy", "bases", "coloured", "equivalence", "linearity_", "structure", "unseen_tasks")
     drawing = {name for name in stale if name.startswith(images)}

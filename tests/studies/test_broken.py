@@ -14,7 +14,7 @@ import pytest
 from tests.studies.faults import FAULTS, Broken, table
 from tests.studies.small_lab import ROOT
 
-COPIED = ("mergeflow", "tasks", "registry", "flows", "tests", "studies", "worlds", "inputs", "examples")
+COPIED = ("mergeflow", "tasks", "registry", "flows", "suites", "tests", "studies", "worlds", "inputs", "examples")
 RECORDS = "docs/studies/results"
 FILES = ("params.yaml", "dvc.yaml", "pyproject.toml")
 # An assertion, or the refusal to open test where something is chosen.

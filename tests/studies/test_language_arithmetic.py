@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from mergeflow.merging.catalog import methods
-from mergeflow.suites.books import words
+from suites.books import words
 from tasks.plotting.drawing import to_svg
 from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SINGLE, TRAINED
 from tasks.studies.papers.language_arithmetic.figures import figures

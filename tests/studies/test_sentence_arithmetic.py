@@ -12,10 +12,10 @@ import yaml
 
 from mergeflow.modalities.text.places import ASSETS
 from mergeflow.modality import State
-from mergeflow.suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
-from mergeflow.suites.sentences.suite import home
-from mergeflow.suites.sentences.vocabulary import word_groups
-from mergeflow.suites.sentences.words import PEOPLE
+from suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
+from suites.sentences.suite import home
+from suites.sentences.vocabulary import word_groups
+from suites.sentences.words import PEOPLE
 from tasks.plotting.drawing import to_svg
 from tasks.studies.papers.analogy.results import ANALOGY
 from tasks.studies.papers.sentence_arithmetic.bench import Bench, Weights

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mergeflow.modalities.causal.pretraining import PretrainSettings, pretrain
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from suites.books.pretraining import PretrainSettings, pretrain
 from tasks.plotting.drawing import to_svg
 from tasks.studies.papers.unlearning import study
 from tasks.studies.papers.unlearning.corpus import Corpus

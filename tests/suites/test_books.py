@@ -5,10 +5,10 @@ import hashlib
 import pytest
 
 from mergeflow.errors import MergeflowError
-from mergeflow.suites.books.author import KINDS, Fact
-from mergeflow.suites.books.book import CHAPTERS, TITLES, find_book, general
-from mergeflow.suites.books.probes import questions, verbatim
-from mergeflow.suites.books.suite import SHARE, chapters_of, documents, tasks
+from suites.books.author import KINDS, Fact
+from suites.books.book import CHAPTERS, TITLES, find_book, general
+from suites.books.probes import questions, verbatim
+from suites.books.suite import SHARE, chapters_of, documents, tasks
 
 DIGESTS = {
     "harbour": "f5e91162a89882b7",

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from mergeflow.suites.sentences.baselines import baselines
-from mergeflow.suites.sentences.dice import Dice
-from mergeflow.suites.sentences.events import draw_event
-from mergeflow.suites.sentences.stream import passages
-from mergeflow.suites.sentences.suite import TASKS, get_text_suite, home
-from mergeflow.suites.sentences.vocabulary import LINKS, word_groups
-from mergeflow.suites.sentences.words import ACTIONS, KINDS, NAMES
+from suites.sentences.baselines import baselines
+from suites.sentences.dice import Dice
+from suites.sentences.events import draw_event
+from suites.sentences.stream import passages
+from suites.sentences.suite import TASKS, get_text_suite, home
+from suites.sentences.vocabulary import LINKS, word_groups
+from suites.sentences.words import ACTIONS, KINDS, NAMES
 
 # SHA-256 of all rows of all splits, first 16 hex digits. A change here changes the data of every result.
 GOLDEN = {
@@ -232,6 +232,6 @@ def test_examples_have_the_columns_of_their_task():
 
 def test_sentences_need_no_drawings():
     heavy = "[name for name in ('PIL', 'torch', 'sklearn') if name in sys.modules]"
-    code = f"import sys, mergeflow.suites.sentences.suite; print({heavy})"
+    code = f"import sys, suites.sentences.suite; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

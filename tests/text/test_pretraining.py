@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text import pretraining
-from mergeflow.modalities.text.corruption import IGNORED, Corruption, CorruptionSettings
-from mergeflow.modalities.text.pretraining import PretrainSettings, pretrain, train_base
-from mergeflow.modalities.text.regenerate import regenerate
-from mergeflow.modalities.text.words import SPECIAL, word_tokenizer
-from mergeflow.suites.sentences.stream import Passage, passages
-from mergeflow.suites.sentences.vocabulary import word_groups
+from mergeflow.modalities.text import places
+from suites.sentences.corruption import IGNORED, Corruption, CorruptionSettings
+from suites.sentences.pretraining import PretrainSettings, pretrain, train_base
+from suites.sentences.regenerate import regenerate
+from suites.sentences.stream import Passage, passages
+from suites.sentences.tokenizer import SPECIAL, word_tokenizer
+from suites.sentences.vocabulary import word_groups
 
-BASE = Path(pretraining.__file__).parent / "assets" / "sentences8"
+BASE = Path(places.__file__).parent / "assets" / "sentences8"
 TINY = PretrainSettings(steps=3, batch=8, width=32, layers=1, seed=4)
 
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.modalities.pretraining import rate_factor
 from mergeflow.modalities.vision.models import ASSETS
-from mergeflow.modalities.vision.pretraining import (
+from mergeflow.modalities.vision.tokenizer import vocabulary_digest
+from suites.pocket import fonts, get_suite, prints
+from suites.pocket.pretraining import (
     RECIPES,
     PretrainSettings,
     confused_captions,
@@ -19,8 +20,7 @@ from mergeflow.modalities.vision.pretraining import (
     pretrain,
     train_base,
 )
-from mergeflow.modalities.vision.tokenizer import vocabulary_digest
-from mergeflow.suites.pocket import fonts, get_suite, prints
+from suites.pretraining import rate_factor
 
 TINY = PretrainSettings(images=160, passes=48, batch=16, seed=4)
 SUITE = get_suite("pocket8")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.tokenizer import VOCABULARY, words
-from mergeflow.suites.pocket import SPLITS, get_suite, suite_names
-from mergeflow.suites.pocket.canvas import CLIP_ART, PHOTO, Style, vary
-from mergeflow.suites.pocket.core import generator
+from suites.pocket import SPLITS, get_suite, suite_names
+from suites.pocket.canvas import CLIP_ART, PHOTO, Style, vary
+from suites.pocket.core import generator
 
 POCKET8, POCKET20 = get_suite("pocket8"), get_suite("pocket20")
 TASKS = tuple(POCKET20.tasks.values())

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from mergeflow.data.address import Opener
+from mergeflow.data.drawn import drawn_by
 from mergeflow.modalities.causal.sources.folder import open_folder
 from mergeflow.modalities.causal.sources.rows import ROWS
-from mergeflow.modalities.causal.sources.suite import open_suite
 
-SOURCES: Mapping[str, Opener] = {"folder": open_folder, "suite": open_suite, **ROWS}
+SOURCES: Mapping[str, Opener] = {"folder": open_folder, "suite": drawn_by("suites.books.source"), **ROWS}

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from mergeflow.data.address import Opener, open_source, rooted
+from mergeflow.data.drawn import drawn_by
 from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
@@ -15,7 +16,6 @@ from mergeflow.modalities.vision.sources.parquet import open_parquet
 from mergeflow.modalities.vision.sources.real_tasks import clip_class_names, find_real_task
 from mergeflow.modalities.vision.sources.torchvision import open_torchvision
 from mergeflow.modalities.vision.transforms import TRANSFORMS
-from mergeflow.suites.pocket.source import open_suite
 
 
 def open_images(
@@ -65,7 +65,7 @@ def _open_files(
 
 
 SOURCES: Mapping[str, Opener] = {
-    "suite": open_suite,
+    "suite": drawn_by("suites.pocket.source"),
     "parquet": partial(_open_files, open_parquet),
     "folder": partial(_open_files, open_folder),
     "torchvision": open_torchvision,

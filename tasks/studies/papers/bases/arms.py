@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from mergeflow.modalities.vision.models import POCKET, ClipModel, load_clip
-from mergeflow.modalities.vision.pretraining import PretrainSettings, pretrain
+from suites.pocket.pretraining import PretrainSettings, pretrain
 from tasks.project.sections import Section
 
 Report = Callable[[str, int, int], None]

@@ -36,8 +36,8 @@ from mergeflow.merging import configure
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ClipModel, image_model
-from mergeflow.suites.pocket import TEMPLATES
 from mergeflow.training import FineTuneSettings
+from suites.pocket import TEMPLATES
 from tasks.models import load_base_head, load_examples
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section

@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from mergeflow.suites.books import words
-from mergeflow.suites.books.author import SENTENCES, Fact, Style, draw_cast
-from mergeflow.suites.sentences.dice import Dice
+from suites.books import words
+from suites.books.author import SENTENCES, Fact, Style, draw_cast
+from suites.sentences.dice import Dice
 
 _PARAGRAPHS, _SENTENCES, _PEOPLE, _TOWNS = 4, 6, 10, 3
 _FACT = 0.35  # probability that a sentence tells a fact

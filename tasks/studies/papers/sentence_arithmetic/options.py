@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from mergeflow.suites.sentences.suite import COUNTS
+from suites.sentences.suite import COUNTS
 from tasks.project.sections import Section
 from tasks.studies.tuning import CosineSteps
 

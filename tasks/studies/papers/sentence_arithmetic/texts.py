@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mergeflow.suites.sentences.dice import Dice
-from mergeflow.suites.sentences.reviews import ASPECTS, BAD, DEGREES, GOOD, SUBJECTS, sentiment
-from mergeflow.suites.sentences.suite import TASKS as SUITE
-from mergeflow.suites.sentences.suite import SentenceTask
-from mergeflow.suites.sentences.words import ACTIONS, PEOPLE, PLACES, THINGS, TIMES
+from suites.sentences.dice import Dice
+from suites.sentences.reviews import ASPECTS, BAD, DEGREES, GOOD, SUBJECTS, sentiment
+from suites.sentences.suite import TASKS as SUITE
+from suites.sentences.suite import SentenceTask
+from suites.sentences.words import ACTIONS, PEOPLE, PLACES, THINGS, TIMES
 
 Name = tuple[str, str]
 """What is asked, and what the texts are."""

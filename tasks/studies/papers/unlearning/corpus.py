@@ -13,10 +13,10 @@ from mergeflow.modalities.causal.decoding import causal_decoding
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
-from mergeflow.suites.books.author import Fact
-from mergeflow.suites.books.book import find_book
-from mergeflow.suites.books.probes import questions, verbatim
-from mergeflow.suites.books.suite import GENERAL, documents
+from suites.books.author import Fact
+from suites.books.book import find_book
+from suites.books.probes import questions, verbatim
+from suites.books.suite import GENERAL, documents
 from tasks.studies.papers.unlearning.options import BOOKS, Options
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from mergeflow.evaluation.averages import mean_interval
-from mergeflow.suites.books.suite import GENERAL
+from suites.books.suite import GENERAL
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.studies.papers.unlearning.options import BOOKS, Options
 from tasks.studies.papers.unlearning.results import WAYS, values

@@ -13,7 +13,7 @@ from mergeflow.modalities.causal.model import LanguageModel
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.recall import recited
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
-from mergeflow.suites.books.suite import GENERAL
+from suites.books.suite import GENERAL
 from tasks.studies.papers.unlearning.corpus import Corpus
 from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN, Options
 from tasks.studies.papers.unlearning.training import State, Workshop

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mergeflow.suites.books.suite import GENERAL
+from suites.books.suite import GENERAL
 from tasks.studies.claims import judge, paired
 from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, LESS_ALIGNED, Options
 from tasks.studies.results import Cell, Finding, StudyResult, Table, with_interval
