@@ -13,7 +13,7 @@ from unittest.mock import patch
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("mergeflow", "tasks", "registry", "flows")
+PACKAGES = ("mergeflow", "tasks", "registry", "flows", "studies")
 
 _reached: set[str] = set()
 _originals: dict[str, Any] = {}

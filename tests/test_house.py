@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("mergeflow", "tasks", "registry", "flows", "suites")
+PACKAGES = ("mergeflow", "tasks", "registry", "flows", "suites", "studies")
 
 # package: what of this project it may import, besides itself
 FILES = {
@@ -53,9 +53,10 @@ ALLOWED = {
     "mergeflow.analysis": {*LEARNING, "mergeflow.training"},
     "mergeflow.linearity": LEARNING,
     "suites": {"mergeflow"},
-    "tasks": {"mergeflow", "suites"},  # of tasks/ the studies alone: see below
+    "tasks": {"mergeflow", "suites", "studies.theory"},  # of tasks/ the studies alone: see below
     "registry": {"mergeflow"},
     "flows": {"mergeflow", "tasks", "registry"},
+    "studies": {"mergeflow", "suites", "tasks", "registry", "flows"},
 }
 OWNERS = {"prefect": "flows", "prefect_dask": "flows", "prefect_ray": "flows", "mlflow": "registry"}
 
@@ -90,10 +91,10 @@ def test_imports_go_downhill(package: str) -> None:
                 assert any(within(module, one) for one in allowed), f"{path.relative_to(ROOT)} imports {module}"
 
 
-def test_studies_alone_know_the_drawn_suites() -> None:
-    users = [path for path in (ROOT / "tasks").rglob("*.py") if any(within(one, "suites") for one in imports(path))]
-    assert users
-    assert {path.relative_to(ROOT).parts[1] for path in users} == {"studies"}
+@pytest.mark.parametrize("package", ["suites", "studies"])
+def test_studies_alone_know_the_drawn_suites_and_the_theory(package: str) -> None:
+    users = [path for path in (ROOT / "tasks").rglob("*.py") if any(within(one, package) for one in imports(path))]
+    assert {path.relative_to(ROOT).parts[1] for path in users} <= {"studies"}
 
 
 def test_every_part_of_the_library_has_its_row() -> None:
@@ -178,11 +179,43 @@ def _bound(node: ast.AST) -> list[str]:
     return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
 
 
-def test_no_file_is_long() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        if (lines := len(path.read_text().splitlines())) > 330
-    }
-    assert not long
+# Longer than 40 lines when the rule was made: they may shrink, and none may join them.
+LONG_FUNCTIONS = {
+    "flows/commands.py:add_commands": 85,
+    "flows/linearity_command.py:add_commands": 68,
+    "flows/linearity_command.py:linearity": 42,
+    "flows/registry_commands.py:_add_changes": 50,
+    "flows/registry_commands.py:_add_questions": 50,
+    "mergeflow/commands/language.py:perplexity": 58,
+    "tasks/studies/papers/coloured_digits/results.py:_target": 41,
+    "tasks/studies/papers/compression/results.py:findings": 49,
+    "tasks/studies/papers/interference/results.py:_findings": 45,
+    "tasks/studies/papers/laboratory/editing.py:unlearning_findings": 59,
+    "tasks/studies/papers/laboratory/findings.py:reduced_findings": 43,
+    "tasks/studies/papers/laboratory/findings.py:target_findings": 52,
+    "tasks/studies/papers/linearity_controls/results.py:_label_findings": 47,
+    "tasks/studies/papers/linearity_controls/results.py:findings": 58,
+    "tasks/studies/papers/linearity_stitches/study.py:findings": 44,
+    "tasks/studies/papers/linearity_why/study.py:_findings": 66,
+    "tasks/studies/papers/one_epoch/study.py:findings": 69,
+    "tasks/studies/papers/rank_curve/findings.py:_findings": 67,
+    "tasks/studies/papers/sentence_arithmetic/results.py:_of_negation": 43,
+}
+
+
+def function_lengths() -> dict[str, int]:
+    """Return the lines of each function's body, from behind its docstring, by `path:name`."""
+    lengths: dict[str, int] = {}
+    for path in files().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+                key = f"{path.relative_to(ROOT)}:{node.name}"
+                lengths[key] = max(lines, lengths.get(key, 0))
+    return lengths
+
+
+def test_functions_have_at_most_40_lines() -> None:
+    long = {name: lines for name, lines in function_lengths().items() if lines > LONG_FUNCTIONS.get(name, 40)}
+    assert not long, "split them"

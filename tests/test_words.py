@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["mergeflow", "registry", "flows", "benchmarks", "tasks", "suites"]
+PACKAGES = ["mergeflow", "registry", "flows", "benchmarks", "tasks", "suites", "studies"]
 _ONE = r"((torch\.)?Tensor|(np\.)?ndarray|NDArray\[.*\])"
 ARRAY = re.compile(rf"{_ONE}( \| None)?|(tuple|list|Sequence)\[{_ONE}(, .*)?\]")
 SHAPE = re.compile(r"\[[^\]]*\]")

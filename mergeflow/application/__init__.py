@@ -1,7 +1,7 @@
 """The application (stages, registry, flows) on the import path, and the project folder that a command works in.
 
-In the repository the packages `tasks`, `registry`, `flows` and `suites` lie beside the library. A wheel holds them in
-this very folder, so that site-packages gets no package with a name as general as `tasks`.
+In the repository the packages `tasks`, `registry`, `flows`, `suites` and `studies` lie beside the library. A wheel
+holds them in this very folder, so that site-packages gets no package with a name as general as `tasks`.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 INSTALLED = (HERE / "flows").is_dir()
 HOME = HERE if INSTALLED else HERE.parents[1]
-"""The folder that holds the packages `tasks`, `registry`, `flows` and `suites`."""
+"""The folder that holds the packages `tasks`, `registry`, `flows`, `suites` and `studies`."""
 TEMPLATE = HERE / "template" if INSTALLED else HOME
 """The project whose files `mergeflow new` copies: the repository's root, or the same files in a wheel."""
 PAGES = (HERE if INSTALLED else HOME) / "docs"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mergeflow.analysis.provable.reduced import Reduced, Vector, low_rank, row_pruned, thinned, trimmed
+from studies.theory.reduced import Reduced, Vector, low_rank, row_pruned, thinned, trimmed
 
 FULL, LORA, SVD = "full", "LoRA", "SVD"
 ROWS, CONTROL, TIES, DARE = "largest rows", "smallest rows", "TIES", "DARE"

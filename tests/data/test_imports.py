@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("mergeflow", "tasks", "registry", "flows", "suites")
+OURS = ("mergeflow", "tasks", "registry", "flows", "suites", "studies")
 
 
 def file_of(module: str) -> Path | None:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralModel
 
-from mergeflow.analysis.provable.reduced import row_pruned
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
+from studies.theory.reduced import row_pruned
 from tests.merging.helpers import one
 
 MLP = "blocks.0.mlp.c_fc.weight"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-OURS = ("mergeflow", "tasks", "registry", "suites")
+OURS = ("mergeflow", "tasks", "registry", "suites", "studies")
 
 
 @cache

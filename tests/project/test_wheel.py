@@ -61,10 +61,11 @@ def test_site_packages_gets_one_name(wheel: Path) -> None:
         "application/flows/commands.py",
         "application/template/.dvc/config",
         "application/docs/training.md",
+        "application/studies/theory/__init__.py",
     ):
         assert f"mergeflow/{needed}" in names
     assert not [name for name in names if name.startswith("mergeflow/application/docs/studies")]
-    assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+    assert not [name for name in names if "__pycache__" in name or "/tests/" in name or "studies/dvc." in name]
 
 
 def test_the_image_of_a_worker_copies_what_the_wheel_is_made_of(wheel: Path, tmp_path: Path) -> None:

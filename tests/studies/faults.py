@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-GRADIENT_DESCENT = "mergeflow/analysis/equivalence/gradient_descent.py"
-SECOND_ORDER = "mergeflow/analysis/equivalence/second_order.py"
+GRADIENT_DESCENT = "studies/theory/gradient_descent.py"
+SECOND_ORDER = "studies/theory/equivalence.py"
 PAPERS = "tasks/studies/papers"
 RULES_OF_RECORDS = (
     "tests/studies/test_recorded_verdicts.py::test_the_rules_make_the_recorded_findings_of_the_recorded_rows"
@@ -38,12 +38,12 @@ FAULTS = [
         GRADIENT_DESCENT,
         "moves[-1] - step * gradient(",
         "moves[-1] + step * gradient(",
-        "tests/analysis/test_equivalence.py::test_descent_is_what_a_training_run_does_and_deterministic",
+        "tests/studies/theory/test_equivalence.py::test_descent_is_what_a_training_run_does_and_deterministic",
     ),
     Broken(
         "G1",
         "the task vector is compared with half a step",
-        "mergeflow/analysis/equivalence/theorem_one.py",
+        "studies/theory/equivalence.py",
         "error = (vector + step * gradient(",
         "error = (vector + step / 2 * gradient(",
         "tests/studies/test_equivalence.py::test_the_numbers_behind_the_findings",
@@ -54,7 +54,7 @@ FAULTS = [
         GRADIENT_DESCENT,
         "torch.stack(list(vectors)).sum(dim=0)",
         "torch.stack(list(vectors)).mean(dim=0)",
-        "tests/analysis/test_equivalence.py::test_task_arithmetic_of_one_epoch_is_one_joint_step_and_of_more_is_not",
+        "tests/studies/theory/test_equivalence.py::test_task_arithmetic_of_one_epoch_is_one_joint_step_and_of_more_is_not",
     ),
     Broken(
         "G2 G3",
@@ -62,7 +62,7 @@ FAULTS = [
         SECOND_ORDER,
         "descend(summed(losses), start, scale * step, epochs)",
         "descend(summed(losses), start, step, epochs)",
-        "tests/analysis/test_equivalence.py::test_the_gap_of_quadratic_losses_is_exact_after_two_epochs",
+        "tests/studies/theory/test_equivalence.py::test_the_gap_of_quadratic_losses_is_exact_after_two_epochs",
     ),
     Broken(
         "G3",
@@ -70,7 +70,7 @@ FAULTS = [
         SECOND_ORDER,
         "derived = -scale * step**2",
         "derived = scale * step**2",
-        "tests/analysis/test_equivalence.py::test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away",
+        "tests/studies/theory/test_equivalence.py::test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away",
     ),
     Broken(
         "G3",
@@ -78,7 +78,7 @@ FAULTS = [
         SECOND_ORDER,
         "scale * gradients.sum(dim=0) - gradients",
         "scale * gradients.sum(dim=0) + gradients",
-        "tests/analysis/test_equivalence.py::test_mismatches_sum_to_what_the_paper_says",
+        "tests/studies/theory/test_equivalence.py::test_mismatches_sum_to_what_the_paper_says",
     ),
     Broken(
         "G3",
@@ -91,19 +91,19 @@ FAULTS = [
     Broken(
         "G4",
         "the derived task factor loses its lower end 1",
-        "mergeflow/analysis/equivalence/bounds.py",
+        "studies/theory/equivalence.py",
         '"derived": max(1.0, abs(scale * tasks - 1))',
         '"derived": abs(scale * tasks - 1)',
-        "tests/analysis/test_equivalence_bounds.py::"
+        "tests/studies/theory/test_equivalence_bounds.py::"
         "test_the_derived_task_factor_is_reached_and_the_printed_ones_fail_at_their_zeros",
     ),
     Broken(
         "G4",
         "the bound of the gradient loses √2",
-        "mergeflow/analysis/equivalence/bounds.py",
+        "studies/theory/equivalence.py",
         "float(2**0.5 * np.linalg.norm(first))",
         "float(np.linalg.norm(first))",
-        "tests/analysis/test_equivalence_bounds.py::"
+        "tests/studies/theory/test_equivalence_bounds.py::"
         "test_softmax_regression_reaches_the_curvature_bound_that_the_paper_calls_zero",
     ),
     Broken(
@@ -133,7 +133,7 @@ FAULTS = [
     Broken(
         "G6",
         "cosines are with the last epoch's gradient",
-        "mergeflow/analysis/gradients.py",
+        "studies/theory/gradients.py",
         "first = gradients[0]",
         "first = gradients[-1]",
         "tests/studies/test_gradients.py::test_a_cosine_is_with_the_gradient_at_the_base",
@@ -197,10 +197,10 @@ FAULTS = [
     Broken(
         "G8",
         "cosines are of the models themselves, not of their moves from the base",
-        "mergeflow/analysis/projection.py",
+        "studies/theory/landscape.py",
         "inner = gram - gram[origin][None, :] - gram[:, origin][:, None] + gram[origin, origin]",
         "inner = gram",
-        "tests/analysis/test_projection.py::test_distances_and_cosines_are_those_of_the_whole_vectors",
+        "tests/studies/theory/test_projection.py::test_distances_and_cosines_are_those_of_the_whole_vectors",
     ),
     Broken(
         "G8",
@@ -345,10 +345,10 @@ FAULTS = [
     Broken(
         "M5",
         "the second axis of the plane is not made orthogonal to the first",
-        "mergeflow/analysis/landscape.py",
+        "studies/theory/landscape.py",
         "v[name] = ((two - share * one) / rest).to(kind)",
         "v[name] = (two / rest).to(kind)",
-        "tests/analysis/test_landscape.py::test_plane_is_orthonormal_and_holds_its_three_models",
+        "tests/studies/theory/test_landscape.py::test_plane_is_orthonormal_and_holds_its_three_models",
     ),
     Broken(
         "M5",
@@ -441,26 +441,26 @@ FAULTS = [
     Broken(
         "C3",
         "I(k) compares column spaces",
-        "mergeflow/analysis/interference.py",
+        "studies/theory/interference.py",
         "for _, sigma, right in factors.triples]  # Σ_t V_tᵀ",
         "for right, sigma, _ in factors.triples]  # Σ_t V_tᵀ",
-        "tests/analysis/test_interference.py::test_every_rank_is_the_plain_formula",
+        "tests/studies/theory/test_interference.py::test_every_rank_is_the_plain_formula",
     ),
     Broken(
         "C3",
         "centred and original task vectors change places",
-        "mergeflow/analysis/interference.py",
+        "studies/theory/interference.py",
         "len(weights) if centred else",
         "len(weights) if not centred else",
-        "tests/analysis/test_interference.py::test_task_matrices_are_those_that_inputs_meet",
+        "tests/studies/theory/test_interference.py::test_task_matrices_are_those_that_inputs_meet",
     ),
     Broken(
         "C3",
         "a task counts as its own disturbance in L",
-        "mergeflow/analysis/interference_bound.py",
+        "studies/theory/interference.py",
         "rest = vectors.sum(dim=0) - vectors",
         "rest = vectors.sum(dim=0) + 0 * vectors",
-        "tests/analysis/test_interference.py::test_inputs_outside_the_row_space_break_the_bound",
+        "tests/studies/theory/test_interference.py::test_inputs_outside_the_row_space_break_the_bound",
     ),
     Broken(
         "C4",
@@ -625,10 +625,10 @@ FAULTS = [
     Broken(
         "C8",
         "roundness without the 4",
-        "mergeflow/analysis/paths.py",
+        "studies/theory/landscape.py",
         "return 4 * np.pi * area",
         "return np.pi * area",
-        "tests/analysis/test_paths.py::test_a_regular_polygon_is_as_round_as_it_should_be",
+        "tests/studies/theory/test_paths.py::test_a_regular_polygon_is_as_round_as_it_should_be",
     ),
     Broken(
         "C1",
@@ -764,7 +764,7 @@ FAULTS = [
         "mergeflow/analysis/provable/correlation.py",
         "(one.double() - one.double().mean(0))",
         "(one.double() - one.double().mean(1, keepdim=True))",
-        "tests/analysis/test_provable_coefficients.py::test_correlation_is_equation_eleven",
+        "tests/studies/theory/test_provable_coefficients.py::test_correlation_is_equation_eleven",
     ),
     Broken(
         "P10 P13",
@@ -772,40 +772,40 @@ FAULTS = [
         "mergeflow/analysis/provable/conditions.py",
         "Interval(1 - alpha + beta, math.inf)",
         "Interval(1 + alpha + beta, math.inf)",
-        "tests/analysis/test_provable.py::test_the_ranges_of_the_three_cases",
+        "tests/studies/theory/test_provable.py::test_the_ranges_of_the_three_cases",
     ),
     Broken(
         "P8",
         "the region of Equation 7 takes c away",
-        "mergeflow/analysis/provable/conditions.py",
+        "studies/theory/coefficients.py",
         "(by @ towards >= margin + c)",
         "(by @ towards >= margin - c)",
-        "tests/analysis/test_provable.py::"
+        "tests/studies/theory/test_provable.py::"
         "test_the_papers_figure_is_the_region_with_its_margin_and_not_with_the_theorems",
     ),
     Broken(
         "P9",
         "the closed form is the printed one",
-        "mergeflow/analysis/provable/conditions.py",
+        "studies/theory/coefficients.py",
         "fourth if printed else second",
         "fourth",
-        "tests/analysis/test_provable.py::test_the_derived_closed_form_meets_both_sums_wherever_any_coefficients_do",
+        "tests/studies/theory/test_provable.py::test_the_derived_closed_form_meets_both_sums_wherever_any_coefficients_do",
     ),
     Broken(
         "P11 P12 P13",
         "the softmax of attention is over queries",
-        "mergeflow/analysis/provable/transformer.py",
+        "studies/theory/laboratory.py",
         "dim=-2)  # [n, s, l], a distribution over s",
         "dim=-1)  # [n, s, l], a distribution over s",
-        "tests/analysis/test_provable.py::test_the_model_is_equation_four",
+        "tests/studies/theory/test_provable.py::test_the_model_is_equation_four",
     ),
     Broken(
         "P17",
         "the smallest rows are kept",
-        "mergeflow/analysis/provable/structure.py",
+        "studies/theory/laboratory.py",
         "descending=not smallest",
         "descending=smallest",
-        "tests/analysis/test_provable.py::test_truncation_is_the_best_approximation_and_pruning_keeps_the_rows_it_says",
+        "tests/studies/theory/test_provable.py::test_truncation_is_the_best_approximation_and_pruning_keeps_the_rows_it_says",
     ),
     Broken(
         "P18 P19",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pyarrow.parquet as pq
 import pytest
 
-from mergeflow.analysis.equivalence.problems import feed_forward_problem
+from studies.theory.gradient_descent import feed_forward_problem
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
 from tasks.studies.judging.merging import of_equivalence

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mergeflow.analysis.gradients import mean_gradient
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
+from studies.theory.gradients import mean_gradient
 from tasks.studies.inputs import StudyInputs
 from tasks.studies.judging.merging import of_gradients
 from tasks.studies.papers.gradients import study as gradients

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mergeflow.analysis.paths import roundness
 from mergeflow.evaluation.averages import mean
+from studies.theory.landscape import roundness
 from tasks.studies.claims import judge
 from tasks.studies.papers.cart_landscape.figures import Trace, basin_figure, curve_figure, path_figure, task_figure
 from tasks.studies.papers.cart_landscape.seed import LABELS, SHOWN, Rows, Seed, each, seeds, total

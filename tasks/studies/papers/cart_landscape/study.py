@@ -30,13 +30,20 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from mergeflow.analysis.landscape import Grid, Plane, measure_grid
-from mergeflow.analysis.paths import principal_plane
-from mergeflow.analysis.projection import centred_gram, distances, principal_components, principal_coordinates
 from mergeflow.evaluation import CandidateScorer, losses
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
+from studies.theory.landscape import (
+    Grid,
+    Plane,
+    centred_gram,
+    distances,
+    measure_grid,
+    principal_components,
+    principal_coordinates,
+    principal_plane,
+)
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.analysis.provable.answers import ask
-from mergeflow.analysis.provable.conditions import out_of_domain
 from mergeflow.analysis.provable.correlation import Correlations, correlations
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.subset import Subset
+from studies.theory.coefficients import out_of_domain
 from tasks.studies.coloured import Digits, Pretrained, accuracy, coloured, name_of
 from tasks.studies.pieces import grid
 from tasks.studies.rows import Row

@@ -20,12 +20,12 @@ k(k−1)/2 Σ_t ∇²L_t(θ0) r_t(θ0): it grows with the number of pairs of epo
 which a ReLU unit has switched sides (rows with `switched` > 0). The coefficient is measured at the smallest η alone.
 
 *G4.* Theorem 2 bounds ‖C‖₂ by T · pairs · (task factor) · H · G. What is printed and what can be derived is in
-`mergeflow.analysis.equivalence.bounds`; here both are put beside the measured norm, over α and over the size of the
+`studies.theory.equivalence`; here both are put beside the measured norm, over α and over the size of the
 weights. What is called the appendix's bound has the task factor |α(T+1) − 1| of Equations 24 and 25, the end of its
 proof; the theorem as the appendix restates it has |αT − 1|.
 
 **Source.** Zhou et al. 2025, On Task Vectors and Gradients, Theorems 1 and 2. The signs, factors and bounds called
-derived are derived in `mergeflow/analysis/equivalence/second_order.py` and `bounds.py`.
+derived are derived in `studies/theory/equivalence.py` and `bounds.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,18 +35,19 @@ from functools import partial
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow.analysis.equivalence.problems import Problem, feed_forward_problem, model_problem
-from mergeflow.analysis.equivalence.theorem_one import (
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.classification import Classification
+from studies.theory.equivalence import (
     coefficient_rows,
     epoch_rows,
+    factor_rows,
     gap_rows,
     joint_rows,
+    network_row,
     one_epoch_rows,
     slope_row,
 )
-from mergeflow.analysis.equivalence.theorem_two import factor_rows, network_row
-from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.classification import Classification
+from studies.theory.gradient_descent import Problem, feed_forward_problem, model_problem
 from tasks.models import load_base_head, load_examples
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section

@@ -33,9 +33,9 @@ import torch
 from pydantic import Field, field_validator
 
 from mergeflow.analysis.geometry import norm
-from mergeflow.analysis.gradients import cosines_to_first, mean_gradient, shares
 from mergeflow.modalities.subset import Subset
 from mergeflow.training import FineTuneSettings, fine_tune
+from studies.theory.gradients import cosines_to_first, mean_gradient, shares
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from torch import Tensor
 
-from mergeflow.analysis.gradients import cosines_to_first
+from studies.theory.gradients import cosines_to_first
 from tasks.studies.claims import judge, paired
 from tasks.studies.results import Cell, Finding, Table, with_interval
 from tasks.studies.rows import Row, by_seed

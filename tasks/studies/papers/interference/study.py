@@ -11,7 +11,7 @@ leading singular values and right singular vectors of every task,
 
 Equation 5 prints the product the other way round, V_i Σ̃_i Σ̃_j V_jᵀ, whose norm is ‖Σ̃_i Σ̃_j‖_F: no direction enters
 it, so that it tells how the singular values fall and nothing of row spaces. Both are measured
-(`mergeflow.analysis.interference` says why the first is meant), the first also with Σ̃ normalised by what is kept.
+(`studies.theory.interference` says why the first is meant), the first also with Σ̃ normalised by what is kept.
 Beside them stands what Theorem 1 calls task interference, for inputs isotropic in a task's own row space,
 
     L_k = Σ_t ‖Σ_{s≠t} SVD_k(τ_s) V_t‖²_F / Σ_t ‖SVD_k(τ_t)‖²_F,
@@ -19,11 +19,11 @@ Beside them stands what Theorem 1 calls task interference, for inputs isotropic 
 with λ = 1 as there. Unlike I(k) it sees that contributions of opposite sign cancel.
 
 *The bound.* Random tasks on the linear model in float64, with a known overlap of their row spaces, a known ratio
-s_max / α of singular values and noise η on the inputs. `mergeflow.analysis.interference_bound` has what is printed,
+s_max / α of singular values and noise η on the inputs. `studies.theory.interference` has what is printed,
 what must be read otherwise, and a constant that is smaller by s_max / α.
 
 **Source.** CART, Section 4.2, equations 5 to 7 and 9, Figures 2, 3 and 8, appendices A and C.1. The constant called
-derived is derived in `mergeflow/analysis/interference_bound.py`.
+derived is derived in `studies/theory/interference.py`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.analysis.interference import (
+from mergeflow.merging.matrices import rank_of
+from studies.theory.interference import (
     TaskFactors,
     factor_tasks,
     kind_of,
@@ -44,7 +45,6 @@ from mergeflow.analysis.interference import (
     task_interference,
     task_matrices,
 )
-from mergeflow.merging.matrices import rank_of
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

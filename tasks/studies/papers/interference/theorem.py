@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mergeflow.analysis.interference_bound import Setting, bounds, draw_tasks, measured_interference
+from studies.theory.interference import Setting, bounds, draw_tasks, measured_interference
 from tasks.studies.results import Finding, Table
 from tasks.studies.rows import Row
 

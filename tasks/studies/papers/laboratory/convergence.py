@@ -6,9 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mergeflow.analysis.provable.data import PatternTask, related_patterns
-from mergeflow.analysis.provable.structure import large_rows
-from mergeflow.analysis.provable.transformer import Training, Weights, fine_tune, initial, judge
+from studies.theory.laboratory import (
+    PatternTask,
+    Training,
+    Weights,
+    fine_tune,
+    initial,
+    judge,
+    large_rows,
+    related_patterns,
+)
 from tasks.studies.papers.laboratory.options import Options, start, task_of, test_set
 from tasks.studies.rows import Row
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from mergeflow.analysis.provable.conditions import predicted_outputs
+from studies.theory.coefficients import predicted_outputs
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels, series_style
 from tasks.plotting.heat import colour_bar, heat_map, over
 from tasks.plotting.palette import INK

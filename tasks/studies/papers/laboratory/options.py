@@ -6,8 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mergeflow.analysis.provable.data import PatternTask
-from mergeflow.analysis.provable.transformer import Training, Weights, fine_tune, initial
+from studies.theory.laboratory import PatternTask, Training, Weights, fine_tune, initial
 from tasks.project.sections import Section
 from tasks.studies.pieces import grid
 

@@ -5,17 +5,20 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from mergeflow.analysis.provable.data import PatternTask, related_patterns
-from mergeflow.analysis.provable.structure import (
+from studies.theory.laboratory import (
+    PatternTask,
+    Weights,
     attention_mass,
+    combined,
     frobenius_left,
     irrelevant_energy,
+    judge,
     large_rows,
     leading_cosine,
+    related_patterns,
     row_pruned,
     truncated,
 )
-from mergeflow.analysis.provable.transformer import Weights, combined, judge
 from tasks.studies.papers.laboratory.options import Options, column, start, task_of, test_set, trained
 from tasks.studies.rows import Row
 

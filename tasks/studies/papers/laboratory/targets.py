@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from mergeflow.analysis.provable.conditions import closed_form, out_of_domain
-from mergeflow.analysis.provable.transformer import combined, judge
 from mergeflow.errors import MergeflowError
+from studies.theory.coefficients import closed_form, out_of_domain
+from studies.theory.laboratory import combined, judge
 from tasks.studies.papers.laboratory.options import Options, column, start, task_of, test_set, trained
 from tasks.studies.rows import Row
 

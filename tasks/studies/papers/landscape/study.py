@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from mergeflow.analysis.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
+from studies.theory.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

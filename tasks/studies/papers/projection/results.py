@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mergeflow.analysis.projection import cosines_from, distances, principal_coordinates
+from studies.theory.landscape import cosines_from, distances, principal_coordinates
 from tasks.studies.papers.projection.figures import Plane, cosine_figure, plane_figure
 from tasks.studies.results import Table, with_interval
 from tasks.studies.rows import Row

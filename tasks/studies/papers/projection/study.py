@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator
 
-from mergeflow.analysis.projection import centred_gram, distances
 from mergeflow.evaluation import losses
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -36,6 +35,7 @@ from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from mergeflow.search.candidates import score_all
 from mergeflow.search.line import best_on_line, line
+from studies.theory.landscape import centred_gram, distances
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

@@ -7,12 +7,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mergeflow.analysis.provable.reduced import Vector, bimodality
 from mergeflow.memory import training_needs
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import on_pixels
 from mergeflow.training import FineTuneSettings, LoraModel
 from mergeflow.training.settings import LoraSettings
+from studies.theory.reduced import Vector, bimodality
 from tasks.studies.coloured import (
     ColouredWorld,
     Digits,

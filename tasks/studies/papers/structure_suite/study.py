@@ -23,10 +23,10 @@ from functools import partial
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.analysis.provable.reduced import bimodality
 from mergeflow.checkpoints import read_state
 from mergeflow.evaluation.averages import mean
 from mergeflow.modalities.subset import Subset
+from studies.theory.reduced import bimodality
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mergeflow.analysis.provable.correlation import output_correlation
-from mergeflow.analysis.provable.unseen import unseen_coefficients
 from mergeflow.errors import MergeflowError
+from studies.theory.coefficients import unseen_coefficients
 
 BETA, C = 0.01, 0.02
 PENALTIES = tuple(10.0**power for power in range(-3, 4))

@@ -12,12 +12,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mergeflow.analysis.provable.conditions import addition, closed_form, out_of_domain, unlearning
+from mergeflow.analysis.provable.conditions import addition, unlearning
 from mergeflow.analysis.provable.correlation import correlations, output_correlation, responses
 from mergeflow.analysis.provable.criteria import addition_criteria, all_met, unlearning_criteria
-from mergeflow.analysis.provable.reduced import low_rank
-from mergeflow.analysis.provable.unseen import smallest_coefficients, unseen_coefficients
 from mergeflow.errors import MergeflowError
+from studies.theory.coefficients import closed_form, out_of_domain, smallest_coefficients, unseen_coefficients
+from studies.theory.reduced import low_rank
 
 
 def logits(seed: int, samples: int = 40, classes: int = 3) -> torch.Tensor:
@@ -152,7 +152,7 @@ def test_the_closed_form_is_taken_inside_the_box_the_smallest_at_its_edge_and_no
 
 
 def test_the_pages_python_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs/advising.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/advising.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     exec(compile(block, "docs/advising.md", "exec"), {})
 

@@ -7,22 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mergeflow.analysis.equivalence import (
-    Loss,
-    Net,
+from mergeflow.modalities.classification import Classification
+from studies.theory.equivalence import (
     curvature_sum,
     derived_network_bounds,
-    descend,
-    flat_loss,
-    gradient,
-    hessian,
     pairs_factor,
     printed_network_bounds,
-    random_tasks,
-    summed,
     task_factors,
 )
-from mergeflow.modalities.classification import Classification
+from studies.theory.gradient_descent import Loss, Net, descend, flat_loss, gradient, hessian, random_tasks, summed
 
 ROOT2 = 2**0.5
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mergeflow.analysis.provable.reduced import bimodality, low_rank, row_pruned, thinned, trimmed
-from mergeflow.analysis.provable.structure import row_pruned as theory_pruned
-from mergeflow.analysis.provable.transformer import Weights
 from mergeflow.errors import MergeflowError
+from studies.theory.laboratory import Weights
+from studies.theory.laboratory import row_pruned as theory_pruned
+from studies.theory.reduced import bimodality, low_rank, row_pruned, thinned, trimmed
 
 NAME = "layers.0.mlp.0.weight"
 

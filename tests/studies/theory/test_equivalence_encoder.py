@@ -6,19 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mergeflow.analysis.equivalence import (
-    Problem,
-    gradient,
-    image_problem,
-    measure_gap,
-    merge,
-)
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings
 from mergeflow.training import fine_tune as train
+from studies.theory.equivalence import measure_gap
+from studies.theory.gradient_descent import Problem, gradient, image_problem, merge
 from suites.pocket import get_suite
 
 

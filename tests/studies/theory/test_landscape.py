@@ -8,9 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mergeflow.analysis.landscape import Grid, Plane, angle_between, measure_grid, plane_through, valley
-from mergeflow.analysis.projection import principal_components
 from mergeflow.errors import MergeflowError
+from studies.theory.landscape import (
+    Grid,
+    Plane,
+    angle_between,
+    measure_grid,
+    plane_through,
+    principal_components,
+    valley,
+)
 
 State = dict[str, torch.Tensor]
 

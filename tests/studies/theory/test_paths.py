@@ -6,12 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mergeflow.analysis.paths import principal_plane, roundness
-from mergeflow.analysis.projection import principal_components
 from mergeflow.evaluation import losses
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modality import Network
+from studies.theory.landscape import principal_components, principal_plane, roundness
 
 numbers = st.floats(-100, 100).map(lambda number: round(number, 3))
 

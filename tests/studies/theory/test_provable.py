@@ -9,33 +9,27 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mergeflow.analysis.provable.conditions import (
-    addition,
-    closed_form,
-    out_of_domain,
-    predicted_outputs,
-    unlearning,
-)
-from mergeflow.analysis.provable.data import PatternTask, related_patterns
-from mergeflow.analysis.provable.structure import (
-    attention_mass,
-    frobenius_left,
-    large_rows,
-    leading_cosine,
-    row_pruned,
-    truncated,
-)
-from mergeflow.analysis.provable.transformer import (
+from mergeflow.analysis.provable.conditions import addition, unlearning
+from mergeflow.errors import MergeflowError
+from studies.theory.coefficients import closed_form, out_of_domain, predicted_outputs
+from studies.theory.laboratory import (
+    PatternTask,
     Training,
     Weights,
+    attention_mass,
     combined,
     fine_tune,
+    frobenius_left,
     hinge,
     initial,
     judge,
+    large_rows,
+    leading_cosine,
     outputs,
+    related_patterns,
+    row_pruned,
+    truncated,
 )
-from mergeflow.errors import MergeflowError
 
 D, M = 8, 48
 

@@ -8,24 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mergeflow.analysis.equivalence import (
+from mergeflow.errors import MergeflowError
+from studies.theory.equivalence import curvature_sum, log_log_slope, measure_gap, mismatches
+from studies.theory.gradient_descent import (
     Loss,
     Net,
-    curvature_sum,
     descend,
     flat_loss,
     gradient,
     hessian,
     hessian_vector,
-    log_log_slope,
-    measure_gap,
     merge,
-    mismatches,
     random_tasks,
     summed,
     trained,
 )
-from mergeflow.errors import MergeflowError
 
 STEPS = (1e-4, 3e-4, 1e-3)
 

@@ -9,16 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mergeflow.analysis.interference import (
+from mergeflow.errors import MergeflowError
+from studies.theory.interference import (
+    Setting,
+    bounds,
+    draw_tasks,
     factor_tasks,
     kind_of,
+    measured_interference,
     reconstruction_error,
     row_space_interference,
     task_interference,
     task_matrices,
 )
-from mergeflow.analysis.interference_bound import Setting, bounds, draw_tasks, measured_interference
-from mergeflow.errors import MergeflowError
 
 
 def random_tasks(seed: int, count: int, shape: tuple[int, int]) -> list[Tensor]:

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from mergeflow.analysis import projection
-from mergeflow.analysis.projection import (
+from mergeflow.errors import MergeflowError
+from studies.theory import landscape
+from studies.theory.landscape import (
     centred_gram,
     cosines_from,
     distances,
     principal_components,
     principal_coordinates,
 )
-from mergeflow.errors import MergeflowError
 
 SHAPES = {"conv": (3, 2, 2), "scalar": (), "none": (0, 4), "matrix": (5, 3)}
 State = dict[str, torch.Tensor]
@@ -80,7 +80,7 @@ def test_blocks_do_not_matter(seed: int, block: int) -> None:
     states = models(4, seed)
     whole = centred_gram(states)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projection, "_BLOCK", block)
+        patch.setattr(landscape, "_BLOCK", block)
         np.testing.assert_allclose(centred_gram(states), whole, rtol=1e-12, atol=1e-10)
 
 

@@ -1,0 +1,1 @@
+"""The studies of papers, above everything else: nothing imports them."""

@@ -1,0 +1,1 @@
+"""The theory that the studies measure: gradient descent and merging, landscapes, coefficients, interference."""

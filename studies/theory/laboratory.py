@@ -1,0 +1,365 @@
+"""Binary tasks on tokens that are exact patterns: one that decides the label, and others that do not matter.
+
+The one-layer nonlinear Transformer, its hinge loss and its training by mini-batch SGD.
+
+What task vectors of the one-layer Transformer look like, and what can be left out of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from mergeflow.errors import MergeflowError
+
+
+@dataclass(frozen=True)
+class PatternTask:
+    """One task T of Definition 2: a sequence of P tokens whose majority of μ over −μ is the label.
+
+    A sequence with the label y = ±1 holds `relevant` tokens y·μ, `confusing` tokens −y·μ, and P − relevant − confusing
+    tokens that are each drawn from the irrelevant patterns v_1 … v_M with equal probability.
+
+    Attributes:
+        pattern: μ_T, [d], of length 1.
+        irrelevant: v_1 … v_M, [M, d], orthonormal and orthogonal to μ_T.
+        tokens: P ≥ 1.
+        relevant: δ_* · P, more than `confusing`.
+        confusing: δ_# · P.
+        exact: whether every sequence has exactly these counts; otherwise they are means: each token is drawn by itself,
+            and a sequence without a majority for its label is drawn again.
+        noise: standard deviation of Gaussian noise on every entry of every token; 0 in the paper.
+
+    Source:
+        Li et al. 2025, Definition 2.
+    """
+
+    pattern: Tensor
+    irrelevant: Tensor
+    tokens: int = 20
+    relevant: int = 8
+    confusing: int = 2
+    exact: bool = True
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.confusing < self.relevant or self.relevant + self.confusing > self.tokens:
+            raise MergeflowError(
+                f"A sequence of {self.tokens} tokens with {self.relevant} relevant and {self.confusing} confusing ones "
+                "cannot be drawn: the relevant ones must be more, and both together at most all. Change the counts."
+            )
+
+    def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw sequences and labels.
+
+        Args:
+            samples: n ≥ 1.
+            generator: the source of chance.
+
+        Returns:
+            X, [n, P, d], and y, [n], −1 or 1; the order of a sequence's tokens does not matter to the model.
+        """
+        dtype = self.pattern.dtype
+        labels = torch.randint(2, (samples,), generator=generator, dtype=torch.int64) * 2 - 1
+        kinds = self._exact_kinds(samples, generator) if self.exact else self._random_kinds(samples, generator)
+        patterns = torch.cat([self.pattern[None], -self.pattern[None], self.irrelevant])
+        flipped = torch.where((labels[:, None] < 0) & (kinds < 2), 1 - kinds, kinds)
+        inputs = patterns[flipped]
+        if self.noise:
+            inputs = inputs + self.noise * torch.randn(inputs.shape, generator=generator, dtype=dtype)
+        return inputs, labels.to(dtype)
+
+    def _exact_kinds(self, samples: int, generator: torch.Generator) -> Tensor:
+        """Return the pattern of each token for the label 1: 0 for μ, 1 for −μ, 1 + j for v_j; [n, P]."""
+        others = self.tokens - self.relevant - self.confusing
+        fixed = torch.tensor([0] * self.relevant + [1] * self.confusing).expand(samples, -1)
+        drawn = torch.randint(2, 2 + len(self.irrelevant), (samples, others), generator=generator)
+        return torch.cat([fixed, drawn], 1)
+
+    def _random_kinds(self, samples: int, generator: torch.Generator) -> Tensor:
+        rest = 1 - (self.relevant + self.confusing) / self.tokens
+        shares = [self.relevant / self.tokens, self.confusing / self.tokens]
+        shares += [rest / len(self.irrelevant)] * len(self.irrelevant)
+        weights = torch.tensor(shares, dtype=torch.float64)
+        kinds = torch.multinomial(weights.expand(samples, -1), self.tokens, replacement=True, generator=generator)
+        while len(left := ((kinds == 0).sum(1) <= (kinds == 1).sum(1)).nonzero().flatten()):
+            kinds[left] = torch.multinomial(weights.expand(len(left), -1), self.tokens, True, generator=generator)
+        return kinds
+
+
+def related_patterns(
+    alpha: float, dimensions: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return two discriminative patterns with μ_1ᵀμ_2 = α, and the irrelevant ones that span the rest.
+
+    Args:
+        alpha: in [−1, 1].
+        dimensions: d ≥ 3.
+        dtype: of the patterns.
+
+    Returns:
+        μ_1 and μ_2, [d], and v_1 … v_M, [M, d], with M = d − 2.
+
+    Raises:
+        MergeflowError: α lies outside −1 … 1.
+
+    Example:
+        >>> first, second, rest = related_patterns(0.6, 8)
+        >>> round(float(first @ second), 12), rest.shape
+        (0.6, torch.Size([6, 8]))
+    """
+    if not -1 <= alpha <= 1:
+        raise MergeflowError(f"The cosine of two patterns is {alpha}; it must lie in −1 … 1.")
+    axes = torch.eye(dimensions, dtype=dtype)
+    return axes[0], alpha * axes[0] + (1 - alpha**2) ** 0.5 * axes[1], axes[2:]
+
+
+_IN_CACHE = 32  # sequences at a time: their hidden layer [32, P, m] stays in the processor's cache
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Ψ = {V, W} with the frozen output weights a, one or a stack of them.
+
+    Attributes:
+        attention: W = W_Kᵀ W_Q, [..., d, d].
+        value: V = W_O W_V, [..., m, d].
+    """
+
+    attention: Tensor
+    value: Tensor
+
+    def plus(self, other: "Weights", scale: float | Tensor = 1.0) -> "Weights":
+        """Return Ψ + scale · Ψ′, entry by entry; a scale [k] gives a stack of k."""
+        factor = torch.as_tensor(scale, dtype=self.value.dtype)[..., None, None]
+        return Weights(self.attention + factor * other.attention, self.value + factor * other.value)
+
+    def minus(self, other: "Weights") -> "Weights":
+        """Return Ψ − Ψ′: with Ψ′ = Ψ^(0), the task vector."""
+        return self.plus(other, -1.0)
+
+
+def initial(
+    dimensions: int, width: int, seed: int, spread: float = 0.5, positions: int | None = None
+) -> tuple[Weights, Tensor]:
+    """Draw Ψ^(0) and a.
+
+    W, V ~ N(0, ξ²), ξ = spread/√m;  a_i ∈ {1/√m, −1/√m}
+
+    Args:
+        dimensions: d.
+        width: m.
+        seed: of the draw.
+        spread: ξ√m, at most 1 in the paper.
+        positions: P for an a of its own at every position, as Equation 4 is indexed; by default one a is shared, as
+            the proofs (Definition 4) have it.
+
+    Returns:
+        Ψ^(0), and a, [m] or [P, m].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(rows, dimensions, generator=generator, dtype=torch.float64) for rows in (dimensions, width)]
+    shape = (width,) if positions is None else (positions, width)
+    signs = torch.randint(2, shape, generator=generator).double() * 2 - 1
+    attention, value = (spread / width**0.5 * one for one in drawn)
+    return Weights(attention, value), signs / width**0.5
+
+
+def outputs(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) -> Tensor:
+    """Return f(X; Ψ), [n].
+
+    f(X; Ψ) = (1/P) Σ_l aᵀ ReLU(V Σ_s x_s softmax_s(x_sᵀ W x_l))
+
+    Args:
+        attention: W, [d, d].
+        value: V, [m, d].
+        output: a, [m], or [P, m] for one at every position.
+        inputs: X, [n, P, d].
+
+    Source:
+        Li et al. 2025, Equation 4, with W = W_Kᵀ W_Q and V = W_O W_V.
+    """
+    return torch.cat([_scores(attention, value, output, part) for part in inputs.split(_IN_CACHE)])
+
+
+def _scores(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) -> Tensor:
+    mass = torch.softmax(inputs @ attention @ inputs.mT, dim=-2)  # [n, s, l], a distribution over s
+    hidden = torch.relu(mass.mT @ inputs @ value.mT)  # [n, l, m]
+    at_positions = hidden @ output if output.dim() == 1 else (hidden * output).sum(-1)
+    return at_positions.mean(-1)
+
+
+def hinge(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of max(1 − y f(X; Ψ), 0).
+
+    Args:
+        attention: W, [d, d].
+        value: V, [m, d].
+        output: a, [m] or [P, m].
+        inputs: X, [n, P, d].
+        labels: y, [n], −1 or 1.
+    """
+    return torch.relu(1 - labels * outputs(attention, value, output, inputs)).mean()
+
+
+_GRADIENTS = grad(hinge, argnums=(0, 1))
+
+
+@dataclass(frozen=True)
+class Training:
+    """Mini-batch SGD: step η, batch B, T steps, seed of the batches."""
+
+    step: float
+    batch: int
+    steps: int
+    seed: int = 0
+
+
+def fine_tune(
+    start: Weights,
+    output: Tensor,
+    task: PatternTask,
+    training: Training,
+    watch: Callable[[int, Weights], bool] | None = None,
+) -> Weights:
+    """Return Ψ*_T: V and W after T steps of SGD on the hinge loss with fresh batches; a stays as it is.
+
+    Args:
+        start: Ψ^(0).
+        output: a, [m] or [P, m].
+        task: the task.
+        training: its settings.
+        watch: called with the number of steps taken and the weights, before the first step and after each; True ends
+            the training.
+    """
+    generator = torch.Generator().manual_seed(training.seed)
+    attention, value = start.attention, start.value
+    for done in range(training.steps):
+        if watch and watch(done, Weights(attention, value)):
+            break
+        inputs, labels = task.draw(training.batch, generator)
+        by_attention, by_value = _GRADIENTS(attention, value, output, inputs, labels)
+        attention, value = attention - training.step * by_attention, value - training.step * by_value
+    return Weights(attention, value)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How models do on a test set; arrays over a stack of models.
+
+    Attributes:
+        hinge: mean hinge loss.
+        accuracy: share of y f > 0, in [0, 1].
+        margin: mean of y f.
+    """
+
+    hinge: Tensor
+    accuracy: Tensor
+    margin: Tensor
+
+
+def judge(models: Weights, output: Tensor, inputs: Tensor, labels: Tensor) -> Judged:
+    """Judge a stack of models on test data.
+
+    Args:
+        models: W [k, d, d] and V [k, m, d].
+        output: a.
+        inputs: X, [n, P, d].
+        labels: y, [n].
+    """
+    along = vmap(lambda attention, value: labels * outputs(attention, value, output, inputs), chunk_size=1)
+    margins = along(models.attention, models.value)
+    return Judged(torch.relu(1 - margins).mean(1), (margins > 0).double().mean(1), margins.mean(1))
+
+
+def combined(start: Weights, vectors: Sequence[Weights], scales: Tensor) -> Weights:
+    """Return the stack Ψ^(0) + Σ_i λ_i ΔΨ_i.
+
+    Args:
+        start: Ψ^(0).
+        vectors: K task vectors.
+        scales: λ, [k, K].
+    """
+    attention = start.attention + torch.einsum("kt,tij->kij", scales, torch.stack([one.attention for one in vectors]))
+    value = start.value + torch.einsum("kt,tij->kij", scales, torch.stack([one.value for one in vectors]))
+    return Weights(attention, value)
+
+
+def truncated(vector: Weights, rank: int) -> Weights:
+    """Return the best approximations of ΔW and ΔV of a given rank, in the Frobenius norm.
+
+    Source:
+        Li et al. 2025, Corollary 1.
+    """
+    return Weights(_truncate(vector.attention, rank), _truncate(vector.value, rank))
+
+
+def _truncate(matrix: Tensor, rank: int) -> Tensor:
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left[:, :rank] * values[:rank] @ right[:rank]
+
+
+def row_pruned(vector: Weights, keep: float, smallest: bool = False) -> Weights:
+    """Return the task vector with a share of the rows of ΔV, the largest in 2-norm; the others are 0.
+
+    Args:
+        vector: ΔΨ.
+        keep: share of the rows kept, in [0, 1].
+        smallest: keep the smallest rows instead, as a control.
+
+    Source:
+        Li et al. 2025, Corollary 2.
+    """
+    norms = vector.value.norm(dim=1)
+    order = norms.argsort(descending=not smallest, stable=True)
+    kept = torch.zeros_like(norms)
+    kept[order[: round(keep * len(norms))]] = 1
+    return Weights(vector.attention, vector.value * kept[:, None])
+
+
+def frobenius_left(matrix: Tensor, rank: int) -> float:
+    """Return ‖M − M_r‖_F / ‖M‖_F of the best approximation M_r of rank r; M is [m, d]."""
+    values = torch.linalg.svdvals(matrix)
+    return float(values[rank:].norm() / values.norm())
+
+
+def leading_cosine(matrix: Tensor, pattern: Tensor) -> float:
+    """Return abs(cos) of the leading right singular vector of a matrix [., d] and a pattern [d]."""
+    return float((torch.linalg.svd(matrix, full_matrices=False)[2][0] @ pattern).abs())
+
+
+def large_rows(vector: Weights, below: float = 0.5) -> float:
+    """Return the share of rows of ΔV with a 2-norm of at least `below` times the largest."""
+    norms = vector.value.norm(dim=1)
+    return float((norms >= below * norms.max()).double().mean())
+
+
+def attention_mass(model: Weights, inputs: Tensor, pattern: Tensor) -> float:
+    """Return p: the mean mass that queries with the pattern μ put on keys with μ.
+
+    Args:
+        model: Ψ.
+        inputs: X of the label 1, [n, P, d], without noise.
+        pattern: μ, [d].
+
+    Source:
+        Li et al. 2025, Definition 3, as a mean over samples and queries.
+    """
+    mass = torch.softmax(inputs @ model.attention @ inputs.mT, dim=-2)  # [n, s, l]
+    relevant = (inputs @ pattern > 0.5).to(mass)
+    on_relevant = (mass * relevant[:, :, None]).sum(1)  # [n, l]
+    return float(((on_relevant * relevant).sum(1) / relevant.sum(1)).mean())
+
+
+def irrelevant_energy(vector: Weights, pattern: Tensor, irrelevant: Tensor) -> float:
+    """Return the median over rows of Σ_k (ΔV_i·v_k)² / (ΔV_i·μ)² · M: about 1 or less by Equation 30.
+
+    Args:
+        vector: ΔΨ.
+        pattern: μ, [d].
+        irrelevant: v_1 … v_M, [M, d].
+    """
+    across = (vector.value @ irrelevant.T).square().sum(1)
+    return float((across / (vector.value @ pattern).square()).median() * len(irrelevant))
