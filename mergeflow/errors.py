@@ -34,7 +34,7 @@ def together(*checks: Callable[[], object]) -> None:
     """Run all checks, and raise the faults of all of them in one error.
 
     Raises:
-        MergeflowError: What they found, all of it, one after the other.
+        MergeflowError: What they found, one after the other; what several found alike is said once.
     """
     faults = []
     for check in checks:
@@ -43,7 +43,7 @@ def together(*checks: Callable[[], object]) -> None:
         except MergeflowError as error:
             faults.append(str(error))
     if faults:
-        raise MergeflowError("\n".join(faults))
+        raise MergeflowError("\n".join(dict.fromkeys(faults)))
 
 
 def check_model_name(name: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoraEntry:
-    """The difference one adapted weight makes, factor · B A, or its transpose."""
+    """The difference one adapted weight makes, factor · B A, or its transpose; of an embedding always that."""
 
     down: Entry
     up: Entry
@@ -25,6 +25,7 @@ class LoraEntry:
     rank: int
     factor: float
     transposed: bool
+    embedding: bool = False
     kept: local = field(default_factory=local)
 
     def delta(self) -> Tensor:

@@ -12,6 +12,7 @@ from mergeflow.checkpoints.adapted import DoraEntry, TokensEntry
 from mergeflow.checkpoints.as_stored import as_stored
 from mergeflow.checkpoints.checks import check_compatible, infos_of
 from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.conv1d import oriented
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
@@ -74,6 +75,7 @@ def fit_inputs(
     notes: list[str] = []
     states = {name: as_stored(name, base, state, notes) for name, state in experts.items()}
     states = {name: _without_prefix(name, base, state, notes) for name, state in states.items()}
+    states = {name: oriented(name, base, state) for name, state in states.items()}
     names = {*base, *(name for state in states.values() for name in state)}
     _check_patterns(names, ignore, only)
     left_out = frozenset(name for name in names if _any(name, ignore) or (only and not _any(name, only)))
@@ -102,7 +104,8 @@ def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str
 
 
 def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
-    """Give the DoRA weights and retrained tokens of an adapter the base's weights that they adapt."""
+    """Give an adapter what it needs of its base: how weights lie, and those that DoRA and retrained tokens adapt."""
+    state = oriented(state.path, base, state)
     open_ends = {
         name: one
         for name, one in state.entries.items()
@@ -200,9 +203,16 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
         return base
     notes.append(f"'{alone[0]}' changes one of '{head}' and '{embedding}', which are tied: the result has both, untied")
     for name, state in states.items():
-        if name not in adapters and head not in state and embedding in state:
-            states[name] = _with(state, head, embedding)
-    return _with(base, head, embedding)
+        if name not in adapters:
+            states[name] = _says_untied(_with(state, head, embedding) if head not in state else state)
+    return _says_untied(_with(base, head, embedding))
+
+
+def _says_untied(state: LazyStateDict) -> LazyStateDict:
+    """Return a state whose config.json says that its head is not its embedding: else transformers ties them again."""
+    made = view(state, list(state))
+    made.config = {**config_of(state), "tie_word_embeddings": False}
+    return made
 
 
 def _heads_with_embedding(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dict[str, LazyStateDict]:

@@ -8,16 +8,21 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.hub import from_hub
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, open_adapter
 from mergeflow.checkpoints.mistaken import mistaken
-from mergeflow.checkpoints.pickles import PICKLES, open_pickle
+from mergeflow.checkpoints.pickles import is_pickle, open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
     import torch
 
-# What a folder may hold, in order of preference.
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_WEIGHTS = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+# The weights of a model folder in the order in which `from_pretrained` of transformers looks for them.
+_TRANSFORMERS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _INDEX_SUFFIX = ".index.json"
 _MAX_INDEX_BYTES = 100_000_000
 
@@ -26,9 +31,9 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     """Open a checkpoint without reading its data.
 
     Args:
-        path: A safetensors file; an index of shards, or a folder with one; a `.pt`, `.pth`, `.bin` or `.ckpt` state
-            dict (loaded without running code; `state_dict` and `module.` unwrapped); a Hugging Face model folder; a
-            PEFT LoRA adapter folder, which opens as a task vector. What is not a path here may be a Hugging Face id,
+        path: A safetensors file; an index of shards, or a folder with one; a state dict of `torch.save`, alone or in
+            what a training run saved (no code is run; `module.` is unwrapped); a Hugging Face model folder; a PEFT LoRA
+            adapter folder, which opens as a task vector. What is not a path here may be a Hugging Face id,
             `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
 
     Returns:
@@ -49,9 +54,7 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
         raise MergeflowError(f"cannot read checkpoint '{place}': {error.strerror}. Check the path.") from None
     if place.name.endswith(_INDEX_SUFFIX):
         return _open_index(place)
-    if place.suffix in PICKLES:
-        return open_pickle(place)
-    return open_safetensors(place)
+    return open_pickle(place) if is_pickle(place) else open_safetensors(place)
 
 
 def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
@@ -67,21 +70,35 @@ def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
 def _open_folder(folder: Path) -> LazyStateDict:
     if (folder / ADAPTER_CONFIG).exists():
         return open_adapter(folder, read_json(folder / ADAPTER_CONFIG))
-    for name in _INDEXES:
-        if (folder / name).exists():
-            return _open_index(folder / name)
-    for name in _WEIGHTS:
-        if (folder / name).exists():
-            return open_checkpoint(folder / name)
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return open_safetensors(found[0])
-    listed = ", ".join(path.name for path in found[:5]) or "no safetensors file"
-    known = ", ".join((*_INDEXES, *_WEIGHTS, ADAPTER_CONFIG))
-    raise MergeflowError(
-        f"folder '{folder}' holds no checkpoint: expected one of {known} or a single safetensors file, found {listed}. "
-        "Name the file itself."
-    )
+    names = weights_in(folder)
+    if not names:
+        listed = ", ".join(path.name for path in sorted(folder.glob("*.safetensors"))[:5]) or "no safetensors file"
+        expected = ", ".join((*_TRANSFORMERS, *_OPEN_CLIP, ADAPTER_CONFIG))
+        raise MergeflowError(
+            f"folder '{folder}' holds no checkpoint: expected one of {expected} or a single safetensors file, found "
+            f"{listed}. Name the file itself."
+        )
+    try:
+        return open_checkpoint(folder / names[0])
+    except MergeflowError as error:
+        if len(names) == 1:
+            raise
+        others = "', '".join(names[1:])
+        raise MergeflowError(f"{error} The folder also holds '{others}': name that file if it is the one.") from None
+
+
+def weights_in(folder: Path) -> list[str]:
+    """Return the weights that a folder holds by their file's name, or their index's; the first is what is loaded.
+
+    A folder may hold a model twice: transformers' and open_clip's files, or a file that an older sharded save left.
+    """
+    open_clip_first = (folder / "open_clip_config.json").exists() and not (folder / "config.json").exists()
+    order = (*_OPEN_CLIP, *_TRANSFORMERS) if open_clip_first else (*_TRANSFORMERS, *_OPEN_CLIP)
+    names = [name for name in order if (folder / name).exists()]
+    if names:
+        return names
+    others = [path.name for path in folder.glob("*.safetensors")]
+    return others if len(others) == 1 else []
 
 
 def _open_index(index: Path) -> LazyStateDict:

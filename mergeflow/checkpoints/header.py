@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The reference implementation's limit: a larger header is an attack or a mistake.
 MAX_HEADER_BYTES = 100_000_000
+# More than the largest published mixtures have in all their shards; 1.5 million empty tensors would take minutes.
+MAX_TENSORS = 250_000
 _MAX_RANK = 64
 
 
@@ -77,7 +79,10 @@ def read_header(file: BinaryIO, path: str) -> Header:
         if other is not None:
             raise MergeflowError(f"'{path}' {other}.")
         raise _bad(path, f"announces a header of {length} bytes, but the file has {size} bytes")
-    return _validate(_parse(file.read(length), path), 8 + length, size, path)
+    raw = file.read(length)
+    if raw.count(b'"data_offsets"') > MAX_TENSORS:
+        raise MergeflowError(f"'{path}' describes more than {MAX_TENSORS} tensors, which no model has in one file.")
+    return _validate(_parse(raw, path), 8 + length, size, path)
 
 
 def _bad(path: str, found: str) -> MergeflowError:
@@ -131,9 +136,14 @@ def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Heade
 def _entry(name: str, entry: Any, available: int, path: str) -> tuple[TensorInfo, int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _bad(path, f"describes tensor '{name}' with other keys than dtype, shape and data_offsets")
-    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if not isinstance(entry["dtype"], str):
+        raise _bad(path, f"gives tensor '{name}' a dtype that is not a name ({entry['dtype']!r:.40})")
+    dtype = DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise _bad(path, f"gives tensor '{name}' the unknown dtype {entry['dtype']!r:.40} (known: {', '.join(DTYPES)})")
+        raise MergeflowError(
+            f"'{path}' holds tensor '{name}' in the type {entry['dtype']!r:.40}, which cannot be read (types that can: "
+            f"{', '.join(DTYPES)}). Merge the weights that it was quantised from, or save them in one of these types."
+        )
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _naturals(shape) or len(shape) > _MAX_RANK:
         raise _bad(path, f"gives tensor '{name}' a shape that is not a list of sizes ({shape!r:.60})")

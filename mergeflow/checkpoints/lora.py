@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from math import sqrt
 from pathlib import Path
@@ -16,8 +17,23 @@ from mergeflow.errors import MergeflowError
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# Ways to start an adapter that move its weight in the base as well, so that B A is not the whole difference.
-_MOVED = ("pissa", "olora", "corda", "loftq")
+# Keys of adapter_config.json that are read here.
+READ = {
+    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "fan_in_fan_out",
+    "init_lora_weights", "target_parameters", "trainable_token_indices",
+}  # fmt: skip
+# Keys whose value does not change what the stored tensors mean: training's, loading's, and which modules have factors.
+HARMLESS = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save", "bias",
+    "lora_dropout", "megatron_config", "megatron_core", "runtime_config", "ensure_weight_tying", "qalora_group_size",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
+}  # fmt: skip
+# Ways to start an adapter that leave the base as it is; all others move the base's weight, so that B A is not the
+# whole difference from it.
+_STARTS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
+# VeLoRA's own tensor is for the backward pass alone.
+_OF_TRAINING = ".lora_velora_embed"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
@@ -66,7 +82,7 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> LazyStateDict:
             weight = f"{target.removesuffix(_TOKENS)}.weight"
             entries[weight], infos[weight] = _tokens(stored, name, config)
             absolute.add(weight)
-        elif not target.endswith((_B, _EMBEDDING_B, *_MAGNITUDES)):
+        elif not target.endswith((_B, _EMBEDDING_B, _OF_TRAINING, *_MAGNITUDES)):
             if "lora_" in target or "trainable_tokens" in target:
                 raise MergeflowError(
                     f"adapter '{folder}' holds '{name}': only LoRA and DoRA of linear weights and embeddings can be "
@@ -144,12 +160,19 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
             f"adapter '{folder}' adapts parameters ({', '.join(sorted(strange))}); of parameters only weights and "
             f"stacks of experts ({', '.join(EXPERT_STACKS)}) can be merged. Merge it into its base first."
         )
-    start = str(config.get("init_lora_weights")).lower()
-    if start.startswith(_MOVED):
+    start = str(config.get("init_lora_weights", True)).lower()
+    if start not in _STARTS:
         raise MergeflowError(
-            f"adapter '{folder}' was started by {start!r}, which also changes the base, so it is not the difference "
-            "from your base. "
+            f"adapter '{folder}' was started by {start!r}, which also changes the base (of these ways only "
+            f"{', '.join(_STARTS[3:])} are known not to), so it is not the difference from your base. "
             "Convert it when it is saved (PEFT's path_initial_model_for_weight_conversion), or merge it first."
+        )
+    acting = sorted(key for key, value in config.items() if key not in READ | HARMLESS and value)
+    if acting:
+        listed = ", ".join(f"{key} = {json.dumps(config[key], ensure_ascii=False):.60}" for key in acting)
+        raise MergeflowError(
+            f"adapter '{folder}' has settings that make it more than plain LoRA, or are unknown: {listed}. Merge it "
+            "into its base with PEFT first; where a setting only concerns training, take it out of adapter_config.json."
         )
 
 
@@ -172,10 +195,18 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
     rank, factor = _rank_and_factor(config, owner, down[0])
     if rank != down[0]:
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
-    transposed = embedding or bool(config.get("fan_in_fan_out"))
     shape = (up[0], down[1])
+    transposed = embedding or _inputs_first(stored, module, shape, bool(config.get("fan_in_fan_out")))
     info = TensorInfo((shape[1], shape[0]) if transposed else shape, FLOAT32)
-    return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed), info
+    return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, embedding), info
+
+
+def _inputs_first(stored: LazyStateDict, module: str, shape: tuple[int, int], said: bool) -> bool:
+    """Whether an adapted weight is stored [in, out]: as the copy in the adapter, if there is one, else as said."""
+    copy = stored.infos.get(f"{PREFIX}{module}{_WRAPPED}weight")
+    if copy is None or shape[0] == shape[1] or copy.shape not in (shape, shape[::-1]):
+        return said
+    return copy.shape != shape
 
 
 def _experts(stored: LazyStateDict, name: str, stack: str, config: dict[str, Any]) -> tuple[ExpertsEntry, TensorInfo]:

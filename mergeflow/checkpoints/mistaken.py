@@ -1,11 +1,21 @@
 """Files that are not checkpoints, whatever their names say, recognised by their first bytes."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from zipfile import BadZipFile, ZipFile
 
 _PICKLED, _DIRECTORY = b"PK\x03\x04", b"PK\x05\x06"
 # The end of an archive's directory has 22 bytes and a comment of 65,535 at most.
 _TAIL = 22 + 65_535
+# A pickle of protocol 2 or later begins so; older ones with a "(" or a letter, which says nothing.
+_PICKLE = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
+# Files of an archive that only other things than a state dict have, and what these are.
+_ARCHIVES = {
+    "constants.pkl": "a TorchScript archive, a program with its weights, which is never run: "
+    "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt') takes the weights out of it",
+    "archive_format": "a program of torch.export with its weights, which is never run: "
+    "torch.save(torch.export.load(FILE).state_dict, 'weights.pt') takes the weights out of it",
+}
 
 
 def mistaken(start: bytes, wanted: str) -> str | None:
@@ -37,6 +47,22 @@ def mistaken(start: bytes, wanted: str) -> str | None:
     if wanted == "pickle" and start[8:10] in (b'{"', b"{ ", b"{}") and start[4:8] == bytes(4):
         return "is a safetensors file: rename it so that it ends in .safetensors"
     return None
+
+
+def is_pickled(start: bytes) -> bool:
+    """Whether a file begins as torch.save's files do: an archive, or in the older format a pickle."""
+    return start.startswith((_PICKLED, *_PICKLE))
+
+
+def other_archive(path: Path) -> str | None:
+    """Return what a zip archive is instead of a state dict of torch.save, with the way out."""
+    try:
+        with ZipFile(path) as archive:
+            files = {PurePosixPath(name).name for name in archive.namelist()}
+    except (OSError, BadZipFile, ValueError, NotImplementedError):
+        return None
+    other = next((what for file, what in _ARCHIVES.items() if file in files), None)
+    return other or (None if "data.pkl" in files else "a zip archive without the `data.pkl` of torch.save")
 
 
 def cut_short(path: Path, start: bytes, reason: str) -> bool:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mergeflow.checkpoints import check_compatible, open_checkpoint
+from mergeflow.checkpoints import check_compatible, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
@@ -33,6 +33,13 @@ def llama():
 def gpt2():
     torch.manual_seed(1)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40))
+
+
+def classifier():
+    """GPT-2 with a head of as many labels as it is wide, so that `score` and `c_proj` are square."""
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40, num_labels=16, pad_token_id=0)
+    return transformers.GPT2ForSequenceClassification(config)
 
 
 def trained(model, folder, **config):
@@ -73,9 +80,12 @@ def whole(base, state):
         (llama, {"target_modules": ["q_proj"], "trainable_token_indices": [7, 3]}),
         (llama, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [3], "lm_head": [39, 4]}}),
         (gpt2, {"target_modules": ["c_attn"], "trainable_token_indices": [0, 39], "fan_in_fan_out": True}),
+        (classifier, {"target_modules": ["c_proj", "score"]}),
+        (classifier, {"target_modules": ["c_proj", "score"], "use_dora": True}),
+        (gpt2, {"target_modules": ["c_proj", "c_attn"], "fan_in_fan_out": False}),
     ],
     ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
-         "tokens", "tokens-head", "tokens-tied"],
+         "tokens", "tokens-head", "tokens-tied", "square", "square-dora", "said-wrongly"],
 )  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     expected = trained(model(), tmp_path, **config)
@@ -87,6 +97,29 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         assert moved
         for name, value in found.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize("biases", [False, True])
+def test_each_weight_is_turned_as_the_base_has_it_whatever_the_adapter_says(tmp_path, said, biases):
+    expected = trained(classifier(), tmp_path, target_modules=["c_attn", "c_proj", "score"])
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "fan_in_fan_out": said}))
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        found = whole(base, fit_inputs(base, {"a": adapter}).experts["a"])
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+        held = {name: base[name] for name in base if biases or not name.endswith("bias")}
+    write_checkpoint(tmp_path / "b.safetensors", held)  # without config.json
+    with open_checkpoint(tmp_path / "b.safetensors") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        with pytest.raises(MergeflowError, match=r"adapts the square 'score.weight'"):
+            fit_inputs(base, {"a": adapter})
+        adapter.infos.pop("score.weight")
+        adapter.entries.pop("score.weight")
+        found = fit_inputs(base, {"a": adapter}, ignore=["score.weight"]).experts["a"]
+        for name in found:
+            torch.testing.assert_close(base[name] + found[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,9 +1,12 @@
 """Heads that are their embedding once more: found for transformers' classes, untied where an adapter parts the two."""
 
 import json
+from copy import deepcopy
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.ties import copies_of_embedding
@@ -83,3 +86,26 @@ def test_a_head_and_its_embedding_that_change_alike_stay_tied(tmp_path):
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is True
     with open_checkpoint(tmp_path / "out") as state:
         assert "lm_head.weight" not in state
+
+
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_a_head_untied_by_an_adapter_that_brings_tokens_is_said_to_be_untied(tmp_path, saved):
+    model = tiny("llama", tie_word_embeddings=True)
+    rows = model.config.vocab_size
+    wider = deepcopy(model)
+    wider.resize_token_embeddings(rows + 3)
+    wrapped = peft.get_peft_model(wider, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=saved))
+    with torch.no_grad():
+        for name, value in wrapped.named_parameters():
+            value.add_(0.3 * torch.randn(value.shape) if "modules_to_save" in name else 0)
+    for folder, source, new in (("base", model, []), ("a", wrapped, ["x1", "x2", "x3"])):
+        source.save_pretrained(tmp_path / folder)
+        words = Tokenizer(WordLevel({f"t{at}": at for at in range(rows)}, unk_token="t0"))
+        words.add_tokens(new)
+        words.save(str(tmp_path / folder / "tokenizer.json"))
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "tokenizer_source": "union"}
+    recipe |= {"base": str(tmp_path / "base"), "experts": [str(tmp_path / "a")], "out": str(tmp_path / "out")}
+    merge(recipe)
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+    found = type(model).from_pretrained(tmp_path / "out").eval()(TOKENS).logits
+    torch.testing.assert_close(found[..., :rows], wrapped.eval()(TOKENS).logits[..., :rows], rtol=1e-4, atol=1e-4)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mergeflow.checkpoints.conv1d import is_conv1d
 from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
 from mergeflow.checkpoints.naming import IN_OUT_EXPERTS
 from mergeflow.checkpoints.ties import module_of
@@ -114,7 +115,9 @@ def slot_of(
         return Slot(attention + INNER, "linear", False)
     if role in ("embedding", "position"):
         return Slot(module, "embedding", True)
-    transposed = architecture.form(name, shape, split_fused=False).transposed
+    transposed = architecture.form(name, shape, split_fused=False).transposed or bool(
+        is_conv1d(architecture.config, name)
+    )
     # Where a model has stacks of experts, PEFT takes modules of these names for experts of transformers 4.
     mistaken = module.rpartition(".")[2] in _EXPERT_MODULES and any(".experts." in other for other in names)
     return Slot(module, "linear", transposed, parameter=mistaken)

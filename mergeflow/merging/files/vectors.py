@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.checkpoints.conv1d import doubtful
 from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.fitted import fit_inputs
@@ -163,6 +164,13 @@ def open_vector(path: Pathlike) -> LazyStateDict:
         raise MergeflowError(
             f"adapter '{path}' holds whole weights ('{min(state.absolute)}') beside differences: make a task "
             "vector of it first with `mergeflow vector extract BASE ADAPTER`."
+        )
+    square = doubtful(state)
+    if square is not None:
+        state.close()
+        raise MergeflowError(
+            f"adapter '{path}' does not tell whether the square '{square}' is stored [in, out]; its base does: make a "
+            "task vector of it first with `mergeflow vector extract BASE ADAPTER`."
         )
     return state
 

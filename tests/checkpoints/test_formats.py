@@ -1,0 +1,163 @@
+"""Which file of a folder is read, and what is found inside files of torch.save."""
+
+import json
+import shutil
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.dtype import DTYPES
+from mergeflow.errors import MergeflowError
+
+WEIGHTS = {"a": torch.randn(2, 3), "b": torch.arange(4)}
+OTHERS = {"a": torch.randn(2, 3), "b": torch.arange(1, 5)}
+
+
+def sharded(folder, state, index, end):
+    """Write a state in two shards."""
+    places = {name: f"shard-{at}.{end}" for at, name in enumerate(state)}
+    for name, file in places.items():
+        shard = {name: state[name]}
+        save_file(shard, folder / file) if end == "safetensors" else torch.save(shard, folder / file)
+    (folder / index).write_text(json.dumps({"weight_map": places}))
+
+
+WRITERS = {
+    "model.safetensors": lambda folder, state: save_file(state, folder / "model.safetensors"),
+    "model.safetensors.index.json": lambda folder, state: sharded(
+        folder, state, "model.safetensors.index.json", "safetensors"
+    ),
+    "pytorch_model.bin": lambda folder, state: torch.save(state, folder / "pytorch_model.bin"),
+    "pytorch_model.bin.index.json": lambda folder, state: sharded(folder, state, "pytorch_model.bin.index.json", "bin"),
+    "open_clip_model.safetensors": lambda folder, state: save_file(state, folder / "open_clip_model.safetensors"),
+    "open_clip_pytorch_model.bin": lambda folder, state: torch.save(state, folder / "open_clip_pytorch_model.bin"),
+}
+PAIRS = [(first, second) for at, first in enumerate(WRITERS) for second in list(WRITERS)[at + 1 :]]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_of_two_layouts_the_one_that_transformers_loads_is_read(tmp_path, first, second):
+    WRITERS[second](tmp_path, OTHERS)
+    WRITERS[first](tmp_path, WEIGHTS)
+    with open_checkpoint(tmp_path) as state:
+        assert torch.equal(state["a"], WEIGHTS["a"])
+    if "open_clip" in second and "open_clip" not in first:
+        (tmp_path / "open_clip_config.json").write_text("{}")
+        with open_checkpoint(tmp_path) as state:
+            assert torch.equal(state["a"], OTHERS["a"])
+
+
+@pytest.mark.parametrize("layout", ["single", "sharded"])
+def test_the_order_of_files_is_that_of_from_pretrained(tmp_path, layout):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=16
+    )
+    old, new = transformers.LlamaForCausalLM(config), transformers.LlamaForCausalLM(config)
+    old.save_pretrained(tmp_path, max_shard_size="2KB" if layout == "sharded" else "1GB")
+    state = {name: value.clone() + 1 for name, value in new.state_dict().items()}
+    write_checkpoint(tmp_path / "model.safetensors", state, {"format": "pt"})
+    torch.save(old.state_dict(), tmp_path / "pytorch_model.bin")
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).model.norm.weight
+    with open_checkpoint(tmp_path) as found:
+        assert torch.equal(found["model.norm.weight"], expected)
+
+
+def test_a_stale_index_does_not_hide_a_good_file(tmp_path):
+    sharded(tmp_path, OTHERS, "model.safetensors.index.json", "safetensors")
+    for shard in tmp_path.glob("shard-*"):
+        shard.unlink()
+    torch.save(WEIGHTS, tmp_path / "pytorch_model.bin")
+    with pytest.raises(MergeflowError, match=r"which is missing.*also holds 'pytorch_model.bin': name that file"):
+        open_checkpoint(tmp_path)
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as state:
+        assert torch.equal(state["a"], WEIGHTS["a"])
+
+
+OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}
+CHECKPOINTS = {
+    "DeepSpeed": {"module": WEIGHTS, "optimizer": None, "global_steps": 3},
+    "two levels": {"model": {"state_dict": WEIGHTS, "epoch": 3}, "optimizer": OPTIMIZER, "history": [0.5]},
+    "a name of its own": {"net": WEIGHTS, "optimizer": OPTIMIZER, "epoch": torch.tensor(3)},
+    "the weights beside the same weights": {"weights": WEIGHTS, "model": WEIGHTS},
+    "options and a NumPy score": {"model": WEIGHTS, "args": Namespace(lr=0.1), "best": np.float64(0.5)},
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("file", ["c.pth.tar", "c.pt", "c.weights", "c"])
+def test_the_state_dict_is_found_in_what_training_saves(tmp_path, name, file):
+    torch.save(CHECKPOINTS[name], tmp_path / file)
+    with open_checkpoint(tmp_path / file) as state:
+        assert sorted(state) == ["a", "b"]
+        assert torch.equal(state["a"], WEIGHTS["a"])
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ({"state_dict": {}}, "holds an empty state dict"),
+        ({}, "holds an empty state dict"),
+        ({"generator": WEIGHTS, "critic": OTHERS}, "holds 2 state dicts: generator, critic"),
+        ({"w": torch.ones(2), "more": WEIGHTS}, "entries that are not named tensors: more"),
+        ({"state_dict": {"w": torch.ones(2), "lr": 0.1}}, "entries that are not named tensors: lr"),
+        ({"optimizer": OPTIMIZER}, "entries that are not named tensors: optimizer"),
+    ],
+)
+def test_what_is_no_state_dict_is_named(tmp_path, saved, message):
+    torch.save(saved, tmp_path / "c.pt")
+    with pytest.raises(MergeflowError, match=message):
+        open_checkpoint(tmp_path / "c.pt")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_programs_are_refused_by_what_they_are(tmp_path):
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "t.pt")
+    with pytest.raises(MergeflowError, match=r"is a TorchScript archive.*never run.*state_dict"):
+        open_checkpoint(tmp_path / "t.pt")
+    shutil.make_archive(str(tmp_path / "z"), "zip", tmp_path, "t.pt")
+    shutil.move(tmp_path / "z.zip", tmp_path / "z.bin")
+    with pytest.raises(MergeflowError, match="a zip archive without"):
+        open_checkpoint(tmp_path / "z.bin")
+
+
+def header(tmp_path, dtype, size):
+    entry = {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}
+    text = json.dumps({"w": entry}).encode()
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    return tmp_path / "w.safetensors"
+
+
+def test_every_type_that_the_format_has_is_read_or_refused_by_name(tmp_path):
+    for dtype, size in {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}.items():
+        with open_checkpoint(header(tmp_path, dtype, size)) as state:
+            assert state["w"].dtype == DTYPES[dtype].torch
+            assert state["w"].float().isfinite().all()
+    for dtype, size in {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "Q7": 8}.items():
+        with pytest.raises(MergeflowError, match=f"'w' in the type '{dtype}', which cannot be read") as caught:
+            open_checkpoint(header(tmp_path, dtype, size))
+        assert "damaged" not in str(caught.value)
+
+
+def test_a_header_of_very_many_tensors_is_refused_before_it_is_read(tmp_path):
+    entry = b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    text = b"{" + b",".join(entry % at for at in range(250_001)) + b"}"
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(MergeflowError, match="describes more than 250000 tensors"):
+        open_checkpoint(tmp_path / "w.safetensors")
+
+
+def test_a_folder_that_several_inputs_name_is_refused_in_one_message(tmp_path):
+    from mergeflow.merging import make_recipe, merge
+
+    sharded(tmp_path, OTHERS, "model.safetensors.index.json", "safetensors")
+    (tmp_path / "shard-0.safetensors").unlink()
+    path = str(tmp_path)
+    with pytest.raises(MergeflowError, match="is missing") as caught:
+        merge(make_recipe({"method": "average", "base": path, "experts": {"a": path, "b": path}}), out=tmp_path / "o")
+    assert str(caught.value).count("is missing") == 1
