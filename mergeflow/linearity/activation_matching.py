@@ -10,6 +10,8 @@ from mergeflow.linearity.affine import Featured, apart, borrowed
 from mergeflow.merging.alignment.groups import Group
 from mergeflow.modality import Model, State
 
+_RELATIVE_ZERO = 1e-12  # a smaller share of the mean square is rounding
+
 
 @torch.no_grad()
 def activation_matching(
@@ -68,7 +70,10 @@ def _correlation(product: Tensor, units: int) -> Tensor:
     """Return the correlations of a's units with b's; 0 for a unit that never changes."""
     total = product[-1, -1]
     means = product[-1, :-1] / total
-    covariance = product[:-1, :-1] / total - means[:, None] * means
-    spread = covariance.diagonal().clamp_min(0).sqrt()
+    squares = product[:-1, :-1] / total
+    covariance = squares - means[:, None] * means
+    variance = covariance.diagonal()
+    changes = variance > _RELATIVE_ZERO * squares.diagonal()
+    spread = torch.where(changes, variance, 0.0).sqrt()
     scale = spread[:units, None] * spread[None, units:]
-    return torch.where(scale > 1e-12, covariance[:units, units:] / scale.clamp_min(1e-12), 0.0)
+    return torch.where(scale > 0, covariance[:units, units:] / torch.where(scale > 0, scale, 1.0), 0.0)

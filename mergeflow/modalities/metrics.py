@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from mergeflow.errors import unknown_name
+from mergeflow.modalities.standardising import standardised
 from mergeflow.modality import Metric
 
 
@@ -83,8 +84,7 @@ def _macro_f1(mean: Tensor) -> Tensor:
 
 def _products(outcomes: np.ndarray) -> np.ndarray:
     """Return [x, y, x², y², xy] of columns with mean 0 and variance 1, which no correlation depends on: [N, 5]."""
-    spread = outcomes.std(axis=0)
-    x, y = ((outcomes - outcomes.mean(axis=0)) / np.where(spread, spread, 1)).T
+    x, y = standardised(outcomes, rounding=1e-13).values.T
     return np.stack([x, y, x * x, y * y, x * y], axis=1)
 
 

@@ -295,7 +295,7 @@ def cosines_from(gram: np.ndarray, origin: int) -> np.ndarray:
         origin: the index o of the point that is looked from.
 
     Returns:
-        [n, n], values in [−1, 1]; 0 where a point is the origin itself.
+        [n, n], values in [−1, 1]; 0 where a point is the origin itself, but for rounding.
 
     Example:
         >>> points = {"o": [0.0, 0.0], "a": [2.0, 0.0], "b": [0.0, 5.0], "c": [1.0, 1.0]}
@@ -304,7 +304,8 @@ def cosines_from(gram: np.ndarray, origin: int) -> np.ndarray:
         array([0.   , 1.   , 0.   , 0.707])
     """
     inner = gram - gram[origin][None, :] - gram[:, origin][:, None] + gram[origin, origin]
-    norms = np.sqrt(np.maximum(np.diag(inner), 0.0))
+    squares = np.diag(inner)
+    norms = np.sqrt(np.where(squares > _RELATIVE_ZERO * np.trace(gram), squares, 0.0))
     lengths = np.outer(norms, norms)
     cosines: np.ndarray = np.divide(inner, lengths, out=np.zeros_like(inner), where=lengths > 0)
     return cosines.clip(-1.0, 1.0)

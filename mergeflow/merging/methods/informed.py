@@ -109,6 +109,8 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
             f"the Fisher information of tensor '{stack.name}' has negative entries, but squares are never negative."
         )
     shares = (fishers + args.eps) * stack.weight_column
+    if float(shares.abs().max()) > 2.0**64:  # their sum may be infinite in float32; a power of two changes no bit
+        shares = shares * 2.0**-64
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
+from mergeflow.modalities.standardising import standardised
 from mergeflow.modality import Model, device_of
 
 Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -15,6 +17,8 @@ Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 MOST = 10_000  # examples: more move a linear head on some hundred features by less than its training does
 _BATCH = 256
+_ROUNDING = 1e-6  # of a feature's largest value, or of the middle spread: what float32 leaves of a constant
+_SMALLEST = 1e-19  # its square is nothing in float32, in which heads are trained
 
 
 @torch.no_grad()
@@ -25,6 +29,9 @@ def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
         model: the base.
         examples: of training; their head is fitted.
         targets: classes, int [N], or numbers, floating-point [N].
+
+    Raises:
+        MergeflowError: the model gives a feature that is not finite.
     """
     head = examples.head
     assert isinstance(head, Head)
@@ -32,6 +39,11 @@ def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
     model.module.eval()
     found = [examples.embeddings(model, part).double().cpu() for part in rows.split(_BATCH)]
     features, wanted = torch.cat(found).numpy(), targets[rows.numpy()]
+    if not np.isfinite(features).all():
+        raise MergeflowError(
+            f"task '{examples.task}': the base gives features that are NaN or infinite: no head can be fitted. "
+            "Check its weights, and whether it needs a wider type than the one it is stored in."
+        )
     weight, bias = (ridge if wanted.dtype.kind == "f" else logistic)(features, wanted, len(head.weight))
     device = device_of(model)
     head.weight.copy_(torch.from_numpy(weight).to(device))
@@ -95,11 +107,18 @@ def ridge(features: np.ndarray, numbers: np.ndarray, outputs: int = 1) -> tuple[
 
 
 def _standardised(features: np.ndarray) -> tuple[np.ndarray, Fold]:
-    """Return features with mean 0 and variance 1, and what turns weights on these into weights on the features."""
-    mean, spread = features.mean(axis=0), features.std(axis=0)
-    spread = np.where(spread > 0, spread, 1.0)
+    """Return features with mean 0 and variance 1, and what turns weights on these into weights on the features.
+
+    A feature that hardly changes counts as constant: its weight would be so large that the gradient which reaches the
+    encoder through it is all that the encoder learns from, or infinite. all-MiniLM-L6-v2 has one with a spread of
+    1e-32 and one of 2e-9 among others of 0.3.
+    """
+    spread = standardised(features, _ROUNDING, _SMALLEST).spread
+    usual = float(np.median(spread[spread > 0])) if spread.any() else 0.0
+    found = standardised(features, _ROUNDING, max(_SMALLEST, _ROUNDING * usual))
 
     def fold(weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return weight / spread, bias - weight @ (mean / spread)
+        there = found.spread > 0
+        return np.where(there, weight / np.where(there, found.spread, 1.0), 0.0), bias - weight @ found.mean
 
-    return (features - mean) / spread, fold
+    return found.values, fold
