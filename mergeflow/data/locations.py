@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import fsspec
+from fsspec import AbstractFileSystem
 
 from mergeflow.errors import MergeflowError
 
@@ -94,7 +95,7 @@ class Location:
             return stream.read()
 
     def _below(self) -> list[tuple[tuple[str, ...], str]]:
-        entries = self.files.find(self.path, withdirs=True, detail=True)
+        entries = self._find()
         below = []
         for path, info in entries.items():
             parts = tuple(path[len(self.path) :].strip("/").split("/"))
@@ -104,6 +105,30 @@ class Location:
                 if kind == "directory" and info.get("islink"):  # `find` stops at a link
                     below += [((*parts, *inner), found) for inner, found in Location(self.files, path)._below()]
         return sorted(below)
+
+    def _find(self) -> dict[str, Any]:
+        """Return what is below, by path, down to links.
+
+        Raises:
+            MergeflowError: a folder cannot be read; `find` of fsspec leaves out all that is in it.
+        """
+        if type(self.files).walk is not AbstractFileSystem.walk:  # a store of objects, which lists all at once
+            listed: dict[str, Any] = self.files.find(self.path, withdirs=True, detail=True)
+            return listed
+        found: dict[str, Any] = {}
+        folders = [self.path]
+        while folders:
+            folder = folders.pop()
+            try:
+                inside = {info["name"].rstrip("/"): info for info in self.files.ls(folder, detail=True)}
+            except OSError as error:
+                raise MergeflowError(
+                    f"'{folder}' cannot be read ({error.strerror or error}): allow it, or move it elsewhere."
+                ) from error
+            inside.pop(folder, None)
+            found |= inside
+            folders += [path for path, info in inside.items() if info["type"] == "directory" and not info.get("islink")]
+        return found
 
     def _kind_behind(self, path: str, info: Mapping[str, Any]) -> str:
         """Return what a symbolic link leads to; a link that is left out would make a task smaller unnoticed.

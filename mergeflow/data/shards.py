@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from mergeflow.data.arrays import quoted
 from mergeflow.data.locations import Location, split_of
 from mergeflow.errors import MergeflowError
 
@@ -19,24 +20,29 @@ def list_shards(location: Location, task_name: str, ending: str = "parquet") -> 
         ending: of the files' names, without a dot.
 
     Raises:
-        MergeflowError: no such files, unknown split names, or a numbered set that is not whole.
+        MergeflowError: no such files, unknown split names, a split that has only files of another ending, or a numbered
+            set that is not whole.
     """
     if location.is_file():
         return {"train": [location.path]}
     shards: dict[str, list[str]] = {}
+    others: dict[str, str] = {}
     unknown = []
     for parts in location.list_files():
-        if not parts[-1].endswith(f".{ending}"):
-            continue
         inner = parts[1:] if parts[0] == "data" else parts
         split = split_of(re.split(r"[-_.]", inner[-1])[0]) if len(inner) == 1 else split_of(inner[0])
-        if split is None or len(inner) > 2:
+        if not parts[-1].lower().endswith(f".{ending}"):
+            others.setdefault(split or "", "/".join(parts))
+        elif split is None or len(inner) > 2:
             unknown.append("/".join(parts))
         else:
             shards.setdefault(split, []).append(location.join(parts))
+    if shards:
+        unknown += [name for split, name in others.items() if split and split not in shards]
     if unknown or "train" not in shards:
         kind = {"parquet": "Parquet"}.get(ending, ending.upper())
-        found = ", ".join(f"'{name}'" for name in unknown[:5]) or ", ".join(shards) or f"no {kind} file"
+        found = quoted(unknown) or ", ".join(shards) or f"no {kind} file"
+        found += f", but {quoted(list(others.values()))}" if others and not (unknown or shards) else ""
         raise MergeflowError(
             f"task '{task_name}': {location.path} holds {found}; expected shards of train and, where there are, of "
             f"validation and test: {_layout(ending)}. Rename the files."
@@ -55,14 +61,17 @@ def _layout(ending: str) -> str:
 
 def _check_whole(location: Location, split: str, paths: Sequence[str]) -> None:
     """A numbered set must be whole: a download that stopped half-way would otherwise pass as a smaller data set."""
-    numbers: dict[int, set[int]] = {}
+    totals: dict[str, set[int]] = {}
+    numbers: dict[tuple[str, int], set[int]] = {}
     for path in paths:
         if match := _SHARD.search(path):
-            numbers.setdefault(int(match[2]), set()).add(int(match[1]))
-    for total, present in numbers.items():
+            name, total = path[: match.start()], int(match[2])
+            totals.setdefault(name, set()).add(total)
+            numbers.setdefault((name, total), set()).add(int(match[1]))
+    for (name, total), present in numbers.items():
         missing = sorted(set(range(total)) - present)
-        if missing or len(numbers) > 1:
+        if missing or len(totals[name]) > 1:
             raise MergeflowError(
-                f"{location.path}: split '{split}' has {len(present)} of {total} shards; missing: {missing[:10]}. "
-                "Download the snapshot again."
+                f"{location.path}: split '{split}', {name.rsplit('/', 1)[-1]}-*, has {len(present)} of {total} shards; "
+                f"missing: {missing[:10]}. Download the snapshot again."
             )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.sources.folder import open_folder
 from mergeflow.modalities.causal.sources.kinds import SOURCES
 
 
@@ -46,3 +47,15 @@ def test_choices_that_look_like_dates_are_texts(tmp_path: Path) -> None:
     write(tmp_path / "rows", train=[question(0, 1, dates), question(1, 0, dates)])
     first = next(iter(SOURCES["jsonl"]("wars", "rows", 0, tmp_path).splits["train"]()))
     assert first.content["choices"] == dates
+
+
+def test_a_folder_reads_endings_in_capitals_and_tells_what_it_does_not_read(tmp_path: Path) -> None:
+    (tmp_path / "one.TXT").write_text("some words")
+    (tmp_path / "two.Md").write_text("other words")
+    for about in ("LICENSE", "metadata.json"):
+        (tmp_path / about).write_text("about them")
+    found = open_folder("task", str(tmp_path), 0, tmp_path)
+    assert len(list(found.splits["train"]())) == 2
+    (tmp_path / "three.rst").write_text("more words")
+    with pytest.raises(MergeflowError, match=r"holds 'three.rst', which is not read as text"):
+        open_folder("task", str(tmp_path), 0, tmp_path)

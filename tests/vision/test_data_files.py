@@ -5,12 +5,14 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from mergeflow.data import load_split
@@ -82,6 +84,40 @@ def test_snapshots_of_every_layout_are_read(layout: str, tmp_path: Path) -> None
     manifest = prepare_task(raw, tmp_path / "out", image_decoding(8))
     assert manifest["splits"]["train"]["count"] == expected
     assert manifest["splits"]["test"]["carved_from"] is None
+
+
+def test_sets_of_shards_are_whole_each_by_its_own_name(tmp_path: Path) -> None:
+    for name in ("train-en-00000-of-00002", "train-de-00001-of-00002"):
+        write_shard(tmp_path / f"{name}.parquet", range(10))
+    with pytest.raises(MergeflowError, match=r"split 'train', train-(de|en)-\*, has 1 of 2 shards; missing: \[[01]\]"):
+        open_images("pets", f"parquet:{tmp_path}")
+    for name in ("train-en-00001-of-00002", "train-de-00000-of-00002", "train-fr-00000-of-00001"):
+        write_shard(tmp_path / f"{name}.parquet", range(10))
+    assert open_images("pets", f"parquet:{tmp_path}").counts["train"] == 50
+
+
+def test_endings_in_capitals_count_and_a_split_of_another_ending_is_told(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.PARQUET", range(10))
+    assert open_images("pets", f"parquet:{tmp_path}").counts["train"] == 10
+    (tmp_path / "train.csv").write_text("the same once more")
+    assert open_images("pets", f"parquet:{tmp_path}").counts["train"] == 10
+    (tmp_path / "test.parquet.gz").write_bytes(b"")
+    with pytest.raises(MergeflowError, match=r"holds 'test.parquet.gz'; expected shards"):
+        open_images("pets", f"parquet:{tmp_path}")
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "in", first=0)
+    listed = LocalFileSystem.ls
+
+    def ls(self: LocalFileSystem, path: str, *args: Any, **options: Any) -> Any:  # root may read every folder
+        if str(path).endswith("/cat"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(self, path, *args, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", ls)
+    with pytest.raises(MergeflowError, match=r"in/cat' cannot be read \(Permission denied\)"):
+        open_images("pets", f"folder:{tmp_path / 'in'}")
 
 
 def test_one_file_is_a_training_split_and_its_bytes_are_kept(tmp_path: Path) -> None:
@@ -177,7 +213,7 @@ def test_parquet_with_a_damaged_middle_is_an_error_not_a_smaller_task(tmp_path: 
         (("train-00000-of-00003.parquet", "train-00002-of-00003.parquet"), r"2 of 3 shards; missing: \[1\]"),
         (("train.parquet", "extra.parquet"), "'extra.parquet'; expected shards of train"),
         (("test.parquet",), "holds test; expected shards of train"),
-        (("notes.txt",), "holds no Parquet file; expected"),
+        (("notes.txt",), "holds no Parquet file, but 'notes.txt'; expected"),
         (("a/b/train.parquet",), "'a/b/train.parquet'; expected shards"),
     ],
 )

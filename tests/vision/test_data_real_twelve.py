@@ -1,5 +1,6 @@
 """The twelve data sets that make the benchmark 14 and 20 tasks, in the formats they come in, made small."""
 
+import gzip
 import json
 import pickle
 import struct
@@ -178,6 +179,22 @@ def test_torchvision_folders_of_the_twelve_are_prepared(name: str, tmp_path: Pat
     found = [set(manifest["splits"][s]["per_class"]) for s in ("train", "validation", "test")]
     assert found == [{count} for count in per_class]
     assert str(tmp_path) not in (tmp_path / "out" / "train.parquet").read_bytes().decode("latin1")
+
+
+@pytest.mark.parametrize("name", ["EMNIST", "FashionMNIST", "KMNIST"])
+def test_files_in_mnists_format_are_read_as_they_come(name: str, tmp_path: Path) -> None:
+    LAYOUTS[name][0](tmp_path)
+
+    def pixels() -> list[bytes]:
+        return [example.read().tobytes() for example in open_images("it", source).splits["test"]()]
+
+    source = f"torchvision:{name}@{tmp_path}"
+    unpacked = pixels()
+    for path in (tmp_path / name / "raw").iterdir():
+        if path.suffix != ".gz":
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    assert pixels() == unpacked
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

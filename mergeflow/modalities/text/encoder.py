@@ -17,6 +17,7 @@ from mergeflow.modalities.text.places import find_place, from_place, quiet, tran
 
 # What differs from machine to machine and from release to release, and decides nothing.
 _NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+_ROUNDING = 1e-4  # of the largest feature; encoders that heed the mask differ by 1e-6
 
 
 class TextEncoder(nn.Module):
@@ -161,3 +162,32 @@ def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
             f"data.max_length is {max_length}, which this encoder cannot take (its max_position_embeddings: {known}): "
             "lower it, or choose another base."
         ) from error
+
+
+@torch.no_grad()
+def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -> None:
+    """Refuse an encoder whose features of a text depend on the padding after it, and so on what it is batched with.
+
+    ConvBERT's convolutions look at padding, Nystromformer's landmarks are means over it; both take a mask.
+
+    Args:
+        encoder: on the processor.
+        pad: the id of the token for padding.
+        max_length: tokens of the longest example.
+        place: as params.yaml names the model.
+
+    Raises:
+        MergeflowError: features differ by more than rounding.
+    """
+    config: Any = encoder.get_submodule(encoder.part).config
+    text = torch.arange(max(1, max_length // 2))[None] % config.vocab_size
+    text[text == pad] = 0 if pad else 1
+    padded = torch.cat([text, torch.full((1, max_length - text.shape[1]), pad)], dim=1)
+    mask = torch.arange(max_length)[None] < text.shape[1]
+    alone = encoder(TokenBatch((Group(text, None, None),), None))
+    found = encoder(TokenBatch((Group(padded, mask, None),), None))
+    if float((alone - found).abs().max()) > _ROUNDING * float(alone.abs().max()):
+        raise MergeflowError(
+            f"model.pretrained '{place}': its features of a text depend on the padding after it, although it takes an "
+            "attention mask; expected an encoder whose features do not, such as BERT."
+        )

@@ -18,7 +18,14 @@ from mergeflow.modalities.prepared_tokens import check_prepared
 from mergeflow.modalities.recorded import SECTION
 from mergeflow.modalities.regression import Regression
 from mergeflow.modalities.text.batches import BlankTokens, Tokens
-from mergeflow.modalities.text.encoder import TextEncoder, build_encoder, check_length, load_encoder, watched
+from mergeflow.modalities.text.encoder import (
+    TextEncoder,
+    build_encoder,
+    check_length,
+    check_padding,
+    load_encoder,
+    watched,
+)
 from mergeflow.modalities.text.probing import probe
 from mergeflow.modalities.text.sections import DataSection, ModelSection
 from mergeflow.modalities.text.tokenizer import load_tokenizer
@@ -53,6 +60,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     check_prepared(manifests, tokenizer.digest, data.tokenizer, section.pretrained)
     encoder, config = load_encoder(section.pretrained, base.root, section.pooling)
     check_length(encoder, tokenizer.pad, data.max_length)
+    check_padding(encoder, tokenizer.pad, data.max_length, section.pretrained)
     record = {"role": "base", SECTION: section.model_dump_json(), "config": config, "tokenizer": tokenizer.content}
     write_checkpoint(base.model, Network(encoder).state(), record)
     for done, (task, manifest) in enumerate(manifests.items(), start=1):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mergeflow.data.address import rooted
 from mergeflow.data.arrays import quoted
@@ -13,6 +13,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import text_task
 
 _ENDINGS = (".txt", ".md")
+_ABOUT = ("", ".json", ".yaml", ".yml", ".toml", ".cff")  # of files that tell about texts: LICENSE, metadata.json
 
 
 def open_folder(task: str, place: str, seed: int, root: Path) -> RawTask:
@@ -26,12 +27,18 @@ def open_folder(task: str, place: str, seed: int, root: Path) -> RawTask:
         root: what a relative path starts from.
 
     Raises:
-        MergeflowError: missing path, no text file, or files of which only some are named after splits.
+        MergeflowError: missing path, no text file, one of another ending, or only some files named after splits.
     """
     location = Location.open(rooted(place, root))
     if location.is_file():
         return text_task(task, {"train": partial(_documents, location, ((),))}, seed)
-    files = [parts for parts in location.list_files() if parts[-1].endswith(_ENDINGS)]
+    endings = {parts: PurePosixPath(parts[-1]).suffix.lower() for parts in location.list_files()}
+    if others := ["/".join(parts) for parts, ending in endings.items() if ending not in (*_ENDINGS, *_ABOUT)]:
+        raise MergeflowError(
+            f"task '{task}': {location.path} holds {quoted(others)}, which is not read as text. Name texts .txt or "
+            ".md, and move other files elsewhere."
+        )
+    files = [parts for parts, ending in endings.items() if ending in _ENDINGS]
     splits: dict[str | None, list[tuple[str, ...]]] = {}
     for parts in files:
         splits.setdefault(split_of(parts[0].partition(".")[0]), []).append(parts)

@@ -11,6 +11,7 @@ from mergeflow.modalities.vision.sources.torchvision_readers.rows import (
     array_rows,
     file_rows,
     files_of,
+    like_mnist,
     select_rows,
 )
 
@@ -59,9 +60,7 @@ def _gtsrb(root: Path) -> Found:
 def _mnist(root: Path) -> Found:
     from torchvision.datasets import MNIST
 
-    parts = {"train": MNIST(root, train=True), "test": MNIST(root, train=False)}
-    rows = {split: array_rows(part.data.numpy(), part.targets.tolist(), split) for split, part in parts.items()}
-    return parts["train"].classes, rows
+    return like_mnist(root / "MNIST", MNIST.classes)
 
 
 def _resisc45(root: Path) -> Found:

@@ -1,11 +1,13 @@
 """One split of a torchvision folder as a table of paths and labels."""
 
+import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from mergeflow.data.task import Example
@@ -59,6 +61,35 @@ def array_rows(images: Any, labels: Any, split: str) -> Rows:
     """
     keys = [(f"{split}/{row:06d}.png", int(label)) for row, label in enumerate(labels)]
     return Rows(keys, lambda row: Image.fromarray(images[row]))
+
+
+def like_mnist(root: Path, classes: Sequence[str], train: str = "train", test: str = "t10k") -> Found:
+    """Read a data set in MNIST's format from the files as they are downloaded, packed by gzip, or unpacked.
+
+    Args:
+        root: the folder with `raw`.
+        classes: names in label order.
+        train: how the names of the training split's two files begin.
+        test: and those of the test split's.
+    """
+    rows = {}
+    for split, name in (("train", train), ("test", test)):
+        labels = _idx_array(root / "raw" / f"{name}-labels-idx1-ubyte")
+        images = _idx_array(root / "raw" / f"{name}-images-idx3-ubyte")
+        if len(images) != len(labels):
+            raise ValueError(f"'{root}' has {len(images)} images and {len(labels)} labels of {name}")
+        rows[split] = array_rows(images, labels.tolist(), split)
+    return classes, rows
+
+
+def _idx_array(path: Path) -> np.ndarray:
+    """Return the array of an IDX file of bytes: its type, its number of dimensions, these big-endian, the values."""
+    packed = path.with_name(f"{path.name}.gz")
+    content = path.read_bytes() if path.exists() or not packed.exists() else gzip.decompress(packed.read_bytes())
+    if content[:3] != b"\0\0\x08":
+        raise ValueError(f"'{path}' is not an IDX file of bytes")
+    shape = np.frombuffer(content, ">i4", content[3], 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
 
 
 def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str, Rows]:

@@ -1,17 +1,15 @@
 """Readers of the six tasks that extend the 14 to 20."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from mergeflow.modalities.vision.sources.torchvision_readers.rows import Found, Reader, array_rows, files_of
+from mergeflow.modalities.vision.sources.torchvision_readers.rows import Found, Reader, array_rows, files_of, like_mnist
 
 
 def _emnist(root: Path) -> Found:
     from torchvision.datasets import EMNIST
 
-    return _like_mnist(partial(EMNIST, split="digits"), root)
+    prefix = "emnist-digits"
+    return like_mnist(root / "EMNIST", EMNIST.classes_split_dict["digits"], f"{prefix}-train", f"{prefix}-test")
 
 
 def _cifar10(root: Path) -> Found:
@@ -32,7 +30,7 @@ def _food101(root: Path) -> Found:
 def _fashion_mnist(root: Path) -> Found:
     from torchvision.datasets import FashionMNIST
 
-    return _like_mnist(FashionMNIST, root)
+    return like_mnist(root / "FashionMNIST", FashionMNIST.classes)
 
 
 def _rendered_sst2(root: Path) -> Found:
@@ -47,13 +45,7 @@ def _rendered_sst2(root: Path) -> Found:
 def _kmnist(root: Path) -> Found:
     from torchvision.datasets import KMNIST
 
-    return _like_mnist(KMNIST, root)
-
-
-def _like_mnist(dataset: Callable[..., Any], root: Path) -> Found:
-    parts = {"train": dataset(root, train=True), "test": dataset(root, train=False)}
-    rows = {split: array_rows(part.data.numpy(), part.targets.tolist(), split) for split, part in parts.items()}
-    return parts["train"].classes, rows
+    return like_mnist(root / "KMNIST", KMNIST.classes)
 
 
 SIX_OF_TWENTY: dict[str, Reader] = {
