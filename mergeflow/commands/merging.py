@@ -247,7 +247,7 @@ def convert(
     """
     from mergeflow.merging.files.convert import convert as run
     from mergeflow.merging.files.recipe import parse_size
-    from mergeflow.merging.mergekit.documents import write_recipe
+    from mergeflow.merging.mergekit import write_recipe
 
     if Path(source).suffix in (".yml", ".yaml"):
         for note in write_recipe(source, out, dtype=dtype, shard_size=shard_size, force=force):

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ValidationError
 from mergeflow.checkpoints.dtype import FLOAT32
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import methods as families
-from mergeflow.merging.foreign import METHODS as FOREIGN
-from mergeflow.merging.foreign import argument_hint
+from mergeflow.merging.mergekit_names import OTHER_NAMES, argument_hint
 from mergeflow.merging.method import Args, Method
 from mergeflow.merging.values import check, split
 from mergeflow.schema import faults_of
@@ -39,8 +38,8 @@ def get(name: str) -> Method:
     Raises:
         MergeflowError: There is none of this name (the message names the nearest one), or as `methods`.
     """
-    if isinstance(name, str) and name in FOREIGN and name not in methods():
-        raise MergeflowError(f"unknown method '{name}': mergekit's '{name}' is '{FOREIGN[name]}' here.")
+    if isinstance(name, str) and name in OTHER_NAMES and name not in methods():
+        raise MergeflowError(f"unknown method '{name}': mergekit's '{name}' is '{OTHER_NAMES[name]}' here.")
     return METHODS.get(name)
 
 
@@ -145,7 +144,7 @@ def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] |
     given = dict(args or {})
     faults = [
         str(unknown_name(f"argument of {name}", str(key), model.model_fields)).removesuffix(".")
-        + argument_hint(str(key), model.model_fields)
+        + argument_hint(name, str(key), model.model_fields)
         for key in given
         if key not in model.model_fields
     ]

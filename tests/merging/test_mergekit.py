@@ -13,7 +13,8 @@ import yaml
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, make_recipe, merge
-from mergeflow.merging.mergekit.documents import converted, write_recipe
+from mergeflow.merging.mergekit import converted, write_recipe
+from mergeflow.merging.mergekit_names import METHODS
 from tests.merging.model_folders import llama, save, tokenizer
 
 LAYERS = 5
@@ -242,8 +243,6 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
     [
         ({**PAIR, "tokenizer_source": "model:strange"}, "the tokenizer of 'strange', which is not among the models"),
         ({**PAIR, "chat_template": "vicuna"}, "chat_template: vicuna, which is not known here"),
-        ({**PAIR, "modules": {"text": {}}}, "`modules`"),
-        ({"merge_method": "sce", "base_model": "a", "models": [{"model": "b", "parameters": {"odd": 1}}]}, "'odd'"),
         (
             {
                 "merge_method": "dare_ties",
@@ -258,6 +257,7 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
                 "merge_method": "della",
                 "base_model": "a",
                 "models": [{"model": "b", "parameters": {"epsilon": 0.1}}, {"model": "c"}],
+                "parameters": {"density": 0.5},
             },
             "epsilon that differs between models",
         ),
@@ -296,47 +296,56 @@ def test_what_cannot_be_carried_over_is_named(config, message):
     [
         (
             {"models": [{"model": "a", "parameter": {"weight": 2}}]},
-            r"models\[0\] 'parameter': did you mean 'parameters'",
+            r"unknown key 'parameter' of models.0: did you mean 'parameters'",
         ),
-        ({"models": ["a", "b"]}, r"models\[1\]: expected a mapping with `model`, found 'b'"),
-        ({"models": "a"}, "models: expected a list of mappings with `model`, found 'a'"),
-        ({"models": [{"model": "a", "parameters": [1]}]}, r"`parameters` of models\[0\]: expected a mapping of names"),
-        ({"models": [{"parameters": {"weight": 1}}]}, r"models\[0\]: `model` is missing"),
-        ({"models": [{"model": {"lora": "b"}}, {"model": {"model": {"pth": "a"}}}]}, r"model: `path` is missing"),
-        ({"slices": [{"source": [{"model": "a"}]}]}, r"slices\[0\]: `sources` is missing"),
-        ({"slices": [{"sources": ["a"]}]}, r"slices\[0\].sources\[0\]: expected a mapping with `model`, found 'a'"),
-        ({"slices": [{"sources": [{"model": "a", "layer_range": [4, 2]}]}]}, r"layer_range is two numbers.*\[4, 2\]"),
+        ({"models": ["a", "b"]}, "models.1: must be keys with values, found 'b'"),
+        ({"models": "a"}, "models: must be a list, found 'a'"),
+        (
+            {"models": [{"model": "a", "parameters": [1]}]},
+            r"models.0.parameters: must be keys with values, found \[1\]",
+        ),
+        ({"models": [{"parameters": {"weight": 1}}]}, "models.0.model is missing"),
+        (
+            {"models": [{"model": {"lora": "b"}}, {"model": {"model": {"pth": "a"}}}]},
+            "models.1.model: `model` is missing",
+        ),
+        ({"slices": [{"source": [{"model": "a"}]}]}, "slices.0.sources is missing"),
+        ({"slices": [{"sources": ["a"]}]}, "slices.0.sources.0: must be keys with values, found 'a'"),
+        (
+            {"slices": [{"sources": [{"model": "a", "layer_range": [4, 2]}]}]},
+            r"layer_range: two numbers of blocks.*\[4, 2\]",
+        ),
         (
             {"slices": [{"sources": [{"model": "a", "layers": [0, 2]}]}]},
-            r"sources\[0\] 'layers': did you mean 'layer_r",
+            "'layers' of slices.0.sources.0: did you mean 'layer_r",
         ),
-        ({"slices": [{"sources": None}]}, r"slices\[0\].sources: expected a list of mappings with `model`, found None"),
-        ({"models": [{"model": {"model": None, "lora": "d"}}]}, r"models\[0\].model: `model` is missing"),
-        ({"models": [{"model": 7}]}, r"models\[0\].model: expected a path, or a mapping with `path`, found 7"),
-        ({"parameters": {"density": "high"}}, "`density` of `parameters`: expected a number, .* found 'high'"),
+        ({"slices": [{"sources": None}]}, "slices.0.sources: must be a list, found None"),
+        ({"models": [{"model": {"model": None, "lora": "d"}}]}, "models.0.model: `model` is missing"),
+        ({"models": [{"model": 7}]}, r"models.0.model: expected a path, or a mapping with `path`, found 7"),
+        ({"parameters": {"density": "high"}}, "parameters.density: expected a number, .* found 'high'"),
         (
             {"models": [{"model": "a", "parameters": {"weight": [{"filter": "mlp"}, {"value": 1}]}}]},
-            r"`weight` of `parameters` of models\[0\]: expected a number",
+            "models.0.parameters.weight: expected a number",
         ),
-        ({"tokenizer": {"tokens": {"<a>": "b"}}}, "token '<a>': expected a mapping of names to values, found 'b'"),
-        ({"tokenizer": ["union"]}, r"`tokenizer`: expected a name or a mapping with `source`, found \['union'\]"),
+        ({"tokenizer": {"tokens": {"<a>": "b"}}}, "tokenizer.tokens.<a>: must be keys with values, found 'b'"),
+        ({"tokenizer": ["union"]}, r"tokenizer: must be keys with values, found \['union'\]"),
     ],
 )
 def test_a_form_that_mergekit_does_not_document_is_refused(change, message):
     """A key beside `parameters` was lost without a word; lists of plain paths were tracebacks."""
     with pytest.raises(MergeflowError, match=message):
-        converted([{"merge_method": "linear", **change}])
+        converted([{"merge_method": "linear"} | ({} if "slices" in change else {"models": [{"model": "a"}]}) | change])
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"gate_mode": "random", "experts": [{"source_model": "a"}]}, "`base_model` is missing: a mixture"),
+        ({"gate_mode": "random", "experts": [{"source_model": "a"}]}, "base_model is missing"),
         (
             {"base_model": "a", "experts": [], "shared_experts": {"source_model": "b"}},
-            "shared_experts: expected a list of mappings with `source_model`",
+            "shared_experts: must be a list, found",
         ),
-        ({"base_model": "a", "experts": [{"source_model": None}]}, r"experts\[0\]: `source_model` is missing"),
+        ({"base_model": "a", "experts": [{"source_model": None}]}, "experts.0.source_model: expected a path"),
     ],
 )
 def test_a_form_of_mixtures_that_mergekit_does_not_document_is_refused(config, message):
@@ -360,7 +369,7 @@ def test_a_window_of_della_for_models_of_one_density():
 def test_the_order_of_steps_does_not_follow_the_hash_seed():
     """A recipe of the same configuration is the same text in every process."""
     program = (
-        "import json; from mergeflow.merging.mergekit.documents import converted; print(json.dumps(converted("
+        "import json; from mergeflow.merging.mergekit import converted; print(json.dumps(converted("
         "[{'name': n, 'merge_method': 'linear', 'models': [{'model': 'a'}, {'model': 'b'}]} for n in 'uvwxyz'] + "
         "[{'merge_method': 'linear', 'models': [{'model': n} for n in 'zyxwvu']}])[0]))"
     )
@@ -570,15 +579,15 @@ def test_tokenizers_and_templates():
     found = make_recipe(recipe)
     assert (found.tokenizer.source, found.chat_template) == ("union", "auto")
     assert recipe["tokenizer"]["tokens"]["<y>"]["source"]["model"] == "a"
-    assert converted([{**PAIR, "tokenizer_source": "b"}])[0]["tokenizer_source"] == "b"
-    assert converted([{**PAIR, "tokenizer": "union"}])[0]["tokenizer"] == {"source": "union"}
+    assert converted([{**PAIR, "tokenizer_source": "b"}])[0]["tokenizer"] == {"source": "b", "pad_to_multiple_of": 1}
+    assert converted([{**PAIR, "tokenizer": "union"}])[0]["tokenizer"]["source"] == "union"
     assert converted([{**PAIR, "chat_template": "llama3"}])[0]["chat_template"] == "llama3"
 
 
 def test_the_tokenizer_of_a_base_that_is_not_averaged():
     config = {"merge_method": "linear", "base_model": "old", "models": [{"model": "new"}, {"model": "newer"}]}
     recipe, _ = converted([{**config, "tokenizer_source": "base"}])
-    assert (recipe["base"], recipe["tokenizer_source"], recipe["experts"]) == (
+    assert (recipe["base"], recipe["tokenizer"]["source"], recipe["experts"]) == (
         "old",
         "base",
         {"new": "new", "newer": "newer"},
@@ -619,3 +628,125 @@ def test_random_masks_are_said_to_differ():
     recipe, notes = converted([plan])
     assert recipe["args"]["drop"] == 0.47
     assert "another generator" in notes[0]
+
+
+def written_back(config):
+    """The form that mergekit writes beside its result: one module, one slice of whole models with the base."""
+    models = list(config["models"])
+    base = config.get("base_model")
+    if base is not None and base not in [one["model"] for one in models]:
+        models.append({"model": base})
+    sources = [{"layer_range": [0, LAYERS], **one} for one in models]
+    rest = {key: value for key, value in config.items() if key != "models"}
+    return rest | {"modules": {"default": {"slices": [{"sources": sources}]}}}
+
+
+@pytest.mark.parametrize("which", [name for name, text in CONFIGURATIONS.items() if "models" in yaml.safe_load(text)])
+def test_what_mergekit_writes_back_is_the_same_recipe(which):
+    """Of ten methods three were refused, and four ended in an IndexError."""
+    config = yaml.safe_load(CONFIGURATIONS[which])
+    recipe, notes = converted([config])
+    again, more = converted([written_back(config)])
+    assert again == recipe
+    assert set(more) - set(notes) <= {"layer_range [0, 5] is taken for the whole model, whose config.json is not here"}
+
+
+def test_modules_that_are_merged_alike_are_one_merge():
+    def tower(*layers, **parameters):
+        sources = [{"model": model, "layer_range": [*layers]} for model in "ab"]
+        return {"slices": [{"sources": sources}], "parameters": parameters}
+
+    config = {"merge_method": "slerp", "base_model": "a", "parameters": {"t": 0.3}}
+    recipe, _ = converted([{**config, "modules": {"text": tower(0, 24), "vision": tower(0, 12)}}])
+    assert (recipe["experts"], recipe["args"]) == ({"a": "a", "b": "b"}, {"t": 0.3})
+    with pytest.raises(MergeflowError, match=r"modules that are merged in different ways.*`text`, `vision`"):
+        converted([{**config, "modules": {"text": tower(0, 24), "vision": tower(0, 12, t=0.5)}}])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": []}, "found none of them"),
+        ({"modules": 3}, "modules: must be keys with values, found 3"),
+        ({"modules": {}}, "found none of them"),
+        ({"modules": {"default": {}}}, "nothing to merge|without a `base_model`"),
+        ({"slices": [{"sources": []}]}, "slices.0.sources"),
+        ({"models": [{"model": "a"}], "slices": [{"sources": [{"model": "a"}]}]}, "found models and slices"),
+    ],
+)
+def test_a_configuration_without_models_is_refused(method, change, message):
+    with pytest.raises(MergeflowError, match=message):
+        converted([{"merge_method": method, **change}])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_that_a_method_does_not_read_are_left_out_with_a_note(method):
+    """model_stock and karcher applied weights that mergekit passes over; five other methods were refused."""
+    pair = [
+        {"model": name} for name in ("a" if method in ("passthrough", "slerp", "nearswap", "arcee_fusion") else "ab")
+    ]
+    config = {"merge_method": method, "models": pair, "parameters": {"t": 0.5, "weight": 1.0}}
+    if method != "passthrough":
+        config["base_model"] = "o"
+    plain, _ = converted([config])
+    strange = {
+        key: 0.123 for key in ("weight", "t", "density", "scale", "regularization") if key not in METHODS[method].reads
+    }
+    models = [{**one, "parameters": strange} for one in pair]
+    recipe, more = converted([{**config, "models": models, "parameters": config["parameters"] | {"odd": [1, 2]}}])
+    assert recipe == plain
+    assert {f"mergekit's {method} does not read `{key}`: it is left out" for key in (*strange, "odd")} <= set(more)
+
+
+def test_the_base_is_one_of_the_models_of_karcher_and_of_linear_with_a_common_weight():
+    models = [{"model": "a"}, {"model": "b"}]
+    assert list(converted([{"merge_method": "karcher", "base_model": "o", "models": models}])[0]["experts"]) == [
+        "a",
+        "b",
+        "o",
+    ]
+    config = {"merge_method": "linear", "base_model": "o", "models": models, "parameters": {"weight": 0.5}}
+    assert converted([config])[0]["weights"] == {"a": 0.5, "b": 0.5, "o": 0.5}
+
+
+def test_a_filter_that_names_nothing_leaves_the_outer_value():
+    """An expert's weight by filters took 1 for all other tensors, whatever the merge's weight was."""
+    models = [{"model": "a", "parameters": {"weight": [{"filter": "mlp", "value": 0.5}]}}, {"model": "b"}]
+    config = {"merge_method": "task_arithmetic", "base_model": "o", "models": models}
+    recipe, _ = converted([{**config, "parameters": {"weight": "2e-1"}}])
+    assert recipe["weights"] == {"a": [{"filter": "mlp", "value": 0.5}, {"value": 0.2}], "b": 0.2}
+    with pytest.raises(MergeflowError, match="`weight` for tensors that none of its filters names"):
+        converted([config])
+
+
+def test_the_same_model_twice_is_refused():
+    with pytest.raises(MergeflowError, match="the model 'a' twice in one merge"):
+        converted([{"merge_method": "linear", "models": [{"model": "a"}, {"model": {"path": "a"}}]}])
+
+
+def test_a_key_that_mergekit_does_not_know_is_noted():
+    recipe, notes = converted([{**PAIR, "random_seed": 3}])
+    assert "random_seed" not in recipe
+    assert notes == ["`random_seed` means nothing to mergekit, and is left out"]
+
+
+def test_values_over_the_depth_of_slices():
+    """A scale over depth runs over each slice; a slice of one layer stands at the end of it."""
+    layers = [{"sources": [{"model": "a", "layer_range": [*limits]}]} for limits in ((0, 1), (1, 4))]
+    recipe, notes = converted([{"merge_method": "passthrough", "slices": layers, "parameters": {"scale": [0.5, 2]}}])
+    parts = [recipe["steps"][one["model"].removeprefix("step:")] for one in recipe["steps"]["slices"]["slices"]]
+    assert [part["args"]["scale"] for part in parts] == [2.0, [0.5, 2.0]]
+    assert any("a slice of one layer" in note for note in notes)
+    scale = [{"filter": "layers.3.", "value": 0.5}, {"value": [1, 1.5]}]
+    with pytest.raises(MergeflowError, match="a filter that names a layer's number"):
+        converted([{"merge_method": "passthrough", "slices": layers, "parameters": {"scale": scale}}])
+
+
+def test_density_of_breadcrumbs_over_depth():
+    models = [{"model": "a", "parameters": {"density": [0.5, 0.9], "gamma": 0.05, "weight": 1}}]
+    recipe, _ = converted([{"merge_method": "breadcrumbs", "base_model": "o", "models": models}])
+    assert (recipe["args"]["beta"], recipe["args"]["gamma"]) == ([0.45, 0.05], 0.05)
+    models[0]["parameters"]["gamma"] = 0.2
+    with pytest.raises(MergeflowError, match="exceeds 1 - gamma"):
+        converted([{"merge_method": "breadcrumbs", "base_model": "o", "models": models}])

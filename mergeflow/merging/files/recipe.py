@@ -16,8 +16,8 @@ from mergeflow.merging.files.adapter_options import Adapter
 from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
 from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted, parse_steps
 from mergeflow.merging.fit import check_inputs, weights_by_name
-from mergeflow.merging.foreign import is_configuration
 from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.merging.mergekit_names import is_configuration
 from mergeflow.merging.values import varies
 from mergeflow.merging.vocabulary.choice import TokenizerChoice, tokenizer_choice
 from mergeflow.schema import Frozen, faults_of, refusal

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Parts, Stack, method
+from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.methods.inner_products import arc_shares, combined, in_blocks, inner_product_pass, inner_products
+from mergeflow.merging.passes import Pass
 from mergeflow.merging.workspace import Copies, tensors
 
 if TYPE_CHECKING:
@@ -44,6 +46,23 @@ class KarcherArgs(OnWeightsArgs):
 
 class ModelStockArgs(Args):
     """Arguments of `model_stock`."""
+
+    vectors: Literal["tensor", "rows"] = Field(
+        "tensor", description="what has an angle: the whole tensor, or each of its vectors along the last axis"
+    )
+
+
+def _stock_in_blocks(args: ModelStockArgs, name: str, model: Model) -> bool:
+    return args.vectors == "tensor" and in_blocks(args, name, model)
+
+
+def _stock_pass(args: ModelStockArgs, dtype: DType) -> tuple[Pass, ...]:
+    return inner_product_pass(lambda args: "task_vectors")(args, dtype) if args.vectors == "tensor" else ()
+
+
+def _stock_bytes(args: ModelStockArgs, name: str, model: Model) -> int:
+    of_rows = args.vectors == "rows"  # in float64
+    return tensors(lambda experts: 2 * experts + 6 if of_rows else 2, weighted=True)(args, name, model)
 
 
 @method(
@@ -140,13 +159,13 @@ def _karcher_mean(cosines: Tensor, weights: Tensor, args: KarcherArgs) -> Tensor
 @method(
     "model_stock",
     ModelStockArgs,
-    elementwise=in_blocks,
-    passes=inner_product_pass(lambda args: "task_vectors"),
-    workspace=tensors(lambda experts: 2, weighted=True),
+    elementwise=_stock_in_blocks,
+    passes=_stock_pass,
+    workspace=_stock_bytes,
     on_device=Copies(5, 2),
 )
 def model_stock(stack: Stack, args: ModelStockArgs) -> Parts:
-    """Mean of the task vectors, shortened by how much they disagree, per tensor.
+    """Mean of the task vectors, shortened by how much they disagree, per tensor or per row.
 
     t = N cos θ / (1 + (N−1) cos θ),  θ = θ0 + scale · t · Σ w_t τ_t / N
 
@@ -158,13 +177,26 @@ def model_stock(stack: Stack, args: ModelStockArgs) -> Parts:
     Source:
         Jang et al., Model Stock (ECCV 2024), equation 5.
     """
-    count = len(stack.taus)
+    count, shape = len(stack.taus), stack.base.shape
     mean = stack.weighted.sum(0) / count
-    weights = torch.tensor(stack.model.weights, dtype=torch.float64)
-    products = inner_products(stack, "task_vectors") * weights * weights[:, None]
-    norms = products.diagonal().sqrt()
-    if count < 2 or not bool((norms > 0).any()):
+    if count < 2 or not mean.numel():
         return stack.base, mean
-    units = products / (norms * norms[:, None]).clamp(min=torch.finfo(torch.float64).tiny)
-    cosine = max(0.0, float((units.sum() - (norms > 0).sum()) / (count * (count - 1))))
-    return stack.base, mean.mul_(count * cosine / (1 + (count - 1) * cosine))
+    if args.vectors == "rows":
+        rows = stack.weighted.reshape(count, -1, shape[-1] if len(shape) > 1 else stack.base.numel()).double()
+        products = torch.stack([(rows * row).sum(-1) for row in rows], 1)
+        shares = _stock_share(products.movedim(-1, 0))[:, None].to(mean.dtype)
+        return stack.base, (mean.reshape(rows.shape[1:]) * shares).reshape(shape)
+    weights = torch.tensor(stack.model.weights, dtype=torch.float64)
+    return stack.base, mean.mul_(
+        float(_stock_share(inner_products(stack, "task_vectors") * weights * weights[:, None]))
+    )
+
+
+def _stock_share(products: Tensor) -> Tensor:
+    """Return t, […], from inner products of task vectors, […, T, T]; 1 where all are zero."""
+    count = products.shape[-1]
+    norms = products.diagonal(dim1=-2, dim2=-1).sqrt()
+    units = products / (norms[..., None] * norms[..., None, :]).clamp(min=torch.finfo(torch.float64).tiny)
+    cosine = (units.sum((-2, -1)) - (norms > 0).sum(-1)) / (count * (count - 1))
+    share = count * cosine.clamp(min=0) / (1 + (count - 1) * cosine.clamp(min=0))
+    return torch.where((norms > 0).any(-1), share, 1.0)

@@ -26,11 +26,13 @@ class Alignment:
         rows: Number of rows of the merged vocabulary.
         own: Of each model, the row of each token; -1 where it lacks the token, or must take it from elsewhere.
         donors: Of each model, the rows that it gives to those without an own one.
+        spare: Which rows are no token's, [rows].
     """
 
     rows: int
     own: Mapping[str, Rows]
     donors: Mapping[str, Rows]
+    spare: NDArray[np.bool_]
 
     def is_identity(self, model: str, rows: int) -> bool:
         """Whether a model's table of so many rows stays as it is."""
@@ -69,7 +71,9 @@ def align(
         if choice.force:
             for found in own.values():
                 found[row] = -1
-    return Alignment(rows, own, donors)
+    spare = np.ones(rows, dtype=bool)
+    spare[list(wanted.values())] = False
+    return Alignment(rows, own, donors, spare)
 
 
 def _given(source: Source, model: str, token: str, ids: Mapping[str, int], held: int) -> int:

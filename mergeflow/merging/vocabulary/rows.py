@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING
@@ -34,17 +35,22 @@ class AlignedEntry:
 
     row i = own[own row of i], or where it has none (1/n) Σ over n donors of donor[its row for i], or 0 without a donor
 
+    A row that is no token's and that no model has is the mean of the tokens' rows: as a row of a head it is never the
+    most likely one, which a row of zeros is where all other scores are negative.
+
     Attributes:
         own: The table, and the row of each token there.
         donors: Tables of the models that give rows to those without an own one.
         width: Elements of a row.
         dtype: The table's type.
+        spare: Which rows are no token's, [rows].
     """
 
     own: Picked
     donors: tuple[Picked, ...]
     width: int
     dtype: DType
+    spare: NDArray[np.bool_]
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened table, [stop − start], in its type."""
@@ -56,7 +62,21 @@ class AlignedEntry:
         if absent.any():
             given = [np.where(absent, donor.rows[first:last], -1) for donor in self.donors]
             self._give(out, given)
+            empty = absent & self.spare[first:last] & np.all([one < 0 for one in given], axis=0)
+            if empty.any():
+                out[empty] = self._mean.to(out.dtype)
         return out.reshape(-1)[start - first * self.width : stop - first * self.width]
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        """The mean of the tokens' rows, [width] in float64."""
+        tokens = np.flatnonzero(~self.spare)
+        total = torch.zeros(self.width, dtype=torch.float64)
+        for part in np.array_split(tokens, ceil(len(tokens) / 4096)):
+            start, stop = int(part[0]), int(part[-1]) + 1
+            rows = self.read(start * self.width, stop * self.width).reshape(-1, self.width)
+            total += rows[torch.from_numpy(part - start)].double().sum(0)
+        return total / len(tokens)
 
     def _give(self, out: Tensor, given: list[Rows]) -> None:
         """Fill the rows that donors give: copied from a single one, the mean of several."""

@@ -92,7 +92,7 @@ def aligned(
         donors = () if difference else _donors(tensor, states, axis, held, plan)
         width = int(np.prod(info.shape[axis + 1 :], dtype=np.int64))
         own = Picked(state.entries[tensor], plan.own[rows])
-        entries[tensor] = AlignedEntry(own, donors, width, info.dtype)
+        entries[tensor] = AlignedEntry(own, donors, width, info.dtype, plan.spare)
         infos[tensor] = TensorInfo(shape, info.dtype)
     return _with(state, entries, infos)
 

@@ -1,1 +1,0 @@
-"""mergekit's configurations as recipes."""
