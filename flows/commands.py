@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import advise_command, finetune_command, linearity_command, registry_commands, study_commands
+from flows import advise_command, finetune_command, linearity_command, registry_commands
 from mergeflow import layout
 from mergeflow.commands import merging, sweep
 from tasks.project.new import new_project
@@ -37,7 +37,6 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     registry_commands.add_commands(app, root)
-    study_commands.add_commands(app, root)
     finetune_command.add_commands(app, root)
     linearity_command.add_commands(app, root, project)
     advise_command.add_commands(app, root, project)

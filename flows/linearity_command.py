@@ -81,7 +81,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 batch_size=batch_size,
                 report=progress,
             )
-        from tasks.studies.papers.mergeability.answer import predicted
+        from flows.linearity_answer import predicted
 
         console, states = Console(), opened.experts
         costs = {f"{one.first} – {one.second}": predicted(states[one.first], states[one.second]) for one in pairs}

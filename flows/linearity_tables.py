@@ -24,10 +24,10 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
         costs: pair → by which what its merge costs is predicted.
         console: where to.
     """
+    from flows.linearity_answer import ANSWER
+    from flows.linearity_answer import sentence as answer
     from mergeflow.linearity.layers import short_names
     from mergeflow.linearity.verdict import word
-    from tasks.studies.papers.mergeability.answer import ANSWER
-    from tasks.studies.papers.mergeability.answer import sentence as answer
 
     names = dict(zip(layers := [one.layer for one in pairs[0].layers], narrow(short_names(layers)), strict=True))
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
@@ -139,10 +139,10 @@ def write(pairs: Sequence["Pair"], costs: Mapping[str, float], out: Path) -> Non
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from flows.linearity_answer import ANSWER
     from mergeflow.linearity import verdict
     from tasks.plotting.drawing import to_svg
     from tasks.plotting.linearity import linearity_figure
-    from tasks.studies.papers.mergeability.answer import ANSWER
 
     margins = {"direction": verdict.DIRECTION, "trivial": verdict.TRIVIAL, "length": verdict.LENGTH}
     told = zip(pairs, costs.values(), strict=True)

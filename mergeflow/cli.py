@@ -51,6 +51,7 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     make_importable()
     commands = import_module("flows.commands")
     commands.add_commands(app, project or start, project is not None)
+    import_module("studies.commands.study").add_commands(app, project or start)
 
     @app.callback()
     def _root(

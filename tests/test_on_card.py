@@ -68,7 +68,7 @@ from tests.training.test_fine_tune import Killed, kill_at
 STAGES = (*PIPELINE, "figures", "register")
 # The study's own, on the card of tests in tests/studies/test_unlearning.py, at night.
 UNLEARNING = {
-    f"tasks.studies.papers.unlearning.{name}" for name in ("corpus:Corpus", "measuring:seed_rows", "study:_measured")
+    f"studies.old.papers.unlearning.{name}" for name in ("corpus:Corpus", "measuring:seed_rows", "study:_measured")
 }
 # Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
 FOREIGN = {

@@ -19,7 +19,7 @@ from tasks.project.study_file import read_study_file
 from tasks.project.writing import write_atomically
 
 CODE_STAGE = "code"
-_ROUNDS = ("tasks.rounds", "tasks.studies.rounds")  # imported by the regime `iterative` alone, where it begins
+_ROUNDS = ("tasks.rounds", "studies.lab.rounds")  # imported by the regime `iterative` alone, where it begins
 _SWEEP = "tasks.sweep"
 _MERGE = IterativeSettings.model_fields["merge"].default
 _HEAD = "# By `mergeflow stage digests`: what the code means that each stage depends on.\n"

@@ -27,7 +27,7 @@ from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO
-from tasks.project.studies import load_module
+from tasks.project.studies import declared_study, load_module
 from tasks.project.study_graph import check_study_graph
 from tasks.project.writing import write_atomically
 
@@ -205,7 +205,9 @@ def _build(io: StageIO, done: Path) -> None:
     io.scratch.mkdir(parents=True, exist_ok=True)
     started, before = time.time(), _spent_before(io.scratch)
     try:
-        load_module(io.root, io.stage.module).run(io)
+        module = load_module(io.root, io.stage.module)
+        work = module if hasattr(module, "run") else declared_study(module, io.stage.name)
+        work.run(io)
         for out in io.stage.outs:
             built = io.building / out
             assert built.exists(), f"stage {io.stage.address} did not make {out}"

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mergeflow.errors import MergeflowError
 from mergeflow.plugins import load_file
@@ -14,26 +15,58 @@ from tasks.project.declaration import Declaration
 from tasks.project.files import read_yaml
 from tasks.project.stage import Stage
 
-PAPERS = "tasks.studies.papers"
-OWN = "studies/*/study.py"
+PAPERS = "studies"
 EMBEDDED = "suite:"  # how the source of an embedded task begins
 
 
 def find_study_modules(root: Path) -> dict[str, str]:
     """Return, by the study's name, its module: a dotted name, or the path of a file in the project.
 
+    A file holds the study of its own name, or those that it names in `STUDIES = {"name": …}`. No study is imported.
+
     Raises:
         MergeflowError: a study of the project has the name of one of the papers'.
     """
-    found = {one.name: f"{PAPERS}.{one.name}.study" for one in pkgutil.iter_modules(import_module(PAPERS).__path__)}
-    for path in sorted(root.glob(OWN)):
-        if path.parent.name in found:
-            raise MergeflowError(
-                f"the study '{path.parent.name}' in studies/{path.parent.name} has the name of a study of mergeflow: "
-                "rename that folder."
-            )
-        found[path.parent.name] = path.relative_to(root).as_posix()
-    return found
+    package = [Path(folder) for folder in import_module(PAPERS).__path__]
+    files = {path: f"{PAPERS}.{path.stem}" for folder in package for path in _study_files(folder)}
+    modules = {name: module for path, module in files.items() for name in _names_in(path)}
+    modules = _folders() | modules
+    ours = {file.resolve() for file in files}
+    for path in _study_files(root / "studies"):
+        for name in _names_in(path) if path.resolve() not in ours else ():
+            if name in modules:
+                raise MergeflowError(
+                    f"the study '{name}' in {path.relative_to(root)} has the name of a study of mergeflow: rename it."
+                )
+            modules[name] = path.relative_to(root).as_posix()
+    return modules
+
+
+def _folders() -> dict[str, str]:
+    papers = f"{PAPERS}.old.papers"
+    return {
+        one.name: f"{papers}.{one.name}.study"
+        for one in pkgutil.iter_modules(import_module(papers).__path__)
+        if find_spec(f"{papers}.{one.name}.study")
+    }
+
+
+def _study_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
+
+
+def _names_in(path: Path) -> list[str]:
+    """Return the studies of a file: the keys of its `STUDIES`, or its own name."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return [path.stem]  # loading it names the fault
+    for node in body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and target.id == "STUDIES":
+                return [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+    return [path.stem]
 
 
 def load_module(root: Path, module: str) -> ModuleType:
@@ -72,20 +105,27 @@ def study_text(root: Path, module: str) -> tuple[str, str]:
     return title.rstrip("."), rest.strip()
 
 
-def load_declaration(root: Path, module: str) -> Declaration:
+def load_declaration(root: Path, module: str, name: str) -> Declaration:
     """Return what a study declares.
 
     Raises:
-        MergeflowError: its module cannot be loaded, or lacks `DECLARED` or `run`.
+        MergeflowError: its module cannot be loaded, or lacks the study.
     """
-    loaded = load_module(root, module)
-    declared = getattr(loaded, "DECLARED", None)
-    if not isinstance(declared, Declaration) or not callable(getattr(loaded, "run", None)):
+    study = declared_study(load_module(root, module), name)
+    if not isinstance(study, Declaration):
         raise MergeflowError(
-            f"'{module}' is not a study: it must have `DECLARED = Declaration(Options, …)` of "
-            "tasks.project.declaration, and a function `run(io)`. `mergeflow study new NAME` writes one to start from."
+            f"'{module}' is not a study: it must have `STUDY = Study(…)` of studies.lab. "
+            "`mergeflow study new NAME` writes one to start from."
         )
-    return declared
+    return study
+
+
+def declared_study(module: ModuleType, name: str) -> Any:
+    """Return a module's study of this name; None where it has none."""
+    several = getattr(module, "STUDIES", None)
+    if isinstance(several, dict):
+        return several.get(name)
+    return getattr(module, "STUDY", getattr(module, "DECLARED", None))
 
 
 def is_embedded(root: Path) -> bool:

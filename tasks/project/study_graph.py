@@ -111,7 +111,7 @@ def _training() -> dict[str, Any]:
             "desc": "Fine-tune all tasks in one way, for every seed",
             "wdir": "..",
             "cmd": f"mergeflow stage run {_TRAIN} --item ${{key}}",
-            "meta": {"run": "tasks.studies.runs"},
+            "meta": {"run": "studies.lab.runs"},
             "params": [*_JUDGING, {CHOICES: ["seeds", "runs.${key}"]}, {layout.CODE: [f"{_TRAIN}.${{key}}"]}],
             "deps": [layout.BASE, f"{layout.DATA}/train", f"{layout.DATA}/validation"],
             "outs": [{layout.study_run("${key}"): {"persist": True}}],

@@ -56,7 +56,7 @@ def check_study_options(root: Path, params: StudyParams) -> list[ChosenStudy]:
         try:
             chosen.append(_chosen(root, name, modules[name], section, params))
         except ValidationError as error:
-            options = load_declaration(root, modules[name]).options
+            options = load_declaration(root, modules[name], name).options
             faults += [f"studies.{name}: {fault}" for fault in faults_of(error, options)]
         except MergeflowError as error:
             faults.append(str(error))
@@ -69,14 +69,14 @@ def unchosen(root: Path, sections: Mapping[str, object]) -> list[str]:
     """Return one fault for each study in the project's own folder that has no section in studies/params.yaml."""
     own = (name for name, module in find_study_modules(root).items() if module.endswith(".py"))
     return [
-        f"the study in studies/{name} has no choices: add `{name}: {{…}}` to `studies`, or remove that folder"
+        f"the study in studies/{name}.py has no choices: add `{name}: {{…}}` to `studies`, or remove that file"
         for name in own
         if name not in sections
     ]
 
 
 def _chosen(root: Path, name: str, module: str, section: object, params: StudyParams) -> ChosenStudy:
-    declared = load_declaration(root, module)
+    declared = load_declaration(root, module, name)
     options: BaseModel = declared.options.model_validate(section)
     runs, splits = tuple(dict.fromkeys(declared.runs(options))), declared.splits
     faults = [str(unknown_name("run", run, params.runs)) for run in runs if run not in params.runs]

@@ -11,12 +11,12 @@ import yaml
 
 from mergeflow.checkpoints import read_state
 from mergeflow.modalities.causal.places import ASSETS
+from studies.old.papers.unlearning.options import BOOKS, FORGOTTEN
+from studies.old.papers.unlearning.results import rises
+from studies.old.results import StudyResult
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
-from tasks.studies.papers.unlearning.options import BOOKS, FORGOTTEN
-from tasks.studies.papers.unlearning.results import rises
-from tasks.studies.results import StudyResult
 from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
 from tests.studies.small_lab import run_study

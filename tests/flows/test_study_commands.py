@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.study_commands import _print, find_named, find_studies, home_of, listed_in, show_list
 from mergeflow.errors import MergeflowError
-from tasks.studies.page import index_text
-from tasks.studies.results import Finding, StudyResult, Table
+from studies.commands.study import _print, find_named, find_studies, home_of, listed_in, show_list
+from studies.old.page import index_text
+from studies.old.results import Finding, StudyResult, Table
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)

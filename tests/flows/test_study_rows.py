@@ -10,12 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows.study_commands import add_commands, find_named, find_studies
-from flows.study_rows import check_rows_file, write_rows
 from mergeflow.errors import MergeflowError
+from studies.commands.study import add_commands, check_rows_file, find_named, find_studies, write_rows
+from studies.old.results import ROWS
 from tasks.project.stage import Stage
 from tasks.project.studies import Study
-from tasks.studies.results import ROWS
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)

@@ -7,7 +7,7 @@ import pytest
 
 from registry.store import Store
 from registry.study_log import log_study
-from tasks.studies.results import Finding, StudyResult
+from studies.old.results import Finding, StudyResult
 
 ROWS = [
     {"part": "phase", "seed": 0, "alpha": -0.5, "scale": 0.2, "hinge": 0.1234567890123, "promised": None},

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from studies.lab import caching
+from studies.old.rows import Row
 from tasks.project.stage import StageIO
-from tasks.studies import pieces
-from tasks.studies.rows import Row
 from tests.once import once
 from tests.studies.small_lab import ROOT, make_lab
 from tests.studies.toy_lab import make_toy_lab
@@ -54,14 +54,14 @@ TOY: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True, scope="session")
 def every_piece_can_go_to_another_process() -> None:
     """Let the laboratories, which measure pieces in turn, ask of each what measuring side by side asks of it."""
-    in_turn = pieces._kept_in_turn
+    in_turn = caching._cached_in_turn
 
     def pickled(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
         for measure in measures.values():
             pickle.dumps(measure)
         return in_turn(io, measures, what)
 
-    pieces._kept_in_turn = pickled
+    caching._cached_in_turn = pickled
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from flows.study_commands import find_studies
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.commands.study import find_studies
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import ROOT
 
 RESULTS = ROOT / "docs" / "studies" / "results"

@@ -9,17 +9,18 @@ from typing import Any
 
 import yaml
 
-from flows.study_commands import find_studies
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.data import SPLITS, load_split
 from mergeflow.modalities.heads import save_head
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
+from studies.commands.study import find_studies
+from studies.lab import runs
 from tasks.project.bits import compute_on_one_thread
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO
-from tasks.studies import runs
+from tasks.project.studies import declared_study
 from tests.evaluation.small import TASKS, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,8 @@ def study_io(root: Path, study: str, scratch: Path, workers: int = 1, **options:
 def run_study(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> Path:
     """Run a study in a laboratory, with some of its choices changed; return the folder that it wrote."""
     io = study_io(root, study, scratch, workers, **options)
-    import_module(io.stage.module).run(io)
+    module = import_module(io.stage.module)
+    (module if hasattr(module, "run") else declared_study(module, study)).run(io)
     return io.scratch / "building" / io.stage.outs[0]
 
 

@@ -12,14 +12,14 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, merge
 from mergeflow.modalities.subset import Subset
-from tasks.studies.adapting import Adaptation, adapt, choose_rate
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.cart import of_adaptation
-from tasks.studies.papers.adaptation import study as adaptation
-from tasks.studies.papers.adaptation.results import _rate_note, findings
-from tasks.studies.papers.adaptation.variants import Variant
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import picked
+from studies.lab.adapting import Adaptation, adapt, choose_rate
+from studies.lab.inputs import Laboratory
+from studies.old.judging.cart import of_adaptation
+from studies.old.papers.adaptation import study as adaptation
+from studies.old.papers.adaptation.results import _rate_note, findings
+from studies.old.papers.adaptation.variants import Variant
+from studies.old.results import StudyResult
+from studies.old.rows import picked
 from tests.studies.small_lab import run_study, study_io
 
 slow = pytest.mark.slow
@@ -75,14 +75,14 @@ def test_the_findings_come_out_of_the_rows_alone(made: Path) -> None:
 def test_memory_is_counted_alike_every_time(many_lab: Path, tmp_path: Path) -> None:
     io = study_io(many_lab, "adaptation", tmp_path, **SMALL)
     options = adaptation.DECLARED.chosen(io)
-    one, two = (adaptation.weigh(StudyInputs(io).first(2), options, "cart")["peak"] for _ in range(2))
+    one, two = (adaptation.weigh(Laboratory(io).first(2), options, "cart")["peak"] for _ in range(2))
     assert one == two
 
 
 @slow
 def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None:
     """The rule reads validation alone: with the test split away it chooses the same, and the best comes first."""
-    inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
+    inputs = Laboratory(study_io(many_lab, "adaptation", tmp_path))
     experts = inputs.run("experts").experts(0)
     found = choose_rate(inputs, experts, replace(PLAN, images="test"), [1e-6, 0.05], 2)
     assert found[0]["accuracy"] >= found[1]["accuracy"]
@@ -100,7 +100,7 @@ def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path
     here = tuple((name, str(folder / Path(path).name)) for name, path in paths)
     replayed = merge(recipe.model_copy(update={"data": (("coefficients", here),)}), out=tmp_path / "out.safetensors")
     io = study_io(many_lab, "adaptation", tmp_path / "scratch", **SMALL)
-    inputs, options = StudyInputs(io), adaptation.DECLARED.chosen(io)
+    inputs, options = Laboratory(io), adaptation.DECLARED.chosen(io)
     found = adaptation.start(inputs, options, 0)
     row = adaptation.measure(inputs, options, Variant("cart", "layer", "test"), found, 0.02)
     with open_checkpoint(replayed.path) as state:
@@ -115,7 +115,7 @@ def test_a_recipe_replays_the_adapted_merge(made: Path, many_lab: Path, tmp_path
 @slow
 def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
     """Other labels, the same bits; and images that labels could be told from are the only ones that count."""
-    inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
+    inputs = Laboratory(study_io(many_lab, "adaptation", tmp_path))
     experts = inputs.run("experts").experts(0)
     one = adapt(inputs, experts, PLAN)
     wrong = {key: replace(found, labels=2 - found.labels) for key, found in inputs._examples.items()}
@@ -129,7 +129,7 @@ def test_labels_play_no_part(many_lab: Path, tmp_path: Path) -> None:
 
 @slow
 def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(many_lab, "adaptation", tmp_path))
+    inputs = Laboratory(study_io(many_lab, "adaptation", tmp_path))
     found = inputs.examples("test")["red"]
     inputs._examples["test", "red"] = Subset.first(found, 0)
     with pytest.raises(MergeflowError, match="needs examples of every task: task 'red' has none"):

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.adviser_suites.measuring import GRID, WAYS, Options, open_suite
-from tasks.studies.papers.adviser_suites.results import findings, tables
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.lab.inputs import Laboratory
+from studies.old.papers.adviser_suites.measuring import GRID, WAYS, Options, open_suite
+from studies.old.papers.adviser_suites.results import findings, tables
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES, SEEDS
 
@@ -61,7 +61,7 @@ def test_negating_a_task_unlearns_it(result: StudyResult) -> None:
 
 
 def test_the_base_of_a_run_in_rounds_is_where_its_last_round_began(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(toy_lab, "adviser_regimes", tmp_path, **SMALL))
+    inputs = Laboratory(study_io(toy_lab, "adviser_regimes", tmp_path, **SMALL))
     rounds, epoch = (open_suite(inputs, run, 0) for run in ("mima_4", "one_epoch"))
     assert all((value == inputs.base[name]).all() for name, value in epoch.start.items())
     assert any((value != inputs.base[name]).any() for name, value in rounds.start.items())
@@ -72,7 +72,7 @@ def test_the_base_of_a_run_in_rounds_is_where_its_last_round_began(toy_lab: Path
 
 
 def test_experts_that_somebody_published_were_tuned_from_the_base(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(toy_lab, "adviser_regimes", tmp_path, **{**SMALL, "runs": ["published"]}))
+    inputs = Laboratory(study_io(toy_lab, "adviser_regimes", tmp_path, **{**SMALL, "runs": ["published"]}))
     suite = open_suite(inputs, "published", 0)
     assert all((value == inputs.base[name]).all() for name, value in suite.start.items())
     ours = inputs.run("mima_1").experts(0)

@@ -5,12 +5,12 @@ from statistics import fmean
 
 import pytest
 
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.alignment import study as alignment
-from tasks.studies.papers.alignment.findings import findings
-from tasks.studies.papers.alignment.pairs import pair_names, pairs
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
+from studies.lab.inputs import Laboratory
+from studies.old.papers.alignment import study as alignment
+from studies.old.papers.alignment.findings import findings
+from studies.old.papers.alignment.pairs import pair_names, pairs
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES
 
@@ -33,7 +33,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
 
 
 def test_a_first_round_has_the_same_increments_and_task_vectors(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(toy_lab, "alignment", tmp_path))
+    inputs = Laboratory(study_io(toy_lab, "alignment", tmp_path))
     row = alignment.measure(inputs, "mima_4", 0)
     assert row["tau"][0] == row["delta"][0]
     assert pairs(row["tau"][1]) != pytest.approx(pairs(row["delta"][1]), abs=1e-3)
@@ -100,7 +100,7 @@ def test_without_similar_tasks_that_claim_is_left_open() -> None:
 
 def test_lengths_are_in_the_rows(toy_lab: Path, tmp_path: Path) -> None:
     io = study_io(toy_lab, "alignment", tmp_path)
-    row = alignment.measure(StudyInputs(io), "mima_4", 0)
+    row = alignment.measure(Laboratory(io), "mima_4", 0)
     *cosines, last = alignment.tidy_rows([row], pair_names(NAMES))
     assert len(cosines) == 4 * 3  # rounds and pairs
     assert [last[name] for name in ("part", "run", "shared", "towards")] == [

@@ -10,18 +10,18 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import POCKET, load_clip
+from studies.lab.inputs import Laboratory
+from studies.old.judging.merging import of_bases
+from studies.old.judging.notes import NOTES
+from studies.old.papers.bases import arms, study
+from studies.old.papers.bases.arms import Arm, make_base
+from studies.old.papers.bases.ranks import rank_share
+from studies.old.papers.bases.results import METHODS, NAMES, ends_note, findings, rule_note
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tasks.project.graph import load_graph
 from tasks.project.stage import StageIO
 from tasks.project.study_graph import write_study_graph
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.merging import of_bases
-from tasks.studies.judging.notes import NOTES
-from tasks.studies.papers.bases import arms, study
-from tasks.studies.papers.bases.arms import Arm, make_base
-from tasks.studies.papers.bases.ranks import rank_share
-from tasks.studies.papers.bases.results import METHODS, NAMES, ends_note, findings, rule_note
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
 from tests.card import card
 from tests.studies.small_lab import ROOT, make_lab, open_lab
 
@@ -121,7 +121,7 @@ def test_the_study_on_a_card(lab: Path, tmp_path: Path) -> None:
 
 
 def test_what_chooses_cannot_open_test(io: StageIO) -> None:
-    blind, clip = StudyInputs(io).blind(), load_clip(POCKET, "pocket8")
+    blind, clip = Laboratory(io).blind(), load_clip(POCKET, "pocket8")
     assert study.opened(blind, clip, "validation").keys() == {"red", "blue", "grey"}
     with pytest.raises(MergeflowError, match="where it must not"):
         study.opened(blind, clip, "test")

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.cart import of_cart_landscape
-from tasks.studies.judging.pieces import grouped
-from tasks.studies.papers.cart_landscape import study as cart_landscape
-from tasks.studies.papers.cart_landscape.results import _closer, findings
-from tasks.studies.papers.cart_landscape.seed import Seed, total
-from tasks.studies.papers.cart_landscape.study import Model, Site
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
+from studies.lab.inputs import Laboratory
+from studies.old.judging.cart import of_cart_landscape
+from studies.old.judging.pieces import grouped
+from studies.old.papers.cart_landscape import study as cart_landscape
+from studies.old.papers.cart_landscape.results import _closer, findings
+from studies.old.papers.cart_landscape.seed import Seed, total
+from studies.old.papers.cart_landscape.study import Model, Site
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -36,7 +36,7 @@ def io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignor
 
 @pytest.fixture(scope="module")
 def site(io) -> Site:  # type: ignore[no-untyped-def]
-    inputs = StudyInputs(io)
+    inputs = Laboratory(io)
     options = cart_landscape.DECLARED.chosen(io)
     return Site(inputs.first(3), options, 0)
 
@@ -194,7 +194,7 @@ def test_small_nets_show_what_the_paper_shows(toy_experts: Path, tmp_path: Path)
 def test_no_loss_on_the_paths_and_no_scale_depends_on_test(toy_experts: Path, tmp_path: Path) -> None:
     io = study_io(toy_experts, "cart_landscape", tmp_path, **NETS)
     options = cart_landscape.DECLARED.chosen(io)
-    right, wrong = (cart_landscape.measure(inputs.first(3), options, 0) for inputs in (StudyInputs(io), WrongTest(io)))
+    right, wrong = (cart_landscape.measure(inputs.first(3), options, 0) for inputs in (Laboratory(io), WrongTest(io)))
     assert right["models"] == wrong["models"]
     assert right["addition"] == wrong["addition"]
     for name, found in right["test"].items():

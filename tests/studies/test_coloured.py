@@ -17,8 +17,7 @@ from mergeflow.linearity.samples import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import mlp
 from mergeflow.modalities.vision.sources.kinds import open_images
-from tasks.project.studies import find_study_modules, load_declaration
-from tasks.studies.coloured import (
+from studies.lab.coloured import (
     Adapting,
     ColouredWorld,
     Digits,
@@ -30,13 +29,14 @@ from tasks.studies.coloured import (
     trained,
     tuned,
 )
-from tasks.studies.coloured_clip import ClipBase
-from tasks.studies.digit_tasks import Look, shown, ten_digits
-from tasks.studies.papers.adviser.measuring import WAYS
-from tasks.studies.papers.coloured_digits.measuring import middle_of_best
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
-from tasks.studies.scales import best_scale
+from studies.lab.coloured_clip import ClipBase
+from studies.lab.digit_tasks import Look, shown, ten_digits
+from studies.lab.scales import best_scale
+from studies.old.papers.adviser.measuring import WAYS
+from studies.old.papers.coloured_digits.measuring import middle_of_best
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
+from tasks.project.studies import find_study_modules, load_declaration
 from tests.studies.small_lab import ROOT, run_study
 from tests.vision.test_data_real_tasks import make_mnist
 
@@ -127,7 +127,7 @@ def test_a_clip_begins_with_a_head_from_prompts_and_learns_a_colour(
 def test_a_clip_takes_pictures_of_its_own_size(world: ColouredWorld, splits: dict[str, Digits]) -> None:
     with pytest.raises(MergeflowError, match="takes pictures of 32 pixels a side and the world's `size` is 28"):
         pretrained(world.model_copy(update={"clip": ClipBase(), "size": 28}), splits, 0)
-    options = load_declaration(ROOT, find_study_modules(ROOT)["structure"]).options
+    options = load_declaration(ROOT, find_study_modules(ROOT)["structure"], "structure").options
     with pytest.raises(ValidationError, match="leave `clip` out"):
         options.model_validate({"seeds": [0], "world": WORLD | {"clip": {}}, "lora_rate": 0.1})
 
@@ -258,7 +258,7 @@ def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", ["studies", "clip"])
 def test_examples_are_choices_of_the_studies(example: str) -> None:
     for name, options in examples(example).items():
-        load_declaration(ROOT, find_study_modules(ROOT)[name]).options.model_validate(options)
+        load_declaration(ROOT, find_study_modules(ROOT)[name], name).options.model_validate(options)
 
 
 def examples(name: str) -> dict[str, Any]:

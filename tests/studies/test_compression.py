@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.studies.compressing import measure
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.cart import of_compression
-from tasks.studies.papers.compression import study as compression
-from tasks.studies.papers.compression.measured import low_rank_bits, share, smallest
-from tasks.studies.papers.compression.results import findings
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import picked
+from studies.lab.compressing import measure
+from studies.lab.inputs import Laboratory
+from studies.old.judging.cart import of_compression
+from studies.old.papers.compression import study as compression
+from studies.old.papers.compression.measured import low_rank_bits, share, smallest
+from studies.old.papers.compression.results import findings
+from studies.old.results import StudyResult
+from studies.old.rows import picked
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import WrongTest
 
@@ -58,7 +58,7 @@ def test_the_findings_come_out_of_the_rows_alone(made: Path) -> None:
 @slow
 def test_counted_bytes_are_those_of_the_formula_and_of_the_file(made: Path, many_lab: Path, tmp_path: Path) -> None:
     rows = json.loads((made / "suites.json").read_text())
-    inputs = StudyInputs(study_io(many_lab, "compression", tmp_path))
+    inputs = Laboratory(study_io(many_lab, "compression", tmp_path))
     sizes = {name: list(tensor.shape) for name, tensor in inputs.base.items()}
     model = sum(tensor.nbytes for tensor in inputs.base.values())
     own = {row["kind"]: row for row in rows if row["tasks"] == 3 and row["args"].get("rank_ratio", 0.08) == 0.08}
@@ -74,7 +74,7 @@ def test_counted_bytes_are_those_of_the_formula_and_of_the_file(made: Path, many
 
 @slow
 def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(many_lab, "compression", tmp_path))
+    inputs = Laboratory(study_io(many_lab, "compression", tmp_path))
     experts = inputs.run("experts").experts(0)
     args = {"rank_ratio": 1.0, "non_matrices": "own"}
     found = measure(inputs, experts, "cart_indexing", args, ("test",))
@@ -88,7 +88,7 @@ def test_the_threshold_does_not_depend_on_test(toy_experts: Path, tmp_path: Path
     """With every test label wrong the same one is taken: of two the better one."""
     io = study_io(toy_experts, "compression", tmp_path, thresholds=[0.2, 1.0])
     options = compression.DECLARED.chosen(io)
-    for inputs in (StudyInputs(io), WrongTest(io)):
+    for inputs in (Laboratory(io), WrongTest(io)):
         tried = compression._thresholds(inputs, inputs.run("experts").experts(0), options)
         assert compression._best(tried) == 1.0
 

@@ -7,12 +7,12 @@ import pytest
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.merging import of_cost
-from tasks.studies.papers.cost import study as cost
-from tasks.studies.papers.cost.rates import best_rate, rate_note, try_rates
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
+from studies.lab.inputs import Laboratory
+from studies.old.judging.merging import of_cost
+from studies.old.papers.cost import study as cost
+from studies.old.papers.cost.rates import best_rate, rate_note, try_rates
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 
@@ -64,7 +64,7 @@ def test_joint_training_takes_the_rate_that_is_best_on_validation(toy_lab: Path,
     """Whichever run is named first: with the rate that learns nothing in its place, the other one is taken."""
     choices = {"joint": ["joint_half"], "rates": ["joint"], "iterative": ["mima_4"], "one_shot": ["mima_1"]}
     io = study_io(toy_lab, "cost", tmp_path, **choices, rank_ratio=[0.1])
-    found = try_rates(StudyInputs(io), ["joint_half", "joint"])
+    found = try_rates(Laboratory(io), ["joint_half", "joint"])
     assert [row["run"] for row in found] == ["joint_half", "joint"]
     assert found[1]["validation"][0] > found[0]["validation"][0] + 20
     cost.run(io)
@@ -76,7 +76,7 @@ def test_joint_training_takes_the_rate_that_is_best_on_validation(toy_lab: Path,
 
 def test_the_one_shot_merge_is_the_best_on_validation(toy_lab: Path, tmp_path: Path) -> None:
     io = study_io(toy_lab, "cost", tmp_path, rank_ratio=[0.1])
-    inputs, options = StudyInputs(io), cost.DECLARED.chosen(io)
+    inputs, options = Laboratory(io), cost.DECLARED.chosen(io)
     experts = inputs.run("mima_1").experts(0)
     found = cost.best_merge(inputs, options, experts)
     average = inputs.scorer(experts).merge(configure("average"))

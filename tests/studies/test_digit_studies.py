@@ -10,13 +10,13 @@ import torch
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
-from tasks.studies.coloured import Adapting, ColouredWorld, Digits, Pretrained, open_digits
-from tasks.studies.digit_tasks import Look, shown
-from tasks.studies.papers.analogy.measuring import ATTRIBUTES, SCALES, Experts, _target_rows
-from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, findings, with_nearest
-from tasks.studies.papers.unseen_tasks import measuring
-from tasks.studies.papers.unseen_tasks import results as unseen
-from tasks.studies.papers.unseen_tasks.combining import (
+from studies.lab.coloured import Adapting, ColouredWorld, Digits, Pretrained, open_digits
+from studies.lab.digit_tasks import Look, shown
+from studies.old.papers.analogy.measuring import ATTRIBUTES, SCALES, Experts, _target_rows
+from studies.old.papers.analogy.results import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, findings, with_nearest
+from studies.old.papers.unseen_tasks import measuring
+from studies.old.papers.unseen_tasks import results as unseen
+from studies.old.papers.unseen_tasks.combining import (
     Answered,
     _left_out_error,
     _solve,
@@ -24,9 +24,9 @@ from tasks.studies.papers.unseen_tasks.combining import (
     by_theory,
     similarities,
 )
-from tasks.studies.papers.unseen_tasks.measuring import EXPERTS, TARGETS, Group, few, left_out_loss
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.old.papers.unseen_tasks.measuring import EXPERTS, TARGETS, Group, few, left_out_loss
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import ROOT, run_study
 from tests.studies.test_coloured import WORLD
 

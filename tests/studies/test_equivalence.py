@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pyarrow.parquet as pq
 import pytest
 
+from studies.old.judging.merging import of_equivalence
+from studies.old.papers.equivalence import study as equivalence
+from studies.old.papers.equivalence.study import Case, Options, Tables, figures, measure, project_cases
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from studies.theory.gradient_descent import feed_forward_problem
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
-from tasks.studies.judging.merging import of_equivalence
-from tasks.studies.papers.equivalence import study as equivalence
-from tasks.studies.papers.equivalence.study import Case, Options, Tables, figures, measure, project_cases
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
 from tests.studies.documented import RESULTS
 from tests.studies.small_lab import make_lab, study_io
 

@@ -11,18 +11,18 @@ from pydantic import ValidationError
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
+from studies.lab.inputs import Laboratory
+from studies.lab.sweeps import NAMES
+from studies.old.judging.merging import of_glue
+from studies.old.judging.notes import NOTES
+from studies.old.papers.glue.compressed import compressed_findings
+from studies.old.papers.glue.heads import left_heads, probed_heads
+from studies.old.papers.glue.results import PRINTED, Results, findings, tables
+from studies.old.papers.glue.study import DECLARED, Bench, Options
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_options import check_study_options
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.merging import of_glue
-from tasks.studies.judging.notes import NOTES
-from tasks.studies.papers.glue.compressed import compressed_findings
-from tasks.studies.papers.glue.heads import left_heads, probed_heads
-from tasks.studies.papers.glue.results import PRINTED, Results, findings, tables
-from tasks.studies.papers.glue.study import DECLARED, Bench, Options
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
-from tasks.studies.sweeps import NAMES
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project
@@ -120,7 +120,7 @@ def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> 
 @pytest.fixture
 def bench(lab: Path, tmp_path: Path) -> Bench:
     io = study_io(lab, "glue", tmp_path, **SMALL)
-    return Bench.open(StudyInputs(io), DECLARED.chosen(io), 0)
+    return Bench.open(Laboratory(io), DECLARED.chosen(io), 0)
 
 
 def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(bench: Bench, lab: Path) -> None:
@@ -221,6 +221,6 @@ def test_the_same_weights_are_judged_anew_with_other_heads(bench: Bench) -> None
 
 
 def test_a_study_that_names_no_heads_does_not_judge_with_those_of_the_base(lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(lab, "glue", tmp_path, **SMALL))
+    inputs = Laboratory(study_io(lab, "glue", tmp_path, **SMALL))
     with pytest.raises(MergeflowError, match="judges models with the base's heads, and the head of task 'mood' is"):
         inputs.accuracy(inputs.base, "validation")

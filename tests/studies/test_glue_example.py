@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from mergeflow.modalities.text.sources.hub import GLUE
+from studies.old.results import StudyResult
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
-from tasks.studies.results import StudyResult
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, train_run
 

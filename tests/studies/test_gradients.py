@@ -9,13 +9,13 @@ import torch
 
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
+from studies.lab.inputs import Laboratory
+from studies.old.judging.merging import of_gradients
+from studies.old.papers.gradients import study as gradients
+from studies.old.papers.gradients.vectors import COSINES, vector_cosines, vector_findings
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from studies.theory.gradients import mean_gradient
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.merging import of_gradients
-from tasks.studies.papers.gradients import study as gradients
-from tasks.studies.papers.gradients.vectors import COSINES, vector_cosines, vector_findings
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import NAMES
 
@@ -80,7 +80,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
 
 
 def test_a_cosine_is_with_the_gradient_at_the_base(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(toy_lab, "gradients", tmp_path, runs={"paper": "converged"}))
+    inputs = Laboratory(study_io(toy_lab, "gradients", tmp_path, runs={"paper": "converged"}))
     options = gradients.Options(runs={"paper": "converged"}, images=100, steps=[])
     found = {row["kind"]: row for row in gradients._measure(inputs, options, "paper", "north", 0)["rows"]}
     data, states = gradients._subset(inputs, "north", 100), [inputs.base, inputs.run("converged").epoch(0, "north", 1)]

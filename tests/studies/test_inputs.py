@@ -9,19 +9,19 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall, configure
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.pieces import choose_scale
-from tasks.studies.published import take_experts
+from studies.lab.inputs import Laboratory
+from studies.lab.published import take_experts
+from studies.old.pieces import choose_scale
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 
 
 @pytest.fixture
-def inputs(toy_lab: Path, tmp_path: Path) -> StudyInputs:
-    return StudyInputs(study_io(toy_lab, "mima", tmp_path))
+def inputs(toy_lab: Path, tmp_path: Path) -> Laboratory:
+    return Laboratory(study_io(toy_lab, "mima", tmp_path))
 
 
-def test_what_chooses_cannot_open_a_test_split(inputs: StudyInputs) -> None:
+def test_what_chooses_cannot_open_a_test_split(inputs: Laboratory) -> None:
     blind = inputs.blind()
     assert set(blind.accuracy(inputs.base, "validation")) == set(inputs.tasks)
     with pytest.raises(MergeflowError, match=r"reads outputs/data/test/\w+ where it must not"):
@@ -33,7 +33,7 @@ def test_what_chooses_cannot_open_a_test_split(inputs: StudyInputs) -> None:
         inputs.blind().first(1).examples("test")
 
 
-def test_the_same_weights_are_judged_once(inputs: StudyInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_weights_are_judged_once(inputs: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their bits, not by the object; other weights, another split and another task are judged anew."""
     passes: list[list[str]] = []
     judge = CandidateScorer.state
@@ -52,7 +52,7 @@ def test_the_same_weights_are_judged_once(inputs: StudyInputs, monkeypatch: pyte
 
 
 def test_every_scale_is_tried_and_taken_with_the_other_arguments(
-    inputs: StudyInputs, monkeypatch: pytest.MonkeyPatch
+    inputs: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CART without its rank would be scored, or looked at on test, at the rank that it has by itself."""
     merged: list[MethodCall] = []
@@ -67,7 +67,7 @@ def test_every_scale_is_tried_and_taken_with_the_other_arguments(
     assert chosen.test == inputs.accuracy(scorer.merge(merged[-1]), "test")
 
 
-def test_published_checkpoints_are_experts_of_as_many_seeds_as_there_are(inputs: StudyInputs) -> None:
+def test_published_checkpoints_are_experts_of_as_many_seeds_as_there_are(inputs: Laboratory) -> None:
     published, trained = inputs.run("published"), inputs.run("mima_1")
     assert (published.seeds, trained.seeds) == (SEEDS[:1], SEEDS)
     for task, state in published.experts(SEEDS[0]).items():

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tasks.studies.papers.interference import study as interference
-from tasks.studies.papers.interference.results import findings, notes
-from tasks.studies.papers.interference.theorem import constants, slope, theorem_findings, theorem_rows
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
+from studies.old.papers.interference import study as interference
+from studies.old.papers.interference.results import findings, notes
+from studies.old.papers.interference.theorem import constants, slope, theorem_findings, theorem_rows
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tests.studies.small_lab import study_io
 
 SMALL: dict[str, Any] = {

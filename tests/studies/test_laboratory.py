@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from studies.old.papers.laboratory import study as laboratory
+from studies.old.papers.laboratory.figures import figures
+from studies.old.papers.laboratory.options import Options
+from studies.old.papers.laboratory.results import study_result
+from studies.old.papers.laboratory.rows import critical, retained_until, slope
+from studies.old.results import Finding, StudyResult
+from studies.old.rows import tidy
 from tasks.plotting.drawing import to_svg
-from tasks.studies.papers.laboratory import study as laboratory
-from tasks.studies.papers.laboratory.figures import figures
-from tasks.studies.papers.laboratory.options import Options
-from tasks.studies.papers.laboratory.results import study_result
-from tasks.studies.papers.laboratory.rows import critical, retained_until, slope
-from tasks.studies.results import Finding, StudyResult
-from tasks.studies.rows import tidy
 from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT, run_study
 

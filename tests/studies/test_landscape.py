@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from studies.lab.inputs import Laboratory
+from studies.old.judging.merging import of_landscape
+from studies.old.papers.landscape import study as landscape
+from studies.old.results import StudyResult
+from studies.old.rows import Row, picked
 from tasks.project.stage import StageIO
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.merging import of_landscape
-from tasks.studies.papers.landscape import study as landscape
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, picked
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -52,7 +52,7 @@ def test_small_nets_show_what_the_paper_shows(io: StageIO) -> None:
 
 def test_a_plane_meets_its_models(io: StageIO) -> None:
     options = landscape.DECLARED.chosen(io).model_copy(update={"margin": 0.0, "images": 1000})
-    inputs = StudyInputs(io)
+    inputs = Laboratory(io)
     row = landscape.measure(inputs, options, ("north", "east"), 1, 0)
     expert = inputs.run("mima_1").expert(0, "north")
     x, y = row["places"]["north"]
@@ -65,7 +65,7 @@ def test_a_plane_meets_its_models(io: StageIO) -> None:
 def test_the_grid_does_not_depend_on_test(io: StageIO) -> None:
     options = landscape.DECLARED.chosen(io).model_copy(update={"size": 3})
     right, wrong = (
-        landscape.measure(inputs, options, ("north", "east"), 1, 0) for inputs in (StudyInputs(io), WrongTest(io))
+        landscape.measure(inputs, options, ("north", "east"), 1, 0) for inputs in (Laboratory(io), WrongTest(io))
     )
     assert right["errors"] == wrong["errors"]
     assert right["test"] != wrong["test"]

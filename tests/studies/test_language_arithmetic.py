@@ -8,17 +8,17 @@ import torch
 import yaml
 
 from mergeflow.merging.catalog import methods
+from studies.old.papers.analogy.results import ANALOGY, NEAREST, SINGLE, TRAINED
+from studies.old.papers.language_arithmetic.figures import figures
+from studies.old.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT, Bench
+from studies.old.papers.language_arithmetic.options import Options
+from studies.old.papers.language_arithmetic.results import BEST, TREATING, domains, means, study_result
+from studies.old.papers.language_arithmetic.texts import ATTRIBUTES, DOMAINS, GENRES, Manner, documents
+from studies.old.papers.language_arithmetic.world import World
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from suites.books import words
 from tasks.plotting.drawing import to_svg
-from tasks.studies.papers.analogy.results import ANALOGY, NEAREST, SINGLE, TRAINED
-from tasks.studies.papers.language_arithmetic.figures import figures
-from tasks.studies.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT, Bench
-from tasks.studies.papers.language_arithmetic.options import Options
-from tasks.studies.papers.language_arithmetic.results import BEST, TREATING, domains, means, study_result
-from tasks.studies.papers.language_arithmetic.texts import ATTRIBUTES, DOMAINS, GENRES, Manner, documents
-from tasks.studies.papers.language_arithmetic.world import World
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
 from tests.causal.small_project import make_base
 from tests.causal.test_recipes import OTHERS
 from tests.studies.small_lab import ROOT, run_study

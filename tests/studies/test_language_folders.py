@@ -9,14 +9,14 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.places import ASSETS
+from studies.old.papers.analogy.results import TRAINED
+from studies.old.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
+from studies.old.papers.language_arithmetic.results import means
+from studies.old.papers.language_arithmetic.world import Folders, World, check_places, written
+from studies.old.results import StudyResult
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
-from tasks.studies.papers.analogy.results import TRAINED
-from tasks.studies.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
-from tasks.studies.papers.language_arithmetic.results import means
-from tasks.studies.papers.language_arithmetic.world import Folders, World, check_places, written
-from tasks.studies.results import StudyResult
 from tests.causal.small_project import SIZES, tale
 from tests.causal.test_unlearning_examples import CLASSES
 from tests.studies.small_lab import ROOT, run_study

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.studies.linear_rows import worst_length, worst_share
-from tasks.studies.results import StudyResult
+from studies.lab.linear_rows import worst_length, worst_share
+from studies.old.results import StudyResult
 from tests.studies.small_lab import make_lab, run_study
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import yaml
 
 from mergeflow.linearity.affine import Combination, affine
 from mergeflow.linearity.layers import find_layers
+from studies.lab.nets import World, open_world, train_world
+from studies.old.results import StudyResult
 from tasks.project.studies import find_study_modules, load_declaration
-from tasks.studies.nets import World, open_world, train_world
-from tasks.studies.results import StudyResult
 from tests.studies.small_lab import ROOT, run_study
 from tests.vision.test_data_real_tasks import make_mnist
 from tests.vision.test_data_real_twelve import make_cifar10, make_cifar100
@@ -21,7 +21,7 @@ STUDIES: dict[str, Any] = yaml.safe_load((ROOT / "examples/linearity/studies.yam
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_choices_are_what_the_study_takes(study: str) -> None:
-    load_declaration(ROOT, find_study_modules(ROOT)[study]).options.model_validate(STUDIES[study])
+    load_declaration(ROOT, find_study_modules(ROOT)[study], study).options.model_validate(STUDIES[study])
 
 
 def test_every_study_of_linearity_has_real_choices() -> None:

@@ -10,12 +10,12 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from tasks.studies.linear_rows import TunedModels
-from tasks.studies.papers.linearity_texts.identities import distance_in_places, feature_rows, sample_rows
-from tasks.studies.papers.linearity_texts.results import findings
-from tasks.studies.papers.linearity_texts.study import Options
-from tasks.studies.papers.linearity_texts.world import EDITS, TextWorld, draw_answers, new_model
-from tasks.studies.results import StudyResult
+from studies.lab.linear_rows import TunedModels
+from studies.old.papers.linearity_texts.identities import distance_in_places, feature_rows, sample_rows
+from studies.old.papers.linearity_texts.results import findings
+from studies.old.papers.linearity_texts.study import Options
+from studies.old.papers.linearity_texts.world import EDITS, TextWorld, draw_answers, new_model
+from studies.old.results import StudyResult
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 from tests.studies.small_lab import ROOT, check_two_processes, run_study
 
@@ -83,7 +83,7 @@ def test_what_does_not_hold_is_found() -> None:
 
 def test_a_file_of_samples_that_are_others_is_found(tmp_path: Path) -> None:
     from mergeflow.linearity.affine import Linearity
-    from tasks.studies.linear_rows import write_samples
+    from studies.lab.linear_rows import write_samples
 
     values = np.linspace(0.1, 0.2, 40)
     found = {"Eq. 3": {"block": Linearity(values, values, values, values, np.array(["a"] * 40))}}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.cart import of_many_tasks
-from tasks.studies.papers.many_tasks import study as many_tasks
-from tasks.studies.papers.many_tasks.figures import loss_figure
-from tasks.studies.papers.many_tasks.findings import findings
-from tasks.studies.papers.many_tasks.results import notes, tables
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.lab.inputs import Laboratory
+from studies.old.judging.cart import of_many_tasks
+from studies.old.papers.many_tasks import study as many_tasks
+from studies.old.papers.many_tasks.figures import loss_figure
+from studies.old.papers.many_tasks.findings import findings
+from studies.old.papers.many_tasks.results import notes, tables
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import run_study, study_io
 
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
@@ -63,7 +63,7 @@ def test_the_table_has_every_model_at_every_count(result: StudyResult) -> None:
 def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> None:
     io = study_io(many_lab, "many_tasks", tmp_path, **SMALL)
     options = many_tasks.Options.model_validate({**SMALL, "methods": {"average": {}}})
-    inputs = StudyInputs(io).first(2)
+    inputs = Laboratory(io).first(2)
     rows = {row["model"]: row for row in many_tasks.measure(inputs, options, 2, 0)["rows"]}
     experts = inputs.run("experts").experts(0)
     mean = {name: sum(state[name] for state in experts.values()) / 2 for name in inputs.base}
@@ -72,7 +72,7 @@ def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> N
 
 
 def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(many_lab, "many_tasks", tmp_path, **SMALL))
+    inputs = Laboratory(study_io(many_lab, "many_tasks", tmp_path, **SMALL))
     scorer = inputs.blind().scorer(inputs.run("experts").experts(0))
     row = many_tasks._merged(inputs, scorer, "cart", many_tasks.Sweep.model_validate(SMALL["methods"]["cart"]))
     assert row["tried"] == 4

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.study_commands import find_studies
 from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
+from studies.commands.study import find_studies
+from studies.lab.inputs import Laboratory
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_options import check_study_options
-from tasks.studies.inputs import StudyInputs
 from tests.studies.small_lab import ROOT, study_io
 
 WORLD = ROOT / "worlds/pocket20"
@@ -40,7 +40,7 @@ def test_a_run_tunes_the_first_of_the_tasks(many_lab: Path) -> None:
 
 
 def test_the_first_tasks_share_images_and_encoder(many_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(many_lab, "rank_curve", tmp_path))
+    inputs = Laboratory(study_io(many_lab, "rank_curve", tmp_path))
     two = inputs.first(2)
     assert two.tasks == inputs.tasks[:2]
     assert set(two.examples("validation")) == set(two.tasks)

@@ -6,11 +6,11 @@ from statistics import fmean
 import pytest
 
 from mergeflow.merging import configure
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.merging import of_merge_frequency
-from tasks.studies.papers.merge_frequency import study as merge_frequency
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row, by_seed, picked
+from studies.lab.inputs import Laboratory
+from studies.old.judging.merging import of_merge_frequency
+from studies.old.papers.merge_frequency import study as merge_frequency
+from studies.old.results import StudyResult
+from studies.old.rows import Row, by_seed, picked
 from tests.studies.small_lab import run_study, study_io
 
 
@@ -39,7 +39,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
 
 
 def test_one_merge_with_one_over_t_is_the_average(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(toy_lab, "merge_frequency", tmp_path))
+    inputs = Laboratory(study_io(toy_lab, "merge_frequency", tmp_path))
     average = inputs.scorer(inputs.run("mima_1").experts(0)).merge(configure("average"))
     found = merge_frequency.measure(inputs, "whole", 1, 1, 0)
     assert found["merged"] == pytest.approx(inputs.accuracy(average, "test"), abs=0.01)  # another order of the sum

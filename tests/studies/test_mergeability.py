@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, findings
-from tasks.studies.papers.mergeability.study import ctl_errors, of_weights
-from tasks.studies.ranks import rank_correlation
-from tasks.studies.results import StudyResult
+from studies.lab.inputs import Laboratory
+from studies.lab.ranks import rank_correlation
+from studies.old.papers.mergeability.results import LAST, PREDICTIONS, findings
+from studies.old.papers.mergeability.study import ctl_errors, of_weights
+from studies.old.results import StudyResult
 from tests.studies.small_lab import run_study, study_io
 
 RUNS = {"mima_1": "one shot", "converged": "converged"}
@@ -28,7 +28,7 @@ def test_linearised_experts_are_linear_and_lose_what_the_expansion_loses(toy_lab
     assert [row["loss"] for row in linear] != [row["loss"] for row in nets]
     assert [row["experts"] for row in result.tables[2].rows][-1] == "linearised as ordinary nets"
     assert "linearised as ordinary nets" not in result.tables[0].rows[0], "they are judged as what they are"
-    inputs = StudyInputs(study_io(toy_lab, "mergeability", tmp_path / "again", **SMALL))
+    inputs = Laboratory(study_io(toy_lab, "mergeability", tmp_path / "again", **SMALL))
     run, first = inputs.run("linearised"), linear[0]
     i, j = first["pair"].split(" – ")
     one, other = run.expert(first["seed"], i), run.expert(first["seed"], j)
@@ -41,7 +41,7 @@ def test_linearised_experts_are_linear_and_lose_what_the_expansion_loses(toy_lab
     assert first["loss"] == pytest.approx(lost, abs=0.3), "one of 200 images more or less is rounding"
 
 
-def accuracy_of_expansion(inputs: StudyInputs, data: Any, state: Any) -> float:
+def accuracy_of_expansion(inputs: Laboratory, data: Any, state: Any) -> float:
     """By the derivative of one function of all weights, in float64."""
     module = inputs.model.module.double()
     inputs.model.load(inputs.base)
@@ -85,7 +85,7 @@ def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: 
 
 
 def test_the_error_is_that_of_the_definition(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
+    inputs = Laboratory(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
     experts = {task: inputs.run("mima_1").expert(0, task) for task in ("north", "east")}
     found = ctl_errors(inputs, experts, 8)["north", "east"]
     errors = []

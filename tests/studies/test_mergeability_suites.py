@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from tasks.studies.papers.mergeability.answer import ANSWER, predicted, sentence
-from tasks.studies.papers.mergeability.choosing import chosen
-from tasks.studies.papers.mergeability.results import LAST, PREDICTIONS, across_runs, within_runs
-from tasks.studies.papers.mergeability.study import of_weights
-from tasks.studies.papers.mergeability_suites.results import findings, pairs_of, tables
-from tasks.studies.results import StudyResult
+from flows.linearity_answer import ANSWER, predicted, sentence
+from studies.old.papers.mergeability.choosing import chosen
+from studies.old.papers.mergeability.results import LAST, PREDICTIONS, across_runs, within_runs
+from studies.old.papers.mergeability.study import of_weights
+from studies.old.papers.mergeability_suites.results import findings, pairs_of, tables
+from studies.old.results import StudyResult
 from tests.studies.documented import RESULTS
 from tests.studies.small_lab import ROOT, run_study
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.study_commands import find_studies
+from studies.commands.study import find_studies
 from tests.card import card
 from tests.studies import (
     test_adaptation,
@@ -20,7 +20,6 @@ from tests.studies import (
     test_linearity_experts,
     test_many_tasks,
     test_mergeability,
-    test_mima,
     test_projection,
     test_rank_curve,
     test_subset_scaling,
@@ -28,7 +27,7 @@ from tests.studies import (
 from tests.studies.small_lab import ROOT, study_io
 
 SMALL: dict[str, dict[str, Any]] = {
-    "mima": test_mima.CHOICES,
+    "mima": {"rounds": [1, 4, 16], "budgets": [16], "at": [1, 4], "kept": [4]},
     "alignment": {"rounds": [1, 4], "shown": [4], "compared": ["per_round_2_4"]},
     "landscape": test_landscape.SMALL,
     "equivalence": test_equivalence.SMALL | {"model_tasks": ["north", "east", "south"]},
@@ -49,7 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mergeability": test_mergeability.SMALL,
     "mergeability_suites": {"runs": {"experts": "200 steps", "mima_3": "MIMA, N = 2"}, "counts": [2, 3], "images": 32},
 }
-# They take a device by the same StudyInputs; what is special in them is on the card elsewhere.
+# They take a device by the same Laboratory; what is special in them is on the card elsewhere.
 ELSEWHERE = {
     "glue": "a laboratory of texts: tests/test_on_card.py trains, judges and adapts texts",
     "structure_suite": "a laboratory of adapters: tests/training/test_on_card.py trains LoRA",
@@ -61,17 +60,17 @@ DAILY = ("gradients",)  # it has the most of its own: gradients over all images,
 
 
 def takes_a_device(module: str, seen: set[str]) -> bool:
-    """Whether a study's code, or what it imports of the studies, opens `StudyInputs`, which choose a device."""
+    """Whether a study's code, or what it imports of the studies, opens `Laboratory`, which choose a device."""
     seen.add(module)
     path = ROOT / f"{module.replace('.', '/')}.py"
     if not path.is_file():
         return False
     tree = ast.parse(path.read_text())
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    if "StudyInputs" in called:
+    if "Laboratory" in called:
         return True
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    return any(takes_a_device(one, seen) for one in imported - seen if one.startswith("tasks.studies."))
+    return any(takes_a_device(one, seen) for one in imported - seen if one.startswith("studies.lab."))
 
 
 @pytest.mark.slow

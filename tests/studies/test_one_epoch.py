@@ -4,10 +4,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tasks.studies.judging.merging import of_one_epoch
-from tasks.studies.papers.one_epoch import study as one_epoch
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.old.judging.merging import of_one_epoch
+from studies.old.papers.one_epoch import study as one_epoch
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import run_study
 from tests.studies.toy_lab import NAMES, SEEDS
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.study_commands import find_studies, run_studies
 from mergeflow.errors import MergeflowError
+from studies.commands.study import find_studies, run_studies
+from studies.old.results import StudyResult
 from tasks.project.code import Code
 from tasks.project.digests import stage_digests
 from tasks.project.graph import load_graph
@@ -19,7 +20,6 @@ from tasks.project.parameters import load_params, load_study_params
 from tasks.project.runner import run_stage
 from tasks.project.study_graph import names_differ, study_graph, write_study_graph
 from tasks.project.study_options import check_study_options
-from tasks.studies.results import StudyResult
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from mergeflow.plugins import load_file
+from studies.old.pieces import Once, kept, kept_side_by_side
 from tasks.project.stage import StageIO
-from tasks.studies.pieces import Once, kept, kept_side_by_side
 from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
 
@@ -23,7 +23,7 @@ KILLED = """if True:
     import time
     from functools import partial
     from pathlib import Path
-    from tasks.studies.pieces import kept_side_by_side
+    from studies.old.pieces import kept_side_by_side
     from tests.studies.test_pieces import two_workers
 
     if __name__ == "__main__":

@@ -11,14 +11,14 @@ from matplotlib.text import Text
 from pydantic import ValidationError
 
 from mergeflow.merging import methods
+from studies.old.judging.merging import of_projection
+from studies.old.papers.projection import study as projection
+from studies.old.papers.projection.findings import findings
+from studies.old.papers.projection.results import OTHERS, Space
+from studies.old.results import StudyResult, with_interval
+from studies.old.rows import Row
 from tasks.plotting.drawing import new_figure
 from tasks.plotting.labels import place_labels
-from tasks.studies.judging.merging import of_projection
-from tasks.studies.papers.projection import study as projection
-from tasks.studies.papers.projection.findings import findings
-from tasks.studies.papers.projection.results import OTHERS, Space
-from tasks.studies.results import StudyResult, with_interval
-from tasks.studies.rows import Row
 from tests.studies.small_lab import study_io
 
 FEW = ["task_arithmetic", "ties", "breadcrumbs", "dare", "della"]

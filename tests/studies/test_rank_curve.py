@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from mergeflow.merging import configure
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.cart import of_rank_curve
-from tasks.studies.papers.rank_curve import study as rank_curve
-from tasks.studies.papers.rank_curve.findings import findings
-from tasks.studies.papers.rank_curve.results import notes, peak, tables
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.lab.inputs import Laboratory
+from studies.old.judging.cart import of_rank_curve
+from studies.old.papers.rank_curve import study as rank_curve
+from studies.old.papers.rank_curve.findings import findings
+from studies.old.papers.rank_curve.results import notes, peak, tables
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import run_study, study_io
 
 SMALL: dict[str, Any] = {
@@ -40,7 +40,7 @@ def test_the_study_covers_ratios_methods_and_tasks(result: StudyResult) -> None:
 
 
 def test_the_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp_path: Path) -> None:
-    inputs = StudyInputs(study_io(many_lab, "rank_curve", tmp_path, **SMALL))
+    inputs = Laboratory(study_io(many_lab, "rank_curve", tmp_path, **SMALL))
     scorer = inputs.scorer(inputs.run("experts").experts(0))
     walk = rank_curve.Walk(inputs, scorer, {})
     average = scorer.merge(configure("average"))

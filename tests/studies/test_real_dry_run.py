@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from tasks.studies.results import StudyResult
+from studies.old.results import StudyResult
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, train_run
 from tests.vision.test_data_real_tasks import make_dtd, make_eurosat

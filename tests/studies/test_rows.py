@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.studies.rows import picked
+from studies.old.rows import picked
 
 ROWS = [{"seed": 0, "N": 4}, {"seed": 1, "N": 4}, {"seed": 0}]
 

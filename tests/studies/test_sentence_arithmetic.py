@@ -12,15 +12,10 @@ import yaml
 
 from mergeflow.modalities.text.places import ASSETS
 from mergeflow.modality import State
-from suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
-from suites.sentences.suite import home
-from suites.sentences.vocabulary import word_groups
-from suites.sentences.words import PEOPLE
-from tasks.plotting.drawing import to_svg
-from tasks.studies.papers.analogy.results import ANALOGY
-from tasks.studies.papers.sentence_arithmetic.bench import Bench, Weights
-from tasks.studies.papers.sentence_arithmetic.figures import figures
-from tasks.studies.papers.sentence_arithmetic.measuring import (
+from studies.old.papers.analogy.results import ANALOGY
+from studies.old.papers.sentence_arithmetic.bench import Bench, Weights
+from studies.old.papers.sentence_arithmetic.figures import figures
+from studies.old.papers.sentence_arithmetic.measuring import (
     ADDED,
     ADDITION,
     AFTER,
@@ -36,11 +31,16 @@ from tasks.studies.papers.sentence_arithmetic.measuring import (
     bench_rows,
     told,
 )
-from tasks.studies.papers.sentence_arithmetic.options import Options
-from tasks.studies.papers.sentence_arithmetic.results import study_result
-from tasks.studies.papers.sentence_arithmetic.texts import ACCEPTABILITY, NEITHER, SENTIMENT, TARGET, TASKS, Name
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.old.papers.sentence_arithmetic.options import Options
+from studies.old.papers.sentence_arithmetic.results import study_result
+from studies.old.papers.sentence_arithmetic.texts import ACCEPTABILITY, NEITHER, SENTIMENT, TARGET, TASKS, Name
+from studies.old.results import StudyResult
+from studies.old.rows import Row
+from suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
+from suites.sentences.suite import home
+from suites.sentences.vocabulary import word_groups
+from suites.sentences.words import PEOPLE
+from tasks.plotting.drawing import to_svg
 from tests.studies.small_lab import ROOT, run_study
 
 SMALL = {

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tasks.studies.papers.structure.results import Scores, findings, tables
-from tasks.studies.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.lab.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES
+from studies.old.papers.structure.results import Scores, findings, tables
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import ROOT, run_study
 from tests.studies.test_coloured import WORLD
 

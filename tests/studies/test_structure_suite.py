@@ -4,9 +4,9 @@ from statistics import fmean
 
 import pytest
 
-from tasks.studies.papers.structure.results import addition, third, unlearning
-from tasks.studies.reductions import FULL, LORA, PRUNED, ROWS, SVD
-from tasks.studies.results import StudyResult
+from studies.lab.reductions import FULL, LORA, PRUNED, ROWS, SVD
+from studies.old.papers.structure.results import addition, third, unlearning
+from studies.old.results import StudyResult
 from tests.evaluation.small import TASKS
 from tests.studies.small_lab import make_lab, run_study
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from mergeflow.merging import configure
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.judging.cart import of_subset_scaling
-from tasks.studies.papers.subset_scaling import study as subset_scaling
-from tasks.studies.papers.subset_scaling.findings import findings
-from tasks.studies.papers.subset_scaling.results import notes, tables
-from tasks.studies.papers.subset_scaling.samples import WIDER
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
+from studies.lab.inputs import Laboratory
+from studies.old.judging.cart import of_subset_scaling
+from studies.old.papers.subset_scaling import study as subset_scaling
+from studies.old.papers.subset_scaling.findings import findings
+from studies.old.papers.subset_scaling.results import notes, tables
+from studies.old.papers.subset_scaling.samples import WIDER
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from tests.studies.small_lab import run_study, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
@@ -64,7 +64,7 @@ def test_the_study_measures_every_subset_by_every_method(io) -> None:  # type: i
 
 
 def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ignore[no-untyped-def]
-    inputs = StudyInputs(io)
+    inputs = Laboratory(io)
     options = subset_scaling.DECLARED.chosen(io)
     splits = [inputs.examples(split) for split in ("validation", "test")]
     experts = inputs.run("experts").experts(0)
@@ -76,7 +76,7 @@ def test_a_subset_is_merged_from_its_own_experts_alone(io) -> None:  # type: ign
 
 
 def test_cart_of_two_tasks_is_the_average(io) -> None:  # type: ignore[no-untyped-def]
-    inputs = StudyInputs(io)
+    inputs = Laboratory(io)
     experts = inputs.run("experts").experts(0)
     scorer = inputs.scorer({task: experts[task] for task in ("red", "blue")})
     average = scorer.merge(configure("average"))
@@ -233,7 +233,7 @@ def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Pat
     io = study_io(toy_experts, "subset_scaling", tmp_path, **NETS)
     options = subset_scaling.DECLARED.chosen(io)
     found = []
-    for inputs in (StudyInputs(io), WrongTest(io)):
+    for inputs in (Laboratory(io), WrongTest(io)):
         splits = [inputs.examples(split) for split in ("validation", "test")]
         experts = inputs.run("experts").experts(0)
         found.append(subset_scaling.measure(inputs, options, splits, experts, list(experts))["methods"])

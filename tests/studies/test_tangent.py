@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.studies.inputs import StudyInputs
-from tasks.studies.scales import task_vector
-from tasks.studies.tangent import TangentFeatures, in_tangent_space
+from studies.lab.inputs import Laboratory
+from studies.lab.scales import task_vector
+from studies.lab.tangent import TangentFeatures, in_tangent_space
 from tests.studies.small_lab import study_io
 
 SMALL = {"runs": {"linearised": "linearised"}, "rounds": [1, 4], "images": 64}
 
 
 @pytest.fixture
-def inputs(toy_lab: Path, tmp_path: Path) -> StudyInputs:
-    return StudyInputs(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
+def inputs(toy_lab: Path, tmp_path: Path) -> Laboratory:
+    return Laboratory(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
 
 
-def test_an_expert_reaches_the_accuracy_that_its_training_ended_with(inputs: StudyInputs) -> None:
+def test_an_expert_reaches_the_accuracy_that_its_training_ended_with(inputs: Laboratory) -> None:
     own, run = in_tangent_space(inputs), inputs.run("linearised")
     for task in inputs.tasks:
         trained = run.training(0, task)
@@ -29,7 +29,7 @@ def test_an_expert_reaches_the_accuracy_that_its_training_ended_with(inputs: Stu
         )
 
 
-def test_features_are_those_of_the_first_order_expansion(inputs: StudyInputs) -> None:
+def test_features_are_those_of_the_first_order_expansion(inputs: Laboratory) -> None:
     own, rows, step = in_tangent_space(inputs), torch.arange(5), 1e-3
     data, expert = inputs.examples("validation")["north"], inputs.run("linearised").expert(0, "north")
     own.model.load(expert)
@@ -47,7 +47,7 @@ def test_features_are_those_of_the_first_order_expansion(inputs: StudyInputs) ->
         torch.testing.assert_close(found[layer], expected.flatten(1), atol=2e-3, rtol=2e-3)
 
 
-def test_what_was_opened_before_is_left_alone(inputs: StudyInputs) -> None:
+def test_what_was_opened_before_is_left_alone(inputs: Laboratory) -> None:
     state = inputs.run("linearised").expert(0, "north")
     before = inputs.accuracy(state, "test")
     own = in_tangent_space(inputs)

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from studies.old.papers.unlearning import study
+from studies.old.papers.unlearning.corpus import Corpus
+from studies.old.papers.unlearning.figures import figures
+from studies.old.papers.unlearning.measuring import smallest_scale
+from studies.old.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, Options
+from studies.old.papers.unlearning.results import _forgets, chosen, drops, rises, study_result
+from studies.old.results import StudyResult
+from studies.old.rows import Row
 from suites.books.pretraining import PretrainSettings, pretrain
 from tasks.plotting.drawing import to_svg
-from tasks.studies.papers.unlearning import study
-from tasks.studies.papers.unlearning.corpus import Corpus
-from tasks.studies.papers.unlearning.figures import figures
-from tasks.studies.papers.unlearning.measuring import smallest_scale
-from tasks.studies.papers.unlearning.options import ALIGNED, BOOKS, FORGOTTEN, Options
-from tasks.studies.papers.unlearning.results import _forgets, chosen, drops, rises, study_result
-from tasks.studies.results import StudyResult
-from tasks.studies.rows import Row
 from tests.card import card
 from tests.studies.small_lab import ROOT, run_study, study_io
 

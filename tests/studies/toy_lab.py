@@ -8,7 +8,7 @@ import yaml
 
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Examples
-from tasks.studies.inputs import StudyInputs
+from studies.lab.inputs import Laboratory
 from tests.studies.small_lab import train_run
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
@@ -43,7 +43,7 @@ def make_toy_lab(
     return root
 
 
-class WrongTest(StudyInputs):
+class WrongTest(Laboratory):
     """A laboratory whose test labels are wrong: what is chosen with them was chosen on test."""
 
     def examples(self, split: str) -> dict[str, Examples]:

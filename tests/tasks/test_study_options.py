@@ -9,8 +9,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flows.study_commands import find_studies, run_studies
 from mergeflow.errors import MergeflowError
+from studies.commands.study import find_studies, run_studies
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.runner import run_stage

@@ -1,0 +1,238 @@
+"""Coloured digits: tasks that differ in how colour goes with parity, and a small vision transformer tuned on each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from mergeflow.data.task import Place
+from mergeflow.data.transforms import chance
+from mergeflow.evaluation.accuracy import accuracies
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.nets import on_pixels
+from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.transforms import PARITY, colour
+from mergeflow.modality import Model, Network, State
+from mergeflow.training import FineTuneSettings
+from studies.lab.coloured_clip import ClipBase, clip_of_digits
+from studies.lab.tuning import drawn_weights, trained
+from tasks.project.sections import Section
+
+SPLITS = ("train", "validation", "test")
+
+
+class Adapting(Section):
+    """AdamW with a short warm-up and a cosine, in steps."""
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    learning_rate: float = Field(gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+
+    def settings(self) -> FineTuneSettings:
+        """Return these as the settings of the one training loop."""
+        return FineTuneSettings(regime="steps", save_every=1_000_000, **self.model_dump())
+
+
+class ColouredWorld(Section):
+    """Digits of one source, coloured by parity, and a net that first learnt the ten digits in white, or a CLIP.
+
+    source: an address of ten digits, as in params.yaml's `tasks`. size: pixels a side. train, validation, test:
+    examples of each task. noise: share of the labels that are the other parity, before colouring (Arjovsky et al. take
+    0.25). width, depth, heads, patch: of the transformer; mlp: width of its MLPs, in widths. clip: instead of it and of
+    `pretrain` the image tower of a CLIP. pretrain, tune: how long and how fast; a study replaces the steps of `tune` by
+    its lengths.
+    """
+
+    source: str
+    size: int = Field(32, ge=8)
+    train: int = Field(ge=32)
+    validation: int = Field(ge=16)
+    test: int = Field(ge=16)
+    noise: float = Field(0.0, ge=0, lt=0.5)
+    width: int = Field(48, ge=4)
+    depth: int = Field(2, ge=1)
+    heads: int = Field(4, ge=1)
+    patch: int = Field(8, ge=2)
+    mlp: int = Field(2, ge=1)
+    clip: ClipBase | None = None
+    pretrain: Adapting
+    tune: Adapting
+
+
+class Digits(NamedTuple):
+    """One split in black and white.
+
+    Attributes:
+        grey: uint8 [n, S, S].
+        digit: 0 to 9, int64 [n].
+        odd: bool [n], with the noise in the labels.
+        chance: float64 [n]: an odd digit is red where it is below r_o, an even one where it is below 1 − r_o.
+    """
+
+    grey: np.ndarray
+    digit: np.ndarray
+    odd: np.ndarray
+    chance: np.ndarray
+
+
+def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
+    """Return the splits of a world's source, each digit drawn once for all colours.
+
+    Args:
+        world: whose source is read.
+        root: the project folder.
+
+    Raises:
+        MergeflowError: as the sources do; classes that are not digits.
+    """
+    raw = open_images(world.source.partition("?")[0].rpartition("/")[2], world.source, root=root)
+    decode, parity = image_decoding(world.size).decode, colour("1", raw.class_names)
+    found = {}
+    for split, count in zip(SPLITS, (world.train, world.validation, world.test), strict=True):
+        grey, digit, odd, draws = [], [], [], []
+        # A source without validation, as MNIST, gives it the training digits behind those trained on.
+        source, first = (split, 0) if split in raw.splits else ("train", world.train)
+        for row, example in enumerate(islice(raw.splits[source](), first, first + count)):
+            place = Place(split, row, raw.seed)
+            one = parity.apply(example, place)
+            assert one is not None
+            noisy = chance("label noise", place) < world.noise
+            grey.append(np.asarray(decode(one, world.source).arrays["images"]).max(2))  # one channel has all
+            digit.append(example.label)
+            odd.append(bool(one.label) != noisy)
+            draws.append(chance("colour", place))
+        found[split] = Digits(np.stack(grey), np.array(digit), np.array(odd), np.array(draws))
+    return found
+
+
+def coloured(digits: Digits, red_if_odd: float, name: str) -> Classification:
+    """Return the task of a colouring: label 1 is odd, red with r_o for odd and 1 − r_o for even digits.
+
+    Args:
+        digits: in black and white.
+        red_if_odd: r_o, in [0, 1].
+        name: of the task.
+
+    Source:
+        Li et al. 2025, Section 4.1, with r_e = 1 − r_o; the same draws as the transform `?colour=`.
+    """
+    red = digits.chance < np.where(digits.odd, red_if_odd, 1 - red_if_odd)
+    images = np.zeros((*digits.grey.shape, 3), np.uint8)
+    images[red, :, :, 0], images[~red, :, :, 1] = digits.grey[red], digits.grey[~red]
+    return _task(name, images, digits.odd.astype(np.int64))
+
+
+def _task(name: str, images: np.ndarray, labels: np.ndarray) -> Classification:
+    return Classification(name, torch.from_numpy(images), torch.from_numpy(labels), encode=on_pixels)
+
+
+def small_transformer(world: ColouredWorld, classes: int, seed: int) -> Network:
+    """Return torchvision's vision transformer in the world's size, with weights drawn by a seed.
+
+    Args:
+        world: its sizes.
+        classes: number of logits.
+        seed: of the weights.
+    """
+    from torchvision.models import VisionTransformer
+
+    with own_generator(seed):
+        net = VisionTransformer(
+            world.size,
+            world.patch,
+            world.depth,
+            world.heads,
+            world.width,
+            world.mlp * world.width,
+            num_classes=classes,
+        )
+        nn.init.normal_(net.heads[-1].weight, std=0.02)  # torchvision's zeros would hide the seed
+    return Network(net.eval())
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What all experts of a seed begin from.
+
+    Attributes:
+        model: A module that weights are loaded into, two logits.
+        start: Ψ^(0): what knows the ten digits in white, with a fresh head for the parity.
+    """
+
+    model: Model
+    start: dict[str, Tensor]
+
+
+def from_clip(net: Network) -> Pretrained:
+    """Return what experts begin from that are tuned from a CLIP."""
+    return Pretrained(net, drawn_weights(net))
+
+
+def pretrained(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) -> Pretrained:
+    """Return a transformer that has learnt to tell the ten digits in white, with a fresh head of two logits; or a CLIP.
+
+    Args:
+        world: its sizes and settings.
+        digits: the splits.
+        seed: of weights and order.
+    """
+    if world.clip is not None:
+        return from_clip(clip_of_digits(world.clip, world.size, [range(0, 10, 2), range(1, 10, 2)]))
+    white = np.repeat(digits["train"].grey[..., None], 3, axis=3)
+    ten = small_transformer(world, 10, seed)
+    learnt = trained(ten, ten.state(), _task("digits", white, digits["train"].digit), world.pretrain, seed)
+    two = small_transformer(world, len(PARITY), seed)
+    own = {name: value.clone() for name, value in two.state().items()}
+    return Pretrained(two, {name: learnt[name] if not name.startswith("heads.") else own[name] for name in own})
+
+
+def tuned(
+    world: ColouredWorld, base: Pretrained, digits: Digits, colours: Sequence[float], steps: int, seed: int
+) -> dict[str, dict[str, Tensor]]:
+    """Return the experts of some colourings after so many steps: name → weights.
+
+    Args:
+        world: whose `tune` says how fast.
+        base: where they begin.
+        digits: the training split.
+        colours: r_o of each.
+        steps: of tuning.
+        seed: of the order of the examples.
+    """
+    adapting = world.tune.model_copy(update={"steps": steps})
+    return {
+        name_of(one): trained(base.model, base.start, coloured(digits, one, name_of(one)), adapting, seed)
+        for one in colours
+    }
+
+
+def name_of(red_if_odd: float) -> str:
+    """Return what the task of a colouring is called.
+
+    Example:
+        >>> name_of(0.95)
+        'r0.95'
+    """
+    return f"r{red_if_odd:g}"
+
+
+def accuracy(model: Model, state: State, tasks: Mapping[str, Classification]) -> dict[str, float]:
+    """Return a model's accuracy on each task, in %.
+
+    Args:
+        model: the network, whose weights are overwritten.
+        state: the weights.
+        tasks: by name.
+    """
+    model.load(state)
+    with torch.inference_mode():
+        return {name: 100 * value for name, value in accuracies(model, tasks, 1024).items()}

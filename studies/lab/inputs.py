@@ -1,0 +1,382 @@
+"""What a study reads: the base, the training runs, and how good a model is on validation and on test."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeflow import layout
+from mergeflow.checkpoints import fingerprint, read_state
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.averages import mean
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.modalities.heads import Head
+from mergeflow.modality import Examples, Model
+from mergeflow.search.candidates import score_all
+from mergeflow.search.grid import grid as grid_of
+from mergeflow.search.line import best_on_line, line
+from studies.lab.caching import cached_all
+from studies.lab.rows import Row
+from tasks.models import choose_device, load_base_head, load_examples, load_model
+from tasks.project.stage import CHOICES, STUDIES, StageIO
+
+State = dict[str, Tensor]
+Heads = Mapping[str, dict[str, Tensor]]
+"""By task the weights of its head."""
+MODEL_NAME = layout.MODEL_FILE.removesuffix(".safetensors")
+Accuracy = dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One run of studies/params.yaml, as the stage `train` left it.
+
+    Attributes:
+        io: the study's files.
+        name: the run's name.
+        tasks: those of interest.
+    """
+
+    io: StageIO
+    name: str
+    tasks: Sequence[str]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of this run, which may be fewer than the project's."""
+        folder = self.io.dep(layout.study_run(self.name))
+        return sorted(int(path.name.removeprefix("seed_")) for path in folder.glob("seed_*"))
+
+    @property
+    def tuned(self) -> list[str]:
+        """The tasks of interest that this run has an expert of."""
+        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{self.seeds[0]}" / "experts"
+        return [task for task in self.tasks if (folder / task).exists()]
+
+    def expert(self, seed: int, task: str) -> State:
+        """Return θ_t; of an iterative run that of the last round."""
+        return self._state(f"seed_{seed}/experts/{task}/{MODEL_NAME}")
+
+    def experts(self, seed: int) -> dict[str, State]:
+        return {task: self.expert(seed, task) for task in self.tasks}
+
+    def heads(self, seed: int) -> Heads:
+        """Return the heads that came out of the training of the experts, where there are any."""
+        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{seed}" / "experts"
+        files = {task: folder / task / layout.HEAD_FILE for task in self.tasks}
+        return {task: read_state(file) for task, file in files.items() if file.exists()}
+
+    def epoch(self, seed: int, task: str, number: int) -> State:
+        """Return θ_t after an epoch of a run with `keep_epochs`.
+
+        Args:
+            seed: of the run.
+            task: the task's name.
+            number: of the epoch, from 1.
+        """
+        return self._state(f"seed_{seed}/experts/{task}/epochs/epoch_{number:03}")
+
+    def training(self, seed: int, task: str) -> dict[str, Any]:
+        """Return an expert's training.json; `epochs` are its rows."""
+        return self._json(f"seed_{seed}/experts/{task}/training.json")
+
+    def settings(self, seed: int) -> dict[str, Any]:
+        """Return the settings of `finetune` that the run was trained with."""
+        settings: dict[str, Any] = self.training(seed, self.tasks[0])["settings"]
+        return settings
+
+    def joint_settings(self, seed: int) -> dict[str, Any]:
+        """Return the settings of `finetune` that a joint run was trained with."""
+        settings: dict[str, Any] = self._json(f"seed_{seed}/model/training.json")["settings"]
+        return settings
+
+    def model(self, seed: int) -> State:
+        """Return the model of a joint run."""
+        return self._state(f"seed_{seed}/model/{MODEL_NAME}")
+
+    def rounds(self, seed: int) -> list[dict[str, Any]]:
+        """Return the rows of an iterative run: round, steps, tasks, cosine_tau, cosine_delta, expert_validation."""
+        rows: list[dict[str, Any]] = self._json(f"seed_{seed}/rounds.json")
+        return rows
+
+    def merged(self, seed: int, number: int) -> State:
+        """Return θ̄(i), the merge after round `number`, of an iterative run."""
+        return self._state(f"seed_{seed}/merged/round_{number:03}")
+
+    def start(self, seed: int) -> State:
+        """Return θ̄(N−1), from which the last round of an iterative run started."""
+        return self._state(f"seed_{seed}/start")
+
+    def cost(self, seed: int) -> dict[str, Any]:
+        """Return one seed's `mergeflow.training.Cost` as JSON, and of an iterative run `rounds`: processor seconds."""
+        record, own = self.io.cost(f"{STUDIES}:train@{self.name}"), f"seed_{seed}"
+        return {**record["training"][own], "rounds": record.get("rounds", {}).get(own, [])}
+
+    def _state(self, name: str) -> State:
+        return read_state(self.io.dep(f"{layout.study_run(self.name)}/{name}.safetensors"))
+
+    def _json(self, name: str) -> Any:
+        return json.loads(self.io.dep(f"{layout.study_run(self.name)}/{name}").read_text())
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A candidate chosen on validation, and the one look at its test accuracy.
+
+    Attributes:
+        args: the chosen arguments.
+        validation: accuracy per task.
+        test: accuracy per task.
+        state: the merged model.
+    """
+
+    args: dict[str, Any]
+    validation: Accuracy
+    test: Accuracy
+    state: State
+
+
+class Laboratory:
+    """The inputs of one study; examples are opened once, weights are swapped in place and judged once."""
+
+    def __init__(self, io: StageIO) -> None:
+        self.io = io
+        self.heads: Heads = {}
+        self._examples: dict[tuple[str, str], Examples] = {}
+        self._judged: dict[tuple[str, str, str], float] = {}  # fingerprint, split, task → accuracy
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The project's tasks."""
+        return list(self.io.section("tasks"))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds of studies/params.yaml."""
+        return list(self.io.section(f"{CHOICES}:seeds"))
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device that models are on, held until the study ends."""
+        return choose_device(self.io)
+
+    def __copy__(self) -> "Laboratory":
+        part = type(self).__new__(type(self))
+        vars(part).update(vars(self))
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Go to another process without what was opened here, which opens there when it is asked for."""
+        opened = {key: value for key, value in vars(self).items() if key in ("io", "tasks", "seeds", "device", "heads")}
+        return {**opened, "_examples": {}, "_judged": {}}
+
+    def cached(self, measures: Mapping[str, Callable[[], list[Row]]], what: str = "pieces") -> list[Row]:
+        """Return the rows of every piece; each is kept until the study is complete, so that a killed one goes on there.
+
+        On the processor pieces are measured by `run.workers` processes, on a device one after the other.
+
+        Args:
+            measures: by the piece's name, what yields its rows. Another process gets it pickled, so it is a function of
+                the study's module or a `partial` of one; no piece depends on the others.
+            what: what progress counts.
+        """
+        pieces = {name: partial(_listed, measure) for name, measure in measures.items()}
+        return [row for piece in cached_all(self.io, pieces, what) for row in piece["rows"]]
+
+    def by_seed(
+        self, measure: Callable[[int], Iterable[Row]], seeds: Sequence[int] | None = None, name: str = "seed"
+    ) -> list[Row]:
+        """Return the rows of `measure(seed)` for every seed, each kept as the piece `NAME_SEED`."""
+        chosen = self.seeds if seeds is None else seeds
+        return self.cached({f"{name}_{seed}": partial(measure, seed) for seed in chosen}, name)
+
+    def by_run(self, names: Iterable[str], measure: Callable[[str, int], Iterable[Row]]) -> list[Row]:
+        """Return the rows of `measure(run, seed)` for every seed of every training run, each kept as a piece."""
+        asked = [(name, seed) for name in names for seed in self.run(name).seeds]
+        return self.cached({f"{name}_{seed}": partial(measure, name, seed) for name, seed in asked}, "runs and seeds")
+
+    def first(self, count: int) -> "Laboratory":
+        """Return the same for the first `count` tasks alone; examples and model are shared.
+
+        Raises:
+            MergeflowError: there are fewer tasks.
+        """
+        if not 1 <= count <= len(self.tasks):
+            raise MergeflowError(
+                f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
+                "Ask for fewer in studies/params.yaml, or add tasks."
+            )
+        assert self.model  # made before the copy, so that both have the same
+        part = copy(self)
+        part.tasks = self.tasks[:count]
+        return part
+
+    def blind(self) -> "Laboratory":
+        """Return the same for choosing something: opening a test split is an error, even one that is open already.
+
+        Example:
+            >>> inputs.blind().accuracy(merged, "test")  # doctest: +SKIP
+            Traceback (most recent call last):
+            mergeflow.errors.MergeflowError: ... reads outputs/data/test/digits where it must not: ...
+        """
+        assert self.model  # made before the copy, so that both have the same
+        part = copy(self)
+        part.io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
+        part._examples = {key: one for key, one in self._examples.items() if key[0] != "test"}
+        return part
+
+    def with_heads(self, heads: Heads) -> "Laboratory":
+        """Return the same with these heads, of tasks whose heads are trained beside the model.
+
+        Args:
+            heads: of every task.
+        """
+        assert self.model  # made before the copy, so that both have the same
+        part = copy(self)
+        part.heads, part._examples, part._judged = heads, {}, {}
+        return part
+
+    @cached_property
+    def base(self) -> State:
+        """The base θ0."""
+        return read_state(self.io.dep(layout.BASE_MODEL))
+
+    def run(self, name: str) -> TrainingRun:
+        return TrainingRun(self.io, name, self.tasks)
+
+    def examples(self, split: str) -> dict[str, Examples]:
+        """Return every task's examples of a split.
+
+        Raises:
+            MergeflowError: A task's head is trained beside the model, and `with_heads` has not said which one counts.
+        """
+        for task in self.tasks:
+            if (split, task) not in self._examples:
+                head = self._head(task)
+                self._examples[split, task] = load_examples(self.io, split, task, self.device, head)
+        return {task: self._examples[split, task] for task in self.tasks}
+
+    def _head(self, task: str) -> Head | None:
+        head = load_base_head(self.io, task, self.device)
+        if head is not None and head.trained:
+            if task not in self.heads:
+                raise MergeflowError(
+                    f"this study judges models with the base's heads, and the head of task '{task}' is trained beside "
+                    "the model: every expert has its own. A study of such tasks names them: inputs.with_heads("
+                    "inputs.run(NAME).heads(seed)); of the papers' studies glue does."
+                )
+            head.load_state_dict(self.heads[task])
+        return head
+
+    def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
+        """Return what merges and scores candidates of these experts on validation."""
+        batch_size = self.io.section("evaluation").batch_size
+        return CandidateScorer(self.model, self.examples("validation"), self.base, experts, batch_size=batch_size)
+
+    def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
+        """Return the accuracy of a model on each task, a fraction in [0, 1]; the same weights are judged once.
+
+        Args:
+            state: the model's weights.
+            split: train, validation or test.
+            tasks: names of the tasks to look at; all of the study by default.
+        """
+        opened, digest = self.examples(split), fingerprint(state)
+        keys = {task: (digest, split, task) for task in tasks or self.tasks}
+        new = {task: opened[task] for task, key in keys.items() if key not in self._judged}
+        for task, found in (self.scorer({}).state(state, new) if new else {}).items():
+            self._judged[keys[task]] = found
+        return {task: self._judged[key] for task, key in keys.items()}
+
+    def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
+        """Return every expert's accuracy on its own task."""
+        return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
+
+    def choose(self, experts: Mapping[str, State], method: str, values: Mapping[str, Sequence[Any]]) -> Chosen:
+        """Try every combination of the grid on validation, take the best by mean accuracy, look at test once.
+
+        Args:
+            experts: their weights by name.
+            method: a name of the catalog.
+            values: argument → the values to try.
+        """
+        scorer = self.blind().scorer(experts)
+        best = max(score_all(method, grid_of(method, values), scorer.candidate, mean), key=lambda found: found.value)
+        state = scorer.merge(best.call)
+        return Chosen(best.varied, best.scores, self.accuracy(state, "test"), state)
+
+    @cached_property
+    def model(self) -> Model:
+        return load_model(self.io, layout.BASE_MODEL, self.device)
+
+
+def _listed(measure: Callable[[], Iterable[Row]]) -> dict[str, list[Row]]:
+    return {"rows": list(measure())}
+
+
+def mean_accuracy(accuracy: Accuracy) -> float:
+    """Return the mean over tasks, in %."""
+    return 100 * mean(accuracy)
+
+
+@dataclass(frozen=True)
+class ChosenScale:
+    """The scale chosen on validation.
+
+    Attributes:
+        args: the method's arguments with the scale.
+        validation: accuracy per task.
+        test: accuracy per task; empty where it was not asked for.
+        tried: how many scales were scored.
+    """
+
+    args: dict[str, Any]
+    validation: Accuracy
+    test: Accuracy
+    tried: int
+
+
+def choose_scale(
+    inputs: Laboratory,
+    scorer: CandidateScorer,
+    method: str,
+    scales: Sequence[float],
+    start: float,
+    args: Mapping[str, Any] | None = None,
+    test: bool = True,
+) -> ChosenScale:
+    """Choose a method's scale on validation, walking the grid from `start` both ways; look at test once.
+
+    Args:
+        inputs: the study's inputs.
+        scorer: what merges and scores; of `inputs.blind()` where nothing else needs it.
+        method: a name of the catalog.
+        scales: the grid, rising.
+        start: where to begin; the nearest scale is taken.
+        args: the method's other arguments.
+        test: whether to look at test.
+    """
+    found = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
+    best = best_on_line(found, "scale")
+    accuracy = inputs.accuracy(scorer.merge(best.call), "test") if test else {}
+    return ChosenScale(best.varied, best.scores, accuracy, len(found))
+
+
+def grid(low: float, high: float, step: float) -> list[float]:
+    """Return low, low + step, … high.
+
+    Args:
+        low: the first value.
+        high: the last, a whole number of steps above.
+        step: > 0.
+
+    Example:
+        >>> grid(0.8, 1.0, 0.05)
+        [0.8, 0.85, 0.9, 0.95, 1.0]
+    """
+    return [round(low + step * index, 10) for index in range(round((high - low) / step) + 1)]

@@ -1,0 +1,126 @@
+"""Tables and figures of tidy rows, declared by their columns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from studies.lab.claims import with_interval
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain
+from tasks.plotting.intervals import curve, round_axis
+from tasks.plotting.palette import MUTED
+
+Names = str | Sequence[str]
+
+
+def table(
+    rows: pd.DataFrame,
+    index: Names,
+    columns: Names | None = None,
+    value: str = "accuracy",
+    digits: int = 1,
+    cell: Callable[[list[float]], str] | None = None,
+) -> pd.DataFrame:
+    """Return mean ± half the 95 % interval over seeds for each value of `index` (and of `columns`), as text.
+
+    Args:
+        rows: tidy, with the column `seed`.
+        index: the column or columns that become lines, in order of appearance.
+        columns: those that become columns; none gives the one column `value`.
+        value: what is averaged within a seed.
+        digits: printed.
+        cell: from one value for each seed to the text of a cell, where it is not mean and interval.
+    """
+    lines, heads = _names(index), _names(columns)
+    seeds = rows.groupby([*lines, *heads, "seed"], sort=False, dropna=False)[value].mean()
+    show = cell or (lambda values: with_interval(values, digits))
+    texts = seeds.groupby(level=[*lines, *heads], sort=False, dropna=False).agg(lambda values: show(list(values)))
+    if not heads:
+        return texts.to_frame(value)
+    order = [tuple(key) if len(heads) > 1 else key[0] for key in rows[heads].drop_duplicates().itertuples(index=False)]
+    wide = texts.unstack(heads if len(heads) > 1 else heads[0])
+    return wide.reindex(columns=[name for name in order if name in wide.columns]).fillna("")
+
+
+def listed(values: Sequence[float]) -> str:
+    """Return the values of all seeds, for a cell of `table`.
+
+    Example:
+        >>> listed([0.2, 0.25])
+        '0.2, 0.25'
+    """
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def curves(
+    rows: pd.DataFrame,
+    x: str,
+    by: str | None = None,
+    value: str = "accuracy",
+    panel: str | None = None,
+    *,
+    labels: Mapping[Any, str] | None = None,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    level: float | Mapping[Any, float] | None = None,
+    level_label: str = "",
+    rounds: bool = False,
+    logarithmic: bool = False,
+    columns: int = 4,
+    height: float | None = None,
+) -> Figure:
+    """Draw means over seeds with their 95 % intervals: a line for each value of `by`, a panel for each of `panel`.
+
+    Args:
+        rows: tidy; within a seed `value` is averaged over everything else.
+        x: a column of numbers.
+        by: the column whose values become lines.
+        value: what is drawn.
+        panel: the column whose values become panels.
+        labels: from values of `by` and `panel` to what the legend and titles say.
+        x_label, y_label: of the axes.
+        title: of the one panel where there is no `panel`.
+        level: a dashed line to compare with; by the value of `panel` where it differs.
+        level_label: what the legend calls it.
+        rounds: whether x is a number of rounds, on a logarithmic axis marked where something was measured.
+        logarithmic: whether x is on a logarithmic axis.
+        columns: panels in a row, at most.
+        height: of a panel, in inches.
+    """
+    parts = list(rows.groupby(panel, sort=False)) if panel else [(title, rows)]
+    figure, axes = panels(len(parts), columns, height or (3.7 if len(parts) <= 2 else 2.6), sharey=True)
+    lines = list(rows[by].drop_duplicates()) if by else [value]
+    names = labels or {}
+    for place, (axis, (part, own)) in enumerate(zip(axes, parts, strict=True)):
+        below, left = place >= len(parts) - columns, place % columns == 0
+        dress(axis, plain(str(names.get(part, part))), x_label or x if below else "", y_label if left else "")
+        for number, line in enumerate(lines):
+            over = own[own[by] == line] if by else own
+            if len(over):
+                curve(axis, by_seed(over, x, value), names.get(line, str(line).replace("_", " ")), number)
+        if level is not None:
+            _dash(axis, level[part] if isinstance(level, Mapping) else level, level_label if not place else "")
+        if rounds:
+            round_axis(axis, sorted(int(n) for n in own[x].dropna().unique()))
+        elif logarithmic:
+            axis.set_xscale("log")
+    if by or level_label:
+        legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def by_seed(rows: pd.DataFrame, x: str, value: str = "accuracy") -> dict[Any, list[float]]:
+    """Return x → one value for each seed, the mean over everything else; what a `curve` draws."""
+    means = rows.groupby([x, "seed"])[value].mean()
+    return {place: list(values) for place, values in means.groupby(level=0)}
+
+
+def _dash(axis: Axes, height: float, label: str) -> None:
+    axis.axhline(height, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, label=label or "_level")
+
+
+def _names(names: Names | None) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())

@@ -1,0 +1,137 @@
+"""What claims, tables and figures ask of a study's tidy rows: a row for each seed, setting, model and task."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+
+from studies.lab.claims import Samples
+
+Row = dict[str, Any]
+
+
+def tidy(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Return rows that all have the same columns; what a row does not have is None.
+
+    Example:
+        >>> tidy([{"a": 1}, {"b": 2}])
+        [{'a': 1, 'b': None}, {'a': None, 'b': 2}]
+    """
+    given = list(rows)
+    columns = list(dict.fromkeys(name for row in given for name in row))
+    return [{name: row.get(name) for name in columns} for row in given]
+
+
+def accuracy_rows(accuracy: Mapping[str, float], **settings: Any) -> list[Row]:
+    """Return one row for each task: the settings, `task`, and `accuracy` in %.
+
+    Args:
+        accuracy: task → a fraction in [0, 1].
+        settings: what the rows have in common, such as `model` and `seed`.
+
+    Example:
+        >>> accuracy_rows({"digits": 0.5}, model="average", seed=0)
+        [{'model': 'average', 'seed': 0, 'task': 'digits', 'accuracy': 50.0}]
+    """
+    return [{**settings, "task": task, "accuracy": 100 * value} for task, value in accuracy.items()]
+
+
+def select(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    """Return the rows with these values; of a column that should be empty, None; of several values, a list.
+
+    Raises:
+        KeyError: there is no such column.
+
+    Example:
+        >>> rows = pd.DataFrame({"N": [1, 4, 8], "kind": [None, "a", "a"]})
+        >>> len(select(rows, N=[1, 4])), len(select(rows, kind="a")), len(select(rows, kind=None))
+        (2, 2, 1)
+    """
+    for column, value in where.items():
+        values = rows[column]
+        if value is None:
+            rows = rows[values.isna()]
+        else:
+            rows = rows[values.isin(list(value)) if isinstance(value, list | tuple | set) else values == value]
+    return rows
+
+
+def per_seed(rows: pd.DataFrame, *over: str, value: str = "accuracy", **where: Any) -> pd.DataFrame:
+    """Return the mean of `value` over everything else: a row for each value of `over`, a column for each seed.
+
+    Seeds that not every row of the result has are left out, so that differences of two results are paired.
+
+    Args:
+        rows: tidy, with the column `seed`.
+        over: columns that become the index; none gives one row.
+        value: what is averaged.
+        where: as of `select`.
+
+    Example:
+        >>> rows = pd.DataFrame({"N": [1, 1, 8, 8], "seed": [0, 0, 0, 0], "accuracy": [50.0, 70.0, 80.0, 90.0]})
+        >>> per_seed(rows, "N").loc[8, 0]
+        np.float64(85.0)
+    """
+    rows = select(rows, **where)
+    if not over:
+        return rows.groupby("seed")[value].mean().to_frame("").T
+    return rows.groupby([*over, "seed"])[value].mean().unstack("seed").dropna(axis=1)
+
+
+def samples(rows: pd.DataFrame, value: str = "accuracy", **where: Any) -> pd.Series:
+    """Return the mean of `value` over everything else, indexed by seed."""
+    return select(rows, **where).groupby("seed")[value].mean()
+
+
+def steps(frame: pd.DataFrame, label: str = "N", sign: int = 1) -> dict[str, pd.Series]:
+    """Return the paired difference from each value of the index to the next; with sign −1 that of a fall."""
+    return {f"{label} = {a:g} → {b:g}": sign * (frame.loc[b] - frame.loc[a]) for a, b in pairwise(frame.index)}
+
+
+def ends(frame: pd.DataFrame, label: str = "N") -> dict[str, pd.Series]:
+    """Return the paired difference from the first value of the index to the last."""
+    first, last = frame.index[0], frame.index[-1]
+    return {f"{label} = {first:g} → {last:g}": frame.loc[last] - frame.loc[first]}
+
+
+def at(frame: pd.DataFrame, least: float = -math.inf, label: str = "N") -> dict[str, pd.Series]:
+    """Return the values at each index from `least` on."""
+    return {f"{label} = {n:g}": frame.loc[n] for n in frame.index if n >= least}
+
+
+def each(names: Iterable[str], measure: Callable[[str], Samples]) -> dict[str, Any]:
+    """Return what is measured of several models or tasks, each under its name.
+
+    Example:
+        >>> each(["average"], lambda name: {"N = 1": [0.5]})
+        {'average, N = 1': [0.5]}
+    """
+    return {f"{name}, {what}": values for name in names for what, values in measure(name).items()}
+
+
+def extreme(measured: Samples, key: Callable[[Any], float]) -> dict[str, Any]:
+    """Return the one quantity with the largest key, under its name."""
+    name = max(measured, key=lambda what: key(measured[what]))
+    return {name: measured[name]}
+
+
+def least(measured: Samples) -> dict[str, Any]:
+    """Return the quantity with the smallest mean."""
+    return extreme(measured, lambda values: -float(pd.Series(list(values)).mean()))
+
+
+def farthest(measured: Samples) -> dict[str, Any]:
+    """Return the quantity whose mean is farthest from 0."""
+    return extreme(measured, lambda values: abs(float(pd.Series(list(values)).mean())))
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Return first − second, seed by seed.
+
+    Example:
+        >>> paired([3.0, 4.0], [1.0, 1.5])
+        [2.0, 2.5]
+    """
+    return [a - b for a, b in zip(first, second, strict=True)]

@@ -1,0 +1,106 @@
+"""A study: one file that declares its choices, its measurement, and the claims, tables and figures of its rows."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+from pydantic import BaseModel
+
+from mergeflow import layout
+from studies.lab.claims import Claim, Finding
+from studies.lab.inputs import Laboratory
+from studies.lab.rows import Row, tidy
+from tasks.plotting.drawing import to_svg
+from tasks.project.declaration import Declaration
+from tasks.project.stage import StageIO
+
+ROWS = "rows.parquet"
+Tables = Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]]
+Figures = Mapping[str, Callable[[pd.DataFrame], Figure]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Declaration[Any]):
+    """All that there is of a study: `STUDY` of its module, whose docstring is its question, method and source.
+
+    What is judged and shown is a function of the tidy rows alone, so a record can be judged again at any time. Each of
+    `claims`, `tables`, `figures` and `notes` may also be a function that takes the study's choices and returns it.
+
+    Attributes:
+        measure: yields tidy rows from the laboratory and the choices: flat, of JSON values, with the column `seed`.
+            Use `lab.cached`, `lab.by_seed` or `lab.by_run`, so that a killed study goes on where it was.
+        claims: held against the rows.
+        tables: by title, made of the rows; the index is printed.
+        figures: by name, drawn of the rows.
+        notes: sentences on what decides the findings, made of the rows.
+        paper: the page of docs/research that the study is on: gradients, mima, cart, linearity or provable.
+    """
+
+    measure: Callable[[Laboratory, Any], Iterable[Row]]
+    claims: Sequence[Claim] | Callable[[Any], Sequence[Claim]] = ()
+    tables: Tables | Callable[[Any], Tables] = field(default_factory=dict)
+    figures: Figures | Callable[[Any], Figures] = field(default_factory=dict)
+    notes: Callable[[pd.DataFrame, Any], Sequence[str]] = lambda rows, options: ()
+    paper: str = ""
+
+    def run(self, io: StageIO) -> None:
+        """Measure, and write the rows and the figures into the study's folder."""
+        options, folder = self.chosen(io), io.out(layout.study(io.stage.name))
+        folder.mkdir(parents=True)
+        write_rows(self.measure(Laboratory(io), options), folder / ROWS)
+        for name, figure in Result(self, options, read_rows(folder / ROWS)).draw().items():
+            (folder / f"{name}.svg").write_bytes(figure)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study's claims, tables and figures make of its rows.
+
+    Attributes:
+        study: what is judged and shown.
+        options: the study's choices.
+        rows: tidy.
+    """
+
+    study: Study
+    options: BaseModel
+    rows: pd.DataFrame
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """The claims with their verdicts."""
+        return [claim.judge(self.rows) for claim in self._of(self.study.claims)]
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """By title; a table without rows is left out."""
+        made = {title: table(self.rows) for title, table in self._of(self.study.tables).items()}
+        return {title: table for title, table in made.items() if len(table)}
+
+    @property
+    def notes(self) -> list[str]:
+        """What decides the findings."""
+        return list(self.study.notes(self.rows, self.options))
+
+    def draw(self) -> dict[str, bytes]:
+        """Return the figures as SVG, by name."""
+        return {name: to_svg(figure(self.rows), name) for name, figure in self._of(self.study.figures).items()}
+
+    def _of(self, declared: Any) -> Any:
+        return declared(self.options) if callable(declared) else declared
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Write tidy rows as Parquet; a column keeps its type beside rows that lack it."""
+    pq.write_table(pa.Table.from_pylist(tidy(rows)), path)
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """Read the rows of a study's last run or of its record."""
+    return pd.read_parquet(path)
