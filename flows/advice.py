@@ -82,7 +82,7 @@ class _Outputs:
     def outputs(self, model: Any, rows: Any) -> Any:
         """Return the module's outputs [n, D]; of an encoder of texts the mean over the tokens of its last block."""
         from mergeflow.linearity.layers import find_layers
-        from mergeflow.linearity.samples import Samples
+        from mergeflow.linearity.networks import Samples
 
         layer = "" if isinstance(self.source, Samples) else find_layers(model.module)[-1]
         return self.source.features(model, rows, [layer])[layer].flatten(1)
@@ -97,7 +97,7 @@ class _Classes(_Outputs):
 
 
 def _linearity(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    from mergeflow.linearity.verdict import word
+    from mergeflow.linearity.affine import word
 
     path = folder / "result.json"
     try:

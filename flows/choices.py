@@ -10,7 +10,7 @@ from mergeflow.merging import configure
 from mergeflow.merging.catalog import METHODS
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.schema import refusal
-from mergeflow.search.grid import grid_of
+from mergeflow.search.candidates import grid_of
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
 from tasks.project.sources import INPUTS

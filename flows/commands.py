@@ -14,7 +14,7 @@ from mergeflow.commands import merging, sweep
 from tasks.project.new import new_project
 
 if TYPE_CHECKING:
-    from mergeflow.search.sweep_results import SweepResult
+    from mergeflow.search.scoreboard import SweepResult
 
 # Nothing this project starts reports home. The word "true": Prefect does not take "1".
 QUIET = {

@@ -26,8 +26,8 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
     """
     from flows.linearity_answer import ANSWER
     from flows.linearity_answer import sentence as answer
+    from mergeflow.linearity.affine import word
     from mergeflow.linearity.layers import short_names
-    from mergeflow.linearity.verdict import word
 
     names = dict(zip(layers := [one.layer for one in pairs[0].layers], narrow(short_names(layers)), strict=True))
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
@@ -109,7 +109,7 @@ def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
 
 def sentence(pairs: Sequence["Pair"]) -> str:
     """Return what the verdicts come to, and the first layer where a pair breaks."""
-    from mergeflow.linearity.verdict import TRIVIAL, word
+    from mergeflow.linearity.affine import TRIVIAL, word
 
     holding = sum(pair.verdict["CTL"] is True for pair in pairs)
     failing = [pair for pair in pairs if pair.verdict["CTL"] is False]
@@ -140,11 +140,11 @@ def write(pairs: Sequence["Pair"], costs: Mapping[str, float], out: Path) -> Non
     import pyarrow.parquet as pq
 
     from flows.linearity_answer import ANSWER
-    from mergeflow.linearity import verdict
+    from mergeflow.linearity.affine import DIRECTION, LENGTH, TRIVIAL
     from tasks.plotting.drawing import to_svg
     from tasks.plotting.linearity import linearity_figure
 
-    margins = {"direction": verdict.DIRECTION, "trivial": verdict.TRIVIAL, "length": verdict.LENGTH}
+    margins = {"direction": DIRECTION, "trivial": TRIVIAL, "length": LENGTH}
     told = zip(pairs, costs.values(), strict=True)
     content = {"margins": margins, "pairs": [pair.as_json() | {ANSWER.prediction: value} for pair, value in told]}
     (out / "result.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -26,8 +26,7 @@ from mergeflow.commands import (
     sweep,
     vectors,
 )
-from mergeflow.errors import MergeflowError
-from mergeflow.extras import not_installed, require
+from mergeflow.errors import MergeflowError, not_installed, require
 from mergeflow.version import version
 
 app = typer.Typer(
@@ -127,7 +126,7 @@ def _told(error: Exception) -> Exception | None:
         )
     if isinstance(error, MergeflowError):
         return error
-    from mergeflow.own_code import failed_in_own_code
+    from mergeflow.plugins import failed_in_own_code
 
     return failed_in_own_code(error)
 

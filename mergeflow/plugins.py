@@ -1,24 +1,27 @@
-"""Python files and packages of users: loaded under private names, with one message where that fails, and digested."""
+"""Plug-ins: files and packages of users, loaded and digested; the shelves on which things are found by name."""
 
 import ast
 import hashlib
 import os
+import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, EntryPoints
 from importlib.metadata import entry_points as read_entry_points
-from importlib.util import module_from_spec, resolve_name
+from importlib.util import find_spec, module_from_spec, resolve_name
 from pathlib import Path
+from pkgutil import iter_modules
+from threading import RLock
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from mergeflow.application import find_project
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -224,3 +227,299 @@ def _imported(tree: ast.Module, module: ModuleType) -> Iterator[str]:
             whole = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
             yield whole
             yield from (f"{whole}.{alias.name}" for alias in node.names)
+
+
+# Things that are found by name: declared in a package of ours, in installed ones, or in the project's folder.
+
+
+class Named(Protocol):
+    """A declared thing; one with an attribute `home` says in which module it was declared."""
+
+    @property
+    def name(self) -> str:
+        """What recipes, parameters and commands call it."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+Found = Mapping[str, tuple[T, Origin]]
+
+
+@dataclass
+class Shelf(Generic[T]):
+    """All declared things of one kind, by name.
+
+    A thing is an instance of `declared` at the top level of a module. It is looked for in three places:
+
+    1. the modules of `package`;
+    2. entry points of the group `mergeflow.FOLDER` of installed packages; each names a module or one thing;
+    3. modules and packages in the folder `FOLDER` of the project that the current folder lies in, and files given to
+       `add_file`. Names that begin with an underscore are left out.
+
+    Attributes:
+        kind: What people call such a thing: "method".
+        declared: The type of the things.
+        package: The package of ours that declares some; None where only others do.
+        folder: Name of the project's folder and, after "mergeflow.", of the group of entry points.
+        how: How one is declared, for messages: "`@method(…)` of mergeflow.merging.method".
+
+    Example:
+        >>> from mergeflow.merging.catalog import METHODS
+        >>> METHODS.get("ties").name, METHODS.origin("ties").place
+        ('ties', 'mergeflow')
+    """
+
+    kind: str
+    declared: type[T]
+    package: str | None
+    folder: str
+    how: str
+    _files: tuple[Path, ...] = ()
+    _own_things: dict[str, T] = field(default_factory=dict)
+    _outside_things: dict[tuple[Path | None, tuple[Path, ...]], Found[T]] = field(default_factory=dict)
+    _lock: RLock = field(default_factory=RLock)
+    _loading: bool = False
+
+    def names(self) -> list[str]:
+        """Return all names in alphabetical order.
+
+        Raises:
+            MergeflowError: Two things have one name, or a file cannot be loaded or declares nothing.
+        """
+        return sorted({*self._own_names(), *self._outside()})
+
+    def all(self) -> dict[str, T]:
+        """Return all things by name, in alphabetical order.
+
+        Raises:
+            MergeflowError: As `names`.
+        """
+        return {name: self.get(name) for name in self.names()}
+
+    def get(self, name: str) -> T:
+        """Return one thing.
+
+        Raises:
+            MergeflowError: There is none of this name (the message names the nearest one), or as `names`.
+        """
+        outside = self._outside()
+        if isinstance(name, str) and name in outside:
+            return outside[name][0]
+        if not isinstance(name, str) or name not in self._own_names():
+            raise unknown_name(self.kind, str(name), self.names())
+        return self._own_things[name]
+
+    def origin(self, name: str) -> Origin:
+        """Return where a thing comes from.
+
+        Raises:
+            MergeflowError: As `get`.
+        """
+        self.get(name)
+        outside = self._outside()
+        return outside[name][1] if name in outside else OWN
+
+    def add_file(self, path: str | Path) -> list[str]:
+        """Add the things that a Python file declares, for this process; returns their names.
+
+        Raises:
+            MergeflowError: As `names`; then nothing is added.
+        """
+        place = Path(path).absolute()
+        with self._lock:
+            before = self._files
+            self._files = (*before, *({place} - set(before)))
+            try:
+                self._outside()
+            except MergeflowError:
+                self._files = before
+                raise
+            return sorted(self._things_of(load_file(place)))
+
+    def _own_names(self) -> Iterable[str]:
+        if self.package is None:
+            return ()
+        with self._lock:
+            if not self._own_things:
+                found: dict[str, T] = {}
+                for module in pkgutil.iter_modules(import_module(self.package).__path__):
+                    for name, thing in self._things_of(import_module(f"{self.package}.{module.name}")).items():
+                        assert found.setdefault(name, thing) is thing, f"two of our {self.kind}s are named {name}"
+                self._own_things = found
+        return self._own_things
+
+    def _outside(self) -> Found[T]:
+        """Return the things that are not ours, by name; they are loaded once per project and list of files."""
+        key = (project_folder(), self._files)
+        found = self._outside_things.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._loading:  # a file asks for things of ours while it is being loaded
+                return {}
+            if key in self._outside_things:  # another thread was first
+                return self._outside_things[key]
+            self._loading = True
+            try:
+                found = self._outside_things[key] = self._load(*key)
+            finally:
+                self._loading = False
+        return found
+
+    def _load(self, project: Path | None, files: tuple[Path, ...]) -> Found[T]:
+        found: dict[str, tuple[T, Origin]] = {}
+        for point in entry_points(group=f"mergeflow.{self.folder}"):
+            loaded = load_entry_point(point)
+            if isinstance(loaded, ModuleType):  # it may name what other modules of its package declare
+                things = self._things_of(loaded, loaded.__name__.partition(".")[0])
+            else:
+                things = {loaded.name: loaded} if isinstance(loaded, self.declared) else {}
+            self._add(found, things, entry_point_origin(point))
+        own = python_files(project / self.folder) if project is not None else []
+        for path in (*own, *(file for file in files if file not in own)):
+            module = load_file(path)
+            place = str(path.relative_to(project)) if project is not None and path in own else str(path)
+            self._add(found, self._things_of(module), origin_of(module, place))
+        return found
+
+    def _add(self, found: dict[str, tuple[T, Origin]], things: Mapping[str, T], origin: Origin) -> None:
+        if not things:
+            raise MergeflowError(
+                f"'{origin.place}' declares no {self.kind}: declare one with {self.how}. "
+                "The name of a file that only helps others begins with an underscore."
+            )
+        own = self._own_names()
+        for name, thing in things.items():
+            other = OWN.place if name in own else found[name][1].place if name in found else None
+            if other is not None and not (name in found and found[name][0] is thing):
+                raise MergeflowError(
+                    f"two {self.kind}s are named '{name}': one of '{other}' and one of '{origin.place}'. Rename yours."
+                )
+            found[name] = (thing, origin)
+
+    def _things_of(self, module: ModuleType, within: str | None = None) -> dict[str, T]:
+        """Return what a module holds that was declared in it, or anywhere `within` a package."""
+        found: dict[str, T] = {}
+        package = within or module.__name__
+        for value in vars(module).values():
+            if not isinstance(value, self.declared):
+                continue
+            if not f"{getattr(value, 'home', package)}.".startswith(f"{package}."):
+                continue
+            if found.setdefault(value.name, value) is not value:
+                raise MergeflowError(f"'{module.__file__}' declares two {self.kind}s named '{value.name}': rename one.")
+        return found
+
+
+# Packages found by name, each with the same few parts: ours, installed ones, and those in the project's folder.
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Parts(Generic[P]):
+    """One part of every package of one kind, by the package's name.
+
+    A package NAME is looked for in three places: `package.NAME`; an entry point NAME of the group `mergeflow.FOLDER`,
+    which names an installed package; and FOLDER/NAME of the project that the current folder lies in. Its module PART
+    holds one instance of `declared`. To find a part imports no other part, so what needs one part depends on it alone.
+
+    Attributes:
+        kind: What people call such a package: "modality".
+        declared: The type of the part.
+        package: The package of ours whose sub-packages are found.
+        folder: Name of the project's folder and, after "mergeflow.", of the group of entry points.
+        part: Name of the module that holds the part.
+
+    Example:
+        >>> from mergeflow.modalities.catalog import MODALITIES
+        >>> MODALITIES.names(), MODALITIES.get("vision").tower
+        (['causal', 'text', 'toy', 'vision'], 'visual')
+    """
+
+    kind: str
+    declared: type[P]
+    package: str
+    folder: str
+    part: str
+
+    def names(self) -> list[str]:
+        """Return the names of all packages of the kind, in alphabetical order; none is imported.
+
+        Raises:
+            MergeflowError: two of them have one name.
+        """
+        return sorted(self._places())
+
+    def get(self, name: str) -> P:
+        """Return the part of one package.
+
+        Raises:
+            MergeflowError: there is no such package (the message names the nearest one), it lacks the part, or it
+                cannot be loaded.
+        """
+        places = self._places()
+        if name not in places:
+            raise unknown_name(self.kind, name, places)
+        place = places[name]
+        home = load_file(place).__name__ if isinstance(place, Path) else place
+        module = load_part(home, self.part, f"{self.kind} '{name}'")
+        found = [value for value in vars(module).values() if isinstance(value, self.declared)]
+        if len(found) != 1:
+            raise MergeflowError(
+                f"{loaded_from(module)} must hold one {self.declared.__name__} of the {self.kind} '{name}', "
+                f"found {len(found)}."
+            )
+        return found[0]
+
+    def folders(self) -> dict[str, Path]:
+        """Return the folder of each package by its name."""
+        return {
+            name: place if isinstance(place, Path) else _folder(place, name, self.kind)
+            for name, place in sorted(self._places().items())
+        }
+
+    def _places(self) -> dict[str, str | Path]:
+        """Return where each package is: its dotted name, or its folder in the project."""
+        found: dict[str, str | Path] = {}
+        for name, place in self._candidates():
+            if found.setdefault(name, place) != place:
+                raise MergeflowError(f"two of the {self.folder} are named '{name}': {found[name]} and {place}.")
+        return found
+
+    def _candidates(self) -> Iterator[tuple[str, str | Path]]:
+        own = iter_modules(import_module(self.package).__path__)
+        yield from ((module.name, f"{self.package}.{module.name}") for module in own if module.ispkg)
+        yield from ((point.name, point.value) for point in entry_points(group=f"mergeflow.{self.folder}"))
+        if (project := project_folder()) is not None:
+            yield from ((path.name, path) for path in python_files(project / self.folder) if path.is_dir())
+
+
+def _folder(package: str, name: str, kind: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise MergeflowError(f"the {kind} '{name}' is the package '{package}' by its entry point, which is not there.")
+    return Path(spec.origin).parent
+
+
+# What a user is told where code of their own fails: a merge method, modality, scorer or study of a project.
+
+
+def failed_in_own_code(error: BaseException) -> MergeflowError | None:
+    """Return the message for an error that was raised in a file that the shelf loaded, or below it; else None.
+
+    Args:
+        error: What nobody caught.
+    """
+    place = last_place(error, lambda frame: str(frame.f_globals.get("__name__", "")).startswith(PRIVATE))
+    if place is None:
+        return None
+    return MergeflowError(
+        f"line {place.line} of '{_shown(place.file)}', in {place.function}, raised {type(error).__name__}: {error}. "
+        "Correct it; `mergeflow methods NAME --check` tries a merge method on awkward tensors."
+    )
+
+
+def _shown(file: Path) -> Path:
+    root = project_folder()
+    return file.relative_to(root) if root and file.is_relative_to(root) else file

@@ -11,7 +11,7 @@ from mergeflow.advice_document import ADVICE, advice_note, read_advice
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
-from mergeflow.evaluation.scores_file import read_scores
+from mergeflow.evaluation.accuracy import read_scores
 from registry.gates import Evidence
 from registry.pipeline_records import StageFiles, split_digest
 from registry.provenance import NAME

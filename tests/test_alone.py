@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mergeflow.extras import EXTRAS
+from mergeflow.errors import EXTRAS
 
 HALVES = (
     "merging",

@@ -14,8 +14,8 @@ PACKAGES = ("mergeflow", "tasks", "registry", "flows", "suites", "studies")
 
 # package: what of this project it may import, besides itself
 FILES = {
-    *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.shelf"),
-    *("mergeflow.parts", "mergeflow.application", "mergeflow.late", "mergeflow.version", "mergeflow.checkpoints"),
+    *("mergeflow.errors", "mergeflow.yaml_text", "mergeflow.schema", "mergeflow.plugins", "mergeflow.late"),
+    *("mergeflow.application", "mergeflow.version", "mergeflow.checkpoints"),
     "mergeflow.documents",
 }
 DATA = {"mergeflow.modality", "mergeflow.modalities", "mergeflow.data"}
@@ -27,8 +27,6 @@ ALLOWED = {
     "mergeflow.documents": set(),
     "mergeflow.advice_document": {"mergeflow.documents", "mergeflow.layout"},
     "mergeflow.gate_settings": {"mergeflow.schema"},
-    "mergeflow.extras": {"mergeflow.errors"},
-    "mergeflow.own_code": {"mergeflow.errors", "mergeflow.plugins"},
     "mergeflow.deployments": {"mergeflow.application"},
     "mergeflow.commands": {"mergeflow"},
     "mergeflow.cli": {"mergeflow"},
@@ -38,8 +36,6 @@ ALLOWED = {
     "mergeflow.application": set(),
     "mergeflow.processes": set(),
     "mergeflow.plugins": {"mergeflow.application", "mergeflow.errors"},
-    "mergeflow.shelf": {"mergeflow.errors", "mergeflow.plugins"},
-    "mergeflow.parts": {"mergeflow.errors", "mergeflow.plugins"},
     "mergeflow.checkpoints": {"mergeflow.errors", "mergeflow.late"},
     "mergeflow.merging": FILES,
     "mergeflow.modality": {"mergeflow.errors"},
@@ -47,8 +43,7 @@ ALLOWED = {
     "mergeflow.data": {"mergeflow.errors", "mergeflow.application"},
     "mergeflow.training": LEARNING,
     "mergeflow.memory": {*LEARNING, "mergeflow.training"},
-    "mergeflow.evaluation": LEARNING,
-    "mergeflow.estimates": {*LEARNING, "mergeflow.evaluation", "mergeflow.memory"},
+    "mergeflow.evaluation": {*LEARNING, "mergeflow.memory"},
     "mergeflow.search": {*LEARNING, "mergeflow.evaluation", "mergeflow.memory"},
     "mergeflow.analysis": {*LEARNING, "mergeflow.training"},
     "mergeflow.linearity": LEARNING,

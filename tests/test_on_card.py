@@ -20,10 +20,9 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.commands import language
 from mergeflow.commands import sweep as sweeping
 from mergeflow.data import load_manifest
-from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
-from mergeflow.estimates.entropy import entropies, entropy_gradient
-from mergeflow.estimates.forecast import foretell_coefficients
 from mergeflow.evaluation.accuracy import accuracies, losses
+from mergeflow.evaluation.adamerging import AdamergeOrder, entropies, entropy_gradient, learn_coefficients
+from mergeflow.evaluation.memory import foretell_coefficients
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
 from mergeflow.merging.compression.catalog import configure_compressor

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import mergeflow.shelf
+import mergeflow.plugins
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, get, methods
 from mergeflow.merging.method import Method
-from mergeflow.plugins import project_folder
-from mergeflow.shelf import Shelf
+from mergeflow.plugins import Shelf, project_folder
 
 DOUBLED = '''"""Doubled."""
 from mergeflow.merging.method import Args, Parts, Stack, method
@@ -156,7 +155,7 @@ def test_an_installed_package_declares_methods_by_an_entry_point(project, monkey
     write(project / "site/acme_merging/inner.py", DOUBLED.replace("NAME", "doubled"))
     monkeypatch.syspath_prepend(project / "site")
     point = EntryPoint("acme", value, "mergeflow.methods")
-    monkeypatch.setattr(mergeflow.shelf, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(mergeflow.plugins, "entry_points", lambda group: [point] if group == point.group else [])
     assert get("doubled").name == "doubled"
     assert value in catalog.METHODS.origin("doubled").place
     for name in ("acme_merging", "acme_merging.inner"):
@@ -165,7 +164,7 @@ def test_an_installed_package_declares_methods_by_an_entry_point(project, monkey
 
 def test_a_broken_entry_point_is_named(project, monkeypatch):
     point = EntryPoint("acme", "acme_nowhere", "mergeflow.methods")
-    monkeypatch.setattr(mergeflow.shelf, "entry_points", lambda group: [point])
+    monkeypatch.setattr(mergeflow.plugins, "entry_points", lambda group: [point])
     with pytest.raises(MergeflowError, match=r"entry point 'acme = acme_nowhere'.*ModuleNotFoundError"):
         methods()
 

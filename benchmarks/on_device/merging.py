@@ -15,9 +15,8 @@ from torch import Tensor
 from benchmarks.merging.devices import merge_there, table
 from benchmarks.merging.shapes import make_checkpoints
 from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
-from mergeflow.estimates.entropy import entropy_gradient
-from mergeflow.estimates.fisher import diagonal_fisher
-from mergeflow.estimates.gram import input_grams
+from mergeflow.evaluation.adamerging import entropy_gradient
+from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
 from mergeflow.merging import configure
 from mergeflow.merging.learned.adamerging import learn
 from mergeflow.modality import Model, Predictions

@@ -139,7 +139,7 @@ def lm_eval(
     from mergeflow.commands.judged import opened_models
     from mergeflow.errors import unknown_name
     from mergeflow.search.lm_eval import evaluate, find_tasks, metrics_of
-    from mergeflow.search.score_file import LmEvalScore
+    from mergeflow.search.sweep_file import LmEvalScore
     from mergeflow.training.arithmetic import arithmetic
 
     if split not in ("validation", "test"):

@@ -100,9 +100,9 @@ def adamerge(
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on examples without labels."""
     from mergeflow.commands.device_memory import tell
-    from mergeflow.estimates.coefficients import RECIPE, AdamergeOrder, check_order, learn_coefficients
-    from mergeflow.estimates.forecast import foretell_coefficients
-    from mergeflow.estimates.place import check_learned_place
+    from mergeflow.evaluation.adamerging import RECIPE, AdamergeOrder, check_order, learn_coefficients
+    from mergeflow.evaluation.memory import foretell_coefficients
+    from mergeflow.evaluation.statistics import check_learned_place
     from mergeflow.merging import load_recipe
     from mergeflow.modalities.recorded import is_recorded
     from mergeflow.training.arithmetic import arithmetic
@@ -136,8 +136,8 @@ def adamerge(
 
 def _write(out: Path, force: bool, **order: Any) -> None:
     from mergeflow.commands.device_memory import tell
-    from mergeflow.estimates.expert_statistics import StatisticOrder, check_order, write_statistic
-    from mergeflow.estimates.forecast import foretell_statistic
+    from mergeflow.evaluation.memory import foretell_statistic
+    from mergeflow.evaluation.statistics import StatisticOrder, check_order, write_statistic
     from mergeflow.training.arithmetic import arithmetic
 
     asked = StatisticOrder(**order)

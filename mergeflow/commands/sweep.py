@@ -14,8 +14,8 @@ from mergeflow.commands.allocation import reuse_freed_memory
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
+    from mergeflow.search.scoreboard import SweepResult, Trial
     from mergeflow.search.sweep_file import Sweep
-    from mergeflow.search.sweep_results import SweepResult, Trial
 
 SweepLogger = Callable[["SweepResult"], str]
 """Logs a finished sweep somewhere and says where; the project half supplies one."""

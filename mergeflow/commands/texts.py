@@ -12,7 +12,7 @@ from mergeflow.data.address import open_source
 from mergeflow.data.arrays import MANIFEST, array_file
 from mergeflow.data.task import Place, RawTask
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.linearity.samples import transformed
+from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.causal.blocks import cut, stream
 from mergeflow.modalities.causal.decoding import causal_decoding
 from mergeflow.modalities.causal.modality import open_examples

@@ -1,7 +1,10 @@
-"""How one model does on many tasks' examples: score by example, accuracy and loss by task."""
+"""How one model does on many tasks' examples: score by example, accuracy and loss by task; files of scores."""
 
+import io
+import zipfile
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -83,3 +86,28 @@ def in_batches(count: int, size: int) -> Iterator[Tensor]:
         [[0, 1], [2, 3], [4]]
     """
     yield from torch.arange(count).split(size)
+
+
+# Scores example by example, in a file of NumPy's format `.npz`.
+
+
+def write_scores(path: Path, scores: Mapping[str, np.ndarray]) -> None:
+    """Write the scores of each task; the same scores are the same bytes whatever Python and NumPy write them.
+
+    `numpy.savez` leaves the version of the format in the file's headers to Python, and releases of one Python differ.
+
+    Args:
+        path: the file.
+        scores: task → float32 [n] in [0, 1], in the split's order.
+    """
+    with zipfile.ZipFile(path, "w") as archive:
+        for task, values in scores.items():
+            content = io.BytesIO()
+            np.save(content, values, allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{task}.npy"), content.getvalue())
+
+
+def read_scores(path: Path) -> dict[str, np.ndarray]:
+    """Return what `write_scores` or `numpy.savez` wrote."""
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)

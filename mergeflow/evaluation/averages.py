@@ -1,10 +1,16 @@
-"""Summaries of per-task accuracies."""
+"""Summaries of per-task accuracies, selection on validation, and subsets of tasks."""
 
 import math
 from collections.abc import Mapping, Sequence
+from math import ceil, comb, sqrt
+from random import Random
+from typing import Any
 
 import numpy as np
 from scipy import stats
+
+from mergeflow.documents import Candidate
+from mergeflow.errors import MergeflowError
 
 
 def mean(values: Mapping[str, float]) -> float:
@@ -53,3 +59,210 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
         return centre, math.inf
     quantile = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
     return centre, quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+# Selection on validation: which candidate of a method, and which method.
+
+
+def best_candidate(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate with the highest `normalised` validation accuracy; the first of equals.
+
+    Args:
+        candidates: the rows of a sweep, in its order.
+
+    Raises:
+        MergeflowError: there is no candidate.
+    """
+    if not candidates:
+        raise MergeflowError("nothing to select: the sweep has no candidates.")
+    return max(candidates, key=lambda row: row["normalised"])
+
+
+def at_grid_edge(args: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the arguments whose chosen value is the smallest or largest of at least three numbers tried.
+
+    A choice at the edge says that a better value may lie outside the grid.
+
+    Example:
+        >>> at_grid_edge({"scale": 3.0, "keep": 0.2}, {"scale": [1.0, 2.0, 3.0], "keep": [0.2]})
+        ['scale']
+    """
+    edges = []
+    for name, values in grid.items():
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        if len(numbers) >= 3 and args[name] in (min(numbers), max(numbers)):
+            edges.append(name)
+    return edges
+
+
+# Subsets of tasks: how many are enough for a mean over all of them, which ones, and how sure their mean is.
+
+
+NORMAL_95 = 1.96  # the quantile z_0.025 as the paper rounds it
+
+
+def popoviciu_bound(low: float, high: float) -> float:
+    """Return the largest standard deviation that a variable in [a, b] can have.
+
+    σ ≤ (b − a) / 2
+
+    Args:
+        low: a.
+        high: b ≥ a, in the same units.
+
+    Raises:
+        MergeflowError: b < a.
+
+    Example:
+        >>> popoviciu_bound(0.5, 1.0)
+        0.25
+
+    Source:
+        CART, Appendix D, eq. 11. Half the values at a and half at b reach it.
+    """
+    if not high >= low:
+        raise MergeflowError(f"no value lies between {low} and {high}: give the lower end first.")
+    return (high - low) / 2
+
+
+def accuracy_range(zero_shot: Mapping[str, float], individual: Mapping[str, float], size: int) -> tuple[float, float]:
+    """Return between which values the mean accuracy of a merge of N tasks is taken to lie.
+
+    a = mean of the N lowest zero-shot accuracies, b = mean of the N highest individual ones
+
+    That no merge is worse than the base or better than the experts is an assumption of the rule, not a theorem.
+
+    Args:
+        zero_shot: of the base per task, in [0, 1].
+        individual: of each task's own expert, in [0, 1].
+        size: N, from 1 to the number of tasks.
+
+    Raises:
+        MergeflowError: there are no subsets of this size.
+
+    Example:
+        >>> accuracy_range({"a": 0.4, "b": 0.6, "c": 0.5}, {"a": 0.9, "b": 1.0, "c": 0.8}, 2)
+        (0.45, 0.95)
+
+    Source:
+        CART, Appendix D.
+    """
+    assert zero_shot.keys() == individual.keys()
+    _check_size(size, len(individual))
+    return sum(sorted(zero_shot.values())[:size]) / size, sum(sorted(individual.values())[-size:]) / size
+
+
+def sample_size(deviation: float, margin: float) -> int:
+    """Return how many subsets estimate the mean over all of them to ± ε at 95 %.
+
+    m = ⌈(1.96 σ / ε)²⌉, at least 1
+
+    Args:
+        deviation: σ ≥ 0 over subsets, or an upper bound of it.
+        margin: ε > 0, in the units of σ.
+
+    Raises:
+        MergeflowError: ε is not positive.
+
+    Example:
+        >>> sample_size(0.25, 0.05)
+        97
+
+    Source:
+        CART, Appendix D, eq. 10; by the central limit theorem, so for samples that are not small.
+    """
+    if not margin > 0:
+        raise MergeflowError(f"the margin of error must be above 0, found {margin}.")
+    return max(ceil((NORMAL_95 * deviation / margin) ** 2), 1)
+
+
+def promised_margin(deviation: float, count: int) -> float:
+    """Return the ε that m subsets promise: 1.96 σ / √m, the inverse of `sample_size`.
+
+    Example:
+        >>> round(promised_margin(0.25, 97), 3)
+        0.05
+    """
+    return NORMAL_95 * deviation / sqrt(count)
+
+
+def draw_subsets(items: Sequence[str], size: int, count: int, seed: int) -> list[tuple[str, ...]]:
+    """Draw subsets without repetition, each with equal probability; all of them where no more are wanted.
+
+    A larger `count` with the same seed continues the same list, as long as there are more subsets than wanted.
+
+    Args:
+        items: n different names.
+        size: N of each subset, from 1 to n.
+        count: m ≥ 1; there are at most C(n, N).
+        seed: decides the draw.
+
+    Returns:
+        min(m, C(n, N)) subsets, each in the order of `items`.
+
+    Raises:
+        MergeflowError: there are no subsets of this size.
+
+    Example:
+        >>> draw_subsets(["a", "b", "c"], 2, 9, seed=0)
+        [('a', 'b'), ('a', 'c'), ('b', 'c')]
+        >>> draw_subsets("abcdefgh", 3, 2, seed=0) == draw_subsets("abcdefgh", 3, 5, seed=0)[:2]
+        True
+
+    Source:
+        CART, Section 5.3 and Appendix D.
+    """
+    assert len(set(items)) == len(items)
+    assert count >= 1
+    _check_size(size, len(items))
+    total = comb(len(items), size)
+    if count >= total:
+        return [_subset(items, size, number) for number in range(total)]
+    random, numbers = Random(f"{seed}/{size}"), dict[int, None]()
+    while len(numbers) < count:
+        numbers[int(random.random() * total)] = None  # random() is the one stream that Python promises to keep
+    return [_subset(items, size, number) for number in numbers]
+
+
+def subset_interval(values: Sequence[float], population: int) -> tuple[float, float]:
+    """Return the mean over subsets drawn without repetition, and half its 95 % interval.
+
+    t_{m−1} · s/√m · √(1 − m/M): it is 0 where all M subsets were measured.
+
+    Args:
+        values: one per subset, m ≥ 1.
+        population: M ≥ m, how many subsets there are.
+
+    Returns:
+        (mean, half-width); of one subset out of many the half-width is infinite.
+
+    Example:
+        >>> centre, half = subset_interval([70.0, 71.0, 72.0], 4)
+        >>> centre, round(half, 2)
+        (71.0, 1.24)
+        >>> subset_interval([70.0], 1)
+        (70.0, 0.0)
+
+    Source:
+        Cochran, Sampling techniques (1977), Section 2.6: the finite population correction.
+    """
+    assert len(values) <= population
+    centre, half = mean_interval(values)
+    return centre, half * sqrt(1 - len(values) / population) if len(values) < population else 0.0
+
+
+def _check_size(size: int, items: int) -> None:
+    if not 1 <= size <= items:
+        raise MergeflowError(f"no subsets of {size} of {items} tasks: ask for 1 to {items}.")
+
+
+def _subset(items: Sequence[str], size: int, number: int) -> tuple[str, ...]:
+    """Return subset `number` of all in lexicographic order, 0 ≤ number < C(n, size)."""
+    chosen: list[str] = []
+    for index, item in enumerate(items):
+        following = comb(len(items) - index - 1, size - len(chosen) - 1) if size > len(chosen) else 0
+        if number < following:
+            chosen.append(item)
+        else:
+            number -= following
+    return tuple(chosen)

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow.errors import MergeflowError
-from mergeflow.linearity.affine import Combination, Featured, Linearity, affine
-from mergeflow.linearity.verdict import LayerVerdict, judge, overall
+from mergeflow.linearity.affine import Combination, Featured, LayerVerdict, Linearity, affine, judge, overall
 from mergeflow.modality import Model, State
 
 FEWEST = 32  # samples: with fewer the interval of coef's median is wider than its margin

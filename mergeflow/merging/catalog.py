@@ -12,8 +12,8 @@ from mergeflow.merging import methods as families
 from mergeflow.merging.mergekit_names import OTHER_NAMES, argument_hint
 from mergeflow.merging.method import Args, Method
 from mergeflow.merging.values import check, split
+from mergeflow.plugins import Shelf
 from mergeflow.schema import faults_of
-from mergeflow.shelf import Shelf
 
 # The package of methods is imported here, before `mergeflow.merging` gives its name to the function below.
 METHODS = Shelf("method", Method, families.__name__, "methods", "`@method(…)` of mergeflow.merging.method")

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from mergeflow.data.decoding import Preparation, Source
 from mergeflow.errors import MergeflowError
-from mergeflow.parts import Parts
-from mergeflow.shelf import Shelf
+from mergeflow.plugins import Parts, Shelf
 
 PREPARATIONS = Parts("modality", Preparation, "mergeflow.modalities", "modalities", "preparation")
 SOURCES = Shelf("kind of data source", Source, None, "sources", "`Source(…)` of mergeflow.data.decoding")

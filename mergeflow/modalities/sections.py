@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mergeflow.parts import Parts
+from mergeflow.plugins import Parts
 from mergeflow.schema import Frozen
 
 DEFAULT = "vision"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mergeflow.parts import Parts
+from mergeflow.plugins import Parts
 
 if TYPE_CHECKING:
     import torch

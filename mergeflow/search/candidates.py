@@ -1,12 +1,15 @@
-"""The one loop of every search: a strategy asks for a candidate, the scorer scores it, the strategy is told."""
+"""What a search tries: candidates, grids, spaces, and the strategies that ask for the next candidate."""
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from mergeflow.merging import MethodCall, configure
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.evaluation.averages import at_grid_edge
+from mergeflow.merging import MethodCall, configure, get
 from mergeflow.search.journal import Journal
 
 Args = dict[str, Any]
@@ -51,7 +54,7 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
         MergeflowError: Arguments that the method does not take, or what the scorer raises.
 
     Example:
-        >>> from mergeflow.search.grid import grid
+        >>> from mergeflow.search.candidates import grid
         >>> halves = grid("ties", {"scale": [0.5, 1.0]})
         >>> found = score_all("ties", halves, lambda call: {"cars": call.scale / 2}, lambda scores: scores["cars"])
         >>> [(one.varied, one.value) for one in found]
@@ -78,3 +81,252 @@ def remembered(score: Scorer, journal: Journal) -> Scorer:
 def candidate_key(call: MethodCall) -> str:
     """Return what a journal calls a candidate: the method and all its arguments."""
     return json.dumps(["candidate", call.name, call.args], sort_keys=True)
+
+
+# Search a grid: every combination of a method's values, in an order in which candidates share their directions.
+
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+def grid(method: str, values: Grid) -> Strategy:
+    """Ask for every candidate of a grid, whatever the scores are.
+
+    Args:
+        method: A name of the catalog.
+        values: Argument → the values to try.
+    """
+    for args in grid_of(method, values):
+        _ = yield args
+
+
+def grid_of(method: str, values: Grid) -> list[Args]:
+    """Return every combination of a method's values, with `scale` changing fastest, so that directions are shared.
+
+    Two combinations that mean the same call (1 and 1.0) are one candidate.
+
+    Raises:
+        MergeflowError: A combination that the method does not take.
+
+    Example:
+        >>> grid_of("ties", {"scale": [1.0, 2.0], "keep": [0.1]})
+        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.1, 'scale': 2.0}]
+    """
+    names = sorted(values, key=lambda name: name == "scale")
+    combinations = [dict(zip(names, chosen, strict=True)) for chosen in product(*(values[name] for name in names))]
+    distinct: dict[str, Args] = {}
+    for args in combinations:
+        distinct.setdefault(repr(configure(method, args).args), args)
+    return list(distinct.values())
+
+
+# What a sweep tries of one method: a grid of values, or ranges and choices for a search.
+
+
+Space = dict[str, Any] | None
+"""Argument → list of values; or, in a search, a mapping with low and high (log, step) or choices."""
+
+_RANGE = ("low", "high", "log", "step", "choices")
+# A choice of a search within this share of its range from an end counts as standing at the edge.
+_EDGE = 0.02
+# Corners of a search's box that are checked before it starts; the other combinations are checked when they come.
+_CORNERS = 256
+
+
+def values_of(space: Space) -> dict[str, list[Any]]:
+    """Return the grid as argument → list of values; a value that is not a list stands alone."""
+    return {name: list(found) if isinstance(found, list) else [found] for name, found in (space or {}).items()}
+
+
+def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str, Any]]:
+    """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
+
+    Args:
+        method: The method's name.
+        space: Argument → values, or ranges and choices.
+        searched: Whether a search with Optuna tries them, so that ranges are allowed.
+
+    Raises:
+        MergeflowError: unknown method or argument, an empty list, a range that is none, or a value out of range.
+    """
+    fields = get(method).args.model_fields
+    for name in space or {}:
+        if name not in fields:
+            raise unknown_name(f"argument of {method}", str(name), fields)
+    if not searched:
+        for name, values in values_of(space).items():
+            if not values:
+                raise MergeflowError(f"methods.{method}.{name} is empty: name at least one value.")
+            if any(isinstance(value, Mapping) and set(value) & set(_RANGE[:2]) for value in values):
+                raise MergeflowError(f"methods.{method}.{name} is a range: ranges need `search: {{trials: N}}`.")
+        yield from grid_of(method, values_of(space))
+        return
+    ends = {name: _ends(method, name, found) for name, found in (space or {}).items()}
+    for _, chosen in zip(range(_CORNERS), product(*ends.values()), strict=False):
+        args = dict(zip(ends, chosen, strict=True))
+        configure(method, args)
+        yield args
+
+
+def _ends(method: str, name: str, found: Any) -> list[Any]:
+    """Return the values of a dimension that must be valid: both ends of a range, or all choices."""
+    place = f"methods.{method}.{name}"
+    if isinstance(found, list):
+        found = {"choices": found}
+    if not isinstance(found, Mapping):
+        return [found]
+    for key in found:
+        if key not in _RANGE:
+            raise unknown_name(f"key of {place}", str(key), _RANGE)
+    if "choices" in found:
+        if len(found) > 1 or not isinstance(found["choices"], list) or not found["choices"]:
+            raise MergeflowError(f"{place}: `choices` is a list of one value or more and stands alone.")
+        return list(found["choices"])
+    low, high = (_number(place, key, found.get(key)) for key in ("low", "high"))
+    if not low < high:
+        raise MergeflowError(f"{place}: low {low:g} must be below high {high:g}.")
+    if found.get("log") not in (None, False, True):
+        raise MergeflowError(f"{place}.log must be true or false, found {found['log']!r}.")
+    if found.get("log") and (low <= 0 or found.get("step") is not None):
+        raise MergeflowError(f"{place}: a range with `log` starts above 0 and has no `step`.")
+    if found.get("step") is not None and not 0 < _number(place, "step", found["step"]) <= high - low:
+        raise MergeflowError(f"{place}.step must be above 0 and at most high - low, found {found['step']!r}.")
+    if is_whole(method, name):
+        if any(value != int(value) for value in (low, high, float(found.get("step") or 1))):
+            raise MergeflowError(f"{place} is a whole number: give whole low, high and step.")
+        return [int(low), int(high)]
+    return [low, high]
+
+
+def _number(place: str, key: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        number = None
+    if number is None or not abs(number) < float("inf"):
+        raise MergeflowError(f"{place}.{key} must be a finite number, found {value!r}.")
+    return number
+
+
+def is_whole(method: str, name: str) -> bool:
+    """Whether an argument is a whole number."""
+    return get(method).args.model_fields[name].annotation is int
+
+
+def at_edge(space: Space, args: Mapping[str, Any]) -> list[str]:
+    """Return the arguments whose value stands at an end of what was tried: a better one may lie outside.
+
+    Example:
+        >>> at_edge({"scale": {"low": 0.0, "high": 2.0}, "keep": [0.1, 0.2, 0.3]}, {"scale": 1.99, "keep": 0.2})
+        ['scale']
+    """
+    from math import log
+
+    ranges = {name: found for name, found in (space or {}).items() if isinstance(found, Mapping) and "low" in found}
+    edges = at_grid_edge(args, values_of({name: v for name, v in (space or {}).items() if name not in ranges}))
+    for name, found in ranges.items():
+        bend = log if found.get("log") else float
+        low, high, value = (bend(float(number)) for number in (found["low"], found["high"], args[name]))
+        if min(value - low, high - value) <= _EDGE * (high - low):
+            edges.append(name)
+    return edges
+
+
+# Search along one argument: the best of many values of `scale` without trying them all.
+
+
+def line(
+    argument: str, values: Sequence[float], start: float, fixed: Mapping[str, Any] | None = None, slack: float = 0.01
+) -> Strategy:
+    """Ask for the values of one argument from `start` on, both ways, until the objective has fallen by `slack`.
+
+    The best of them is the best of all values wherever the objective has no dip deeper than `slack`; accuracy over the
+    scale of a merge has one hump, and costs a quarter of the grid this way.
+
+    Args:
+        argument: Its name.
+        values: Ascending, at least one.
+        start: Where to begin; the nearest value is taken.
+        fixed: The other arguments.
+        slack: At least 0, in units of the objective.
+
+    Example:
+        >>> walk = line("scale", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 0.2, slack=0.05)
+        >>> asked, args = [], next(walk)
+        >>> for _ in range(3):
+        ...     asked.append(args["scale"])
+        ...     args = walk.send(-abs(args["scale"] - 0.3))
+        >>> asked, args
+        ([0.2, 0.3, 0.4], {'scale': 0.1})
+    """
+    assert list(values) == sorted(values)
+    first = min(range(len(values)), key=lambda i: abs(values[i] - start))
+    found = {first: (yield {**(fixed or {}), argument: values[first]})}
+    for step in (1, -1):
+        index = first + step
+        while 0 <= index < len(values):
+            found[index] = yield {**(fixed or {}), argument: values[index]}
+            if found[index] < max(found.values()) - slack:
+                break
+            index += step
+
+
+def best_on_line(found: Iterable[Scored], argument: str) -> Scored:
+    """Return the best candidate of a line; of equals the one with the smallest value."""
+    return max(found, key=lambda one: (one.value, -one.varied[argument]))
+
+
+# Search by climbing: start from a known good choice and look only around it.
+
+
+def climb(grid: Grid, start: Mapping[str, Any]) -> Strategy:
+    """Ask for the neighbours of the best candidate, one argument after the other, until none of them is better.
+
+    Args:
+        grid: Argument → its values, in order; they bound the climb.
+        start: Argument → value; a value that is not in the grid is replaced by the middle one, and arguments that the
+            grid does not name play no part.
+
+    Example:
+        >>> hill = climb({"keep": [0.1, 0.2], "scale": [0.5, 1.0, 1.5, 2.0]}, {"keep": 0.1, "scale": 1.0})
+        >>> asked, args = [], next(hill)
+        >>> for _ in range(4):
+        ...     asked.append(tuple(args.values()))
+        ...     args = hill.send(-abs(args["scale"] - 1.4) - args["keep"])
+        >>> asked, args
+        ([(0.1, 1.0), (0.1, 0.5), (0.1, 1.5), (0.1, 2.0)], {'keep': 0.2, 'scale': 1.5})
+    """
+    known: dict[tuple[Any, ...], float] = {}
+    names = sorted(grid, key=lambda name: name != "scale")  # candidates of other scales cost least
+    best = {name: start[name] if start.get(name) in grid[name] else _middle(grid[name]) for name in grid}
+    height = yield from _ask(best, known)
+    moved = True
+    while moved:
+        moved = False
+        for name in names:
+            while True:
+                around = []
+                for args in _neighbours(grid, best, name):
+                    around.append(((yield from _ask(args, known)), args))
+                higher, args = max(around, key=lambda one: one[0], default=(height, best))
+                if not higher > height:  # a tie ends the climb
+                    break
+                best, height, moved = args, higher, True
+
+
+def _ask(args: Args, known: dict[tuple[Any, ...], float]) -> Generator[Args, float, float]:
+    """Ask for a candidate, unless it was asked for before; return its objective."""
+    key = tuple(args.values())
+    if key not in known:
+        known[key] = yield dict(args)
+    return known[key]
+
+
+def _neighbours(grid: Grid, args: Args, name: str) -> list[Args]:
+    values = grid[name]
+    place = list(values).index(args[name])
+    return [{**args, name: values[other]} for other in (place - 1, place + 1) if 0 <= other < len(values)]
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    return values[len(values) // 2]

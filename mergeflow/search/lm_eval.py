@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.search.score_file import LmEvalScore, name_of
 from mergeflow.search.scorer import Candidate, CandidateModel, CheckedScorer
+from mergeflow.search.sweep_file import LmEvalScore, name_of
 
 
 def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:

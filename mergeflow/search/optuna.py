@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mergeflow.search.candidates import Strategy
-from mergeflow.search.space import Space, is_whole
+from mergeflow.search.candidates import Space, Strategy, is_whole
 from mergeflow.search.sweep_file import SearchPart
 
 

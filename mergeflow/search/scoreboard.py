@@ -1,24 +1,128 @@
-"""Scores of base, experts and candidates, each computed once: what the journal knows is not computed again."""
+"""What a sweep reads, the scores that it computed once, and the files that it leaves."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from mergeflow.checkpoints import LazyStateDict
+from mergeflow.checkpoints import LazyStateDict, fingerprint, write_text
+from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
-from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.merging import MethodCall, Recipe, configure, make_recipe, prepare
 from mergeflow.merging.candidates import CandidateMerger
 from mergeflow.merging.code import code_of
-from mergeflow.search.candidates import candidate_key
+from mergeflow.merging.device import check_device
+from mergeflow.merging.files.inputs import Inputs
+from mergeflow.merging.files.opening import open_inputs
+from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.search.candidates import Space, candidate_key
 from mergeflow.search.journal import Journal
-from mergeflow.search.scorer import Candidate, CandidateModel, remove_leftovers
-from mergeflow.search.space import Space
-from mergeflow.search.sweep_file import Sweep
-from mergeflow.search.sweep_inputs import SweepInputs
+from mergeflow.search.lm_eval import lm_eval_scorer
+from mergeflow.search.scorer import (
+    Candidate,
+    CandidateModel,
+    SweepScorer,
+    command_scorer,
+    function_scorer,
+    remove_leftovers,
+)
+from mergeflow.search.sweep_file import CommandScore, FunctionScore, Sweep
+from mergeflow.version import version
+
+
+@dataclass(frozen=True)
+class SweepInputs:
+    """The opened inputs of a sweep.
+
+    Attributes:
+        checkpoints: Base, experts and statistics, read lazily.
+        score: Who scores a model.
+        record: A digest of each input, by name.
+    """
+
+    checkpoints: Inputs
+    score: SweepScorer
+    record: dict[str, Any]
+
+
+@contextmanager
+def open_sweep(
+    sweep: Sweep,
+    folder: Path,
+    resolve: Callable[[str], str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    scheme: str = SCHEME,
+) -> Iterator[SweepInputs]:
+    """Open everything a sweep reads; `source:` tasks are prepared where they are not yet.
+
+    Args:
+        sweep: The sweep.
+        folder: Where tasks are prepared.
+        resolve: Turns `models:/…` into a path; None outside of a project.
+        say: Told what is opened next.
+        scheme: Of the fingerprints: that of the journal where there is one.
+
+    Raises:
+        MergeflowError: a file that is missing or does not fit, or a device that is not there.
+    """
+    check_device(sweep.device)
+    scorer = None if sweep.score is None else _open_scorer(sweep)
+    # The average takes any experts and needs no statistics: it opens and checks what all methods share.
+    data = {kind: dict(paths) for kind, paths in sweep.data.items()}
+    opening = make_recipe({**sweep.inputs(), "method": "average", "data": data})
+    with open_inputs(opening, resolve) as checkpoints:
+        score, facts = scorer or _images(sweep, folder, checkpoints.base, say)
+        say("fingerprints")
+        record = {
+            "version": version(),
+            "split": sweep.split,
+            "base": fingerprint(checkpoints.base, scheme),
+            **{f"expert {name}": fingerprint(state, scheme) for name, state in checkpoints.experts.items()},
+            **{
+                f"{kind} {name}": fingerprint(state, scheme)
+                for kind, states in checkpoints.data.items()
+                for name, state in states.items()
+            },
+            **_choices(sweep),
+            **facts,
+        }
+        yield SweepInputs(checkpoints, score, record)
+
+
+def _choices(sweep: Sweep) -> dict[str, Any]:
+    """Return what candidates have beside their weights; nothing where the sweep says nothing of it."""
+    return {key: value for key, value in sweep.inputs().items() if key in ("tokenizer", "chat_template") and value}
+
+
+def _open_scorer(sweep: Sweep) -> tuple[SweepScorer, dict[str, Any]]:
+    """Return the user's scorer, and what its scores depend on."""
+    part = sweep.score
+    if isinstance(part, FunctionScore):
+        score, digest = function_scorer(part)
+    elif isinstance(part, CommandScore):
+        score, digest = command_scorer(part)
+    else:
+        assert part is not None
+        score, digest = lm_eval_scorer(part, sweep.device)
+    return score, {"score": part.model_dump(mode="json"), "files of the scorer": digest}
+
+
+def _images(
+    sweep: Sweep, folder: Path, base: LazyStateDict, say: Callable[[str], None]
+) -> tuple[SweepScorer, dict[str, Any]]:
+    from mergeflow.search.images import open_images  # what merges language models needs no open_clip
+
+    return open_images(sweep, folder, base, say)
+
+
+# Scores of base, experts and candidates, each computed once: what the journal knows is not computed again.
+
 
 _TEST = '["test", '  # how the journal's keys of looks at test begin
 
@@ -161,3 +265,116 @@ def largest_rank_ratio(method: str, space: Space) -> float:
     if isinstance(found, dict):
         found = found.get("choices", found.get("high"))
     return min(1.0, max(map(float, found if isinstance(found, list) else [found])))
+
+
+# What a sweep found, and the files that it leaves: one Parquet row per trial, and the winner as a recipe.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate and its score.
+
+    Attributes:
+        number: From 0, in the order of the sweep.
+        method: A name of the catalog.
+        args: All arguments with their defaults.
+        varied: Those that the sweep names.
+        score: On validation.
+        objective: What the sweep maximises.
+        edges: Arguments that stand at an end of what was tried.
+    """
+
+    number: int
+    method: str
+    args: dict[str, Any]
+    varied: dict[str, Any]
+    score: Score
+    objective: float
+    edges: tuple[str, ...]
+
+    def row(self) -> dict[str, Any]:
+        """Return the trial as plain values, for a table or a tracking server."""
+        kept = {"trial": self.number, "method": self.method, "args": self.args, "accuracy": self.score.accuracy}
+        return {**kept, "mean": self.score.mean, "normalised": self.score.normalised, "objective": self.objective}
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep found.
+
+    Attributes:
+        sweep: What was asked.
+        folder: Where trials.jsonl, trials.parquet and winner.yaml are.
+        trials: In the order of the sweep.
+        winner: The trial with the highest objective, the first of equals.
+        recipe: The winner, as `mergeflow merge` takes it.
+        base: The base itself on all tasks (zero-shot).
+        individual: Each task's expert on its own task; missing where a task has none, or where nothing asks for it.
+        test: The winner on test, where the sweep asks for that one look.
+        scored: How many models were scored now; the others were known from an earlier run.
+        prepared: How many directions were computed.
+        seconds: Wall time.
+    """
+
+    sweep: Sweep
+    folder: Path
+    trials: tuple[Trial, ...]
+    winner: Trial
+    recipe: Recipe
+    base: Score
+    individual: dict[str, float] | None
+    test: Score | None
+    scored: int
+    prepared: int
+    seconds: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all trials as plain values."""
+        return [trial.row() for trial in self.trials]
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Mapping[str, Any], prefix: str) -> None:
+    """Write trials as Parquet: trial, method, args (JSON), accuracy.<task> ..., mean, normalised, objective.
+
+    The columns of tasks are score.<task> where a scorer of the user's gave them.
+
+    Args:
+        path: The file; it appears whole.
+        rows: From `Trial.row`.
+        references: Accuracies of base and experts, stored as JSON in the file's metadata.
+        prefix: Of the tasks' columns: accuracy or score.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Any] = {
+        "trial": pa.array([row["trial"] for row in rows], pa.int64()),
+        "method": pa.array([row["method"] for row in rows], pa.string()),
+        "args": pa.array([json.dumps(row["args"], sort_keys=True) for row in rows], pa.string()),
+    }
+    for task in rows[0]["accuracy"]:
+        columns[f"{prefix}.{task}"] = pa.array([row["accuracy"][task] for row in rows], pa.float64())
+    for name in ("mean", "normalised", "objective"):
+        columns[name] = pa.array([row[name] for row in rows], pa.float64())
+    table = pa.table(columns).replace_schema_metadata({"mergeflow.references": json.dumps(dict(references))})
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, scratch)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_winner(path: Path, found: SweepResult) -> None:
+    """Write the winner's recipe, complete with every default, as `mergeflow merge` takes it."""
+    images = found.sweep.score is None
+    head = f"# Winner of a sweep, on {found.sweep.split}: {_summary(found.winner.score, images)}.\n"
+    if found.test is not None:
+        head += f"# On test, looked at once: {_summary(found.test, images)}.\n"
+    write_text(path, head + recipe_text(found.recipe))
+
+
+def _summary(score: Score, images: bool) -> str:
+    normalised = "" if score.normalised is None else f", normalised {100 * score.normalised:.2f} %"
+    mean = f"mean accuracy {100 * score.mean:.2f} %" if images else f"mean score {score.mean:.6g}"
+    return mean + normalised

@@ -1,19 +1,30 @@
-"""Scorers of whole models: what a scorer is given, and what it must return."""
+"""Scorers of whole models: what one is given and must return; commands and functions of the user's."""
 
+import hashlib
+import importlib
+import importlib.util
+import json
 import math
+import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from mergeflow.checkpoints import LazyStateDict, open_checkpoint, write_checkpoint
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.files.output import copy_companions
+from mergeflow.search.sweep_file import CommandScore, FunctionScore, name_of
 
 _PREFIX = ".candidate-"
 
@@ -162,3 +173,159 @@ def _place_of(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+
+
+# Score with a command that prints a JSON object of scores by task.
+
+
+_SHOWN = 200  # characters of a command's output that a message repeats
+
+
+def command_scorer(part: CommandScore) -> tuple[CheckedScorer, str]:
+    """Return the scorer, and a digest of the files that the command names.
+
+    The command runs without a shell, with {model} and {split} filled in; the candidate stands in the environment
+    variable MERGEFLOW_CANDIDATE as JSON.
+
+    Raises:
+        MergeflowError: The command is not a list of words, as a shell would split it.
+    """
+    try:
+        words = shlex.split(part.command)
+    except ValueError as error:
+        raise MergeflowError(f"score.command: {error}, found {part.command!r:.80}.") from None
+
+    def score(model: CandidateModel, candidate: Candidate) -> Any:
+        with model.folder() as folder:
+            filled = [word.replace("{model}", str(folder)).replace("{split}", candidate.split) for word in words]
+            return _json(_run(filled, candidate, part.timeout))
+
+    return CheckedScorer(score, name_of(part)), _digest(words)
+
+
+def _run(words: list[str], candidate: Candidate, timeout: float | None) -> str:
+    told = json.dumps({"name": candidate.name, "args": dict(candidate.args), "split": candidate.split})
+    environment = {**os.environ, "MERGEFLOW_CANDIDATE": told}
+    try:
+        # A session of its own, so that a command is stopped with all it has started.
+        process = subprocess.Popen(
+            words,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MergeflowError(f"it cannot be started: {error.strerror}") from None
+    try:
+        printed, complaint = process.communicate(timeout=timeout)
+    except BaseException as error:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise MergeflowError(f"it took longer than {timeout:g} s and was stopped") from None
+        raise
+    if process.returncode:
+        raise MergeflowError(f"it ended with status {process.returncode}: {_tail(complaint or printed)}")
+    return printed
+
+
+def _json(text: str) -> Any:
+    """Return the output as JSON, or its last line, where a command prints more than the scores."""
+    lines = text.strip().splitlines()
+    for part in (text, lines[-1] if lines else ""):
+        try:
+            return json.loads(part)
+        except ValueError:
+            continue
+    raise MergeflowError(f"its output is not JSON: {_tail(text)}")
+
+
+def _tail(text: str) -> str:
+    found = text.strip()
+    return repr(found[-_SHOWN:]) if found else "it printed nothing"
+
+
+def _digest(words: list[str]) -> str:
+    whole = hashlib.sha256()
+    for word in words:
+        if Path(word).is_file():
+            whole.update(hashlib.sha256(Path(word).read_bytes()).digest())
+    return whole.hexdigest()
+
+
+# Score with a function of the user's, found by `module:function` or `file.py:function`.
+
+
+def function_scorer(part: FunctionScore) -> tuple[CheckedScorer, str]:
+    """Return the scorer, and a digest of the function's file.
+
+    Raises:
+        MergeflowError: There is no such module or function, or its module cannot be imported.
+    """
+    place, _, name = part.function.rpartition(":")
+    module = _module(place)
+    function: Callable[[Any, Candidate], Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise unknown_name(
+            f"function of {place}", name, [key for key, value in vars(module).items() if callable(value)]
+        )
+
+    def score(model: CandidateModel, candidate: Candidate) -> Any:
+        assert function is not None
+        if part.model == "state":
+            return function(dict(model.state), candidate)
+        with model.folder() as folder:
+            return function(folder, candidate)
+
+    return CheckedScorer(score, name_of(part)), _source_digest(module)
+
+
+def _module(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _from_file(Path(place))
+        with _importable(os.getcwd()):  # as `python -m` does it; the command `mergeflow` lies elsewhere
+            return importlib.import_module(place)
+    except MergeflowError:
+        raise
+    except Exception as error:  # whatever the module does when it is imported
+        raise MergeflowError(f"score: cannot import '{place}': {type(error).__name__}: {error}.") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise MergeflowError(f"score: there is no file '{path}': give `file.py:function` or `module:function`.")
+    home = path.resolve().parent
+    # A name of its own, so that the file shadows nothing that is installed.
+    name = f"_scorer_{hashlib.sha256(str(home).encode()).hexdigest()[:12]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        with _importable(str(home)):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+@contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    """Find the modules of a folder first inside the block."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the code that was imported may have changed the list
+            sys.path.remove(folder)
+
+
+def _source_digest(module: ModuleType) -> str:
+    place = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(place).read_bytes()).hexdigest() if place else ""

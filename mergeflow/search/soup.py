@@ -14,11 +14,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import Recipe, make_recipe, merge, prepare
 from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.output import identity_of
-from mergeflow.search.command import command_scorer
-from mergeflow.search.functions import function_scorer
 from mergeflow.search.journal import Journal
-from mergeflow.search.score_file import CommandScore, FunctionScore, ScorePart, read_score
-from mergeflow.search.scorer import Candidate, CandidateModel
+from mergeflow.search.scorer import Candidate, CandidateModel, command_scorer, function_scorer
+from mergeflow.search.sweep_file import CommandScore, FunctionScore, ScorePart, read_score
 from mergeflow.version import version
 
 if TYPE_CHECKING:

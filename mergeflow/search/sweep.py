@@ -8,15 +8,11 @@ from pathlib import Path
 from mergeflow.checkpoints.fingerprint import SCHEME, scheme_of
 from mergeflow.evaluation.scoring import score_of
 from mergeflow.merging import configure
-from mergeflow.search.candidates import Strategy, score_all
-from mergeflow.search.grid import grid
+from mergeflow.search.candidates import Space, Strategy, at_edge, grid, score_all, values_of
 from mergeflow.search.journal import Journal
 from mergeflow.search.optuna import optuna_search, trial_count
-from mergeflow.search.scoreboard import Scoreboard
-from mergeflow.search.space import Space, at_edge, values_of
+from mergeflow.search.scoreboard import Scoreboard, SweepResult, Trial, open_sweep, write_parquet, write_winner
 from mergeflow.search.sweep_file import Sweep
-from mergeflow.search.sweep_inputs import open_sweep
-from mergeflow.search.sweep_results import SweepResult, Trial, write_parquet, write_winner
 
 JOURNAL, TABLE, WINNER = "trials.jsonl", "trials.parquet", "winner.yaml"
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from mergeflow.estimates.entropy import entropy_gradient
+from mergeflow.evaluation.adamerging import entropy_gradient
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.learned.adamerging import Learned, learn
 from studies.lab.inputs import Laboratory, State, mean_accuracy

@@ -17,9 +17,8 @@ from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.modalities.heads import Head
 from mergeflow.modality import Examples, Model
-from mergeflow.search.candidates import score_all
-from mergeflow.search.grid import grid as grid_of
-from mergeflow.search.line import best_on_line, line
+from mergeflow.search.candidates import best_on_line, line, score_all
+from mergeflow.search.candidates import grid as grid_of
 from studies.lab.caching import cached_all
 from studies.lab.rows import Row
 from tasks.models import choose_device, load_base_head, load_examples, load_model

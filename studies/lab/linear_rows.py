@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mergeflow.evaluation.accuracy import accuracies, losses
-from mergeflow.linearity.affine import Linearity, combine
-from mergeflow.linearity.verdict import DIRECTION, LENGTH, TRIVIAL
+from mergeflow.linearity.affine import DIRECTION, LENGTH, TRIVIAL, Linearity, combine
 from mergeflow.modality import Examples, Model, State
 from studies.old.results import with_interval
 from studies.old.rows import Row, picked

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mergeflow.data.task import Example, Place
-from mergeflow.linearity.samples import transformed
+from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import SmallResNet, mlp, on_pixels, pixels, recompute_statistics, resnet18
 from mergeflow.modalities.vision.decoding import image_decoding

@@ -153,7 +153,7 @@ def params_of(model: Any) -> type[Params]:
 
 def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:
     """Yield what is wrong in the grids of the methods to sweep."""
-    from mergeflow.search.grid import grid_of  # here, because most stages depend on no merge method
+    from mergeflow.search.candidates import grid_of  # here, because most stages depend on no merge method
 
     for method, grid in sweep.items():
         yield from (f"sweep.{method}.{name} is empty: name at least one value" for name in grid if not grid[name])

@@ -23,9 +23,8 @@ from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
 from mergeflow.modalities.causal.places import ASSETS
 from mergeflow.search.lm_eval import find_tasks
-from mergeflow.search.score_file import LmEvalScore
 from mergeflow.search.sweep import run_sweep
-from mergeflow.search.sweep_file import make_sweep
+from mergeflow.search.sweep_file import LmEvalScore, make_sweep
 from tests.card import driver
 from tests.causal.small_project import make_base, save_tokenizer, tale
 

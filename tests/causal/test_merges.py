@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.entropy import entropies
+from mergeflow.evaluation.adamerging import entropies
 from mergeflow.merging import configure, load_recipe, merge, prepare
 from mergeflow.merging.compression.catalog import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task

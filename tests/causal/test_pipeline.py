@@ -17,10 +17,9 @@ from flows.asked import Asked
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.entropy import entropies
-from mergeflow.estimates.fisher import diagonal_fisher
-from mergeflow.estimates.gram import input_grams
 from mergeflow.evaluation import example_scores
+from mergeflow.evaluation.adamerging import entropies
+from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.recorded import open_recorded

@@ -17,8 +17,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.coefficients import AdamergeOrder, learn_coefficients
-from mergeflow.estimates.entropy import entropy_gradient
+from mergeflow.evaluation.adamerging import AdamergeOrder, entropy_gradient, learn_coefficients
 from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.expert_statistics import StatisticOrder, write_statistic
-from mergeflow.estimates.fisher import diagonal_fisher
+from mergeflow.evaluation.statistics import StatisticOrder, diagonal_fisher, write_statistic
 from mergeflow.merging import configure, prepare
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples, write_statistic
-from mergeflow.estimates.gram import input_grams
+from mergeflow.evaluation.statistics import StatisticOrder, draw_examples, input_grams, write_statistic
 from mergeflow.merging import make_recipe, merge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import POCKET_MEAN, POCKET_STD, image_model, load_clip

@@ -19,9 +19,8 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, merge, prepare
 from mergeflow.search.lm_eval import _score, find_tasks, metrics_of
-from mergeflow.search.score_file import LmEvalScore
 from mergeflow.search.sweep import SweepResult, run_sweep
-from mergeflow.search.sweep_file import load_sweep, make_sweep
+from mergeflow.search.sweep_file import LmEvalScore, load_sweep, make_sweep
 
 ROOT = Path(__file__).parents[2]
 SCORER = """
@@ -341,7 +340,7 @@ def test_the_file_of_a_function_may_hold_dataclasses_and_import_its_neighbours(m
 
 
 def test_two_files_of_one_name_are_two_modules_and_one_that_fails_is_forgotten(models: Path):
-    from mergeflow.search.functions import _from_file
+    from mergeflow.search.scorer import _from_file
 
     for name in ("one", "two"):
         (models / name / "own.py").parent.mkdir()
@@ -423,7 +422,7 @@ def test_a_group_of_the_harness_is_refused_before_anything_is_judged(monkeypatch
 def test_the_example_of_a_causal_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    from mergeflow.search.functions import _from_file
+    from mergeflow.search.scorer import _from_file
 
     threads = torch.get_num_threads()
     _from_file(Path("examples/sweeps/tiny_causal.py")).build(Path("outputs/causal"))

@@ -13,7 +13,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.expert_statistics import StatisticOrder, draw_examples, write_statistic
+from mergeflow.evaluation.statistics import StatisticOrder, draw_examples, write_statistic
 from mergeflow.merging import load_recipe, merge
 
 TASKS = ("red", "blue", "grey")

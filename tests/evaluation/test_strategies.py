@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall
-from mergeflow.search.candidates import Scored, Strategy, remembered, score_all
-from mergeflow.search.climb import climb
-from mergeflow.search.grid import grid, grid_of
+from mergeflow.search.candidates import (
+    Scored,
+    Strategy,
+    best_on_line,
+    climb,
+    grid,
+    grid_of,
+    line,
+    remembered,
+    score_all,
+)
 from mergeflow.search.journal import Journal
-from mergeflow.search.line import best_on_line, line
 from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.subsets import (
+from mergeflow.evaluation.averages import (
     accuracy_range,
     draw_subsets,
     popoviciu_bound,

@@ -7,8 +7,17 @@ import pytest
 import yaml
 
 from mergeflow.merging import make_recipe
-from mergeflow.search.score_file import CommandScore, FunctionScore, LmEvalScore
-from mergeflow.search.sweep_file import ModelPart, SearchPart, Sweep, TaskPart, load_sweep, make_sweep
+from mergeflow.search.sweep_file import (
+    CommandScore,
+    FunctionScore,
+    LmEvalScore,
+    ModelPart,
+    SearchPart,
+    Sweep,
+    TaskPart,
+    load_sweep,
+    make_sweep,
+)
 from tests.evaluation.small import sweep_values
 
 ROOT = Path(__file__).parents[2]

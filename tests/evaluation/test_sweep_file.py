@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure
-from mergeflow.search.grid import grid_of
-from mergeflow.search.space import at_edge
+from mergeflow.search.candidates import at_edge, grid_of
 from mergeflow.search.sweep_file import load_sweep, make_sweep
 from tests.evaluation.small import sweep_values
 

@@ -6,16 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.linearity.affine import Combination, Linearity, affine, combine
+from mergeflow.linearity.affine import Combination, Linearity, affine, combine, judge, overall
 from mergeflow.linearity.layers import check_layers, find_layers
-from mergeflow.linearity.stitch import front, stitch
-from mergeflow.linearity.verdict import judge, overall
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.nets import SmallResNet, on_pixels
 from mergeflow.modalities.toy.net import FeedForward
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Model, Network, State
+from studies.theory.linearity import front, stitch
 
 HALF = Combination({"i": 0.5, "j": 0.5})
 

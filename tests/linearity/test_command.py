@@ -17,9 +17,8 @@ from flows import linearity_command
 from flows.linearity_answer import ANSWER, predicted
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
-from mergeflow.linearity.networks import count_classes, open_network
+from mergeflow.linearity.networks import Sequences, count_classes, open_network
 from mergeflow.linearity.pairs import measure_pairs
-from mergeflow.linearity.samples import Sequences
 from mergeflow.modality import Network
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 

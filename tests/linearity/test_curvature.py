@@ -4,13 +4,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from mergeflow.linearity.activation_matching import activation_matching
-from mergeflow.linearity.curvature import hessian_product, top_eigenvalue
 from mergeflow.merging.alignment.groups import permute
 from mergeflow.merging.alignment.layouts import find_groups
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import SmallResNet, mlp, on_pixels
 from mergeflow.modality import Network
+from studies.theory.linearity import activation_matching, hessian_product, top_eigenvalue
 
 
 def test_a_quadratic_loss_has_its_matrix() -> None:

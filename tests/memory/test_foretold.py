@@ -10,9 +10,9 @@ from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.coefficients import learn_coefficients
-from mergeflow.estimates.expert_statistics import StatisticOrder, write_statistic
-from mergeflow.estimates.forecast import foretell_coefficients, foretell_statistic
+from mergeflow.evaluation.adamerging import learn_coefficients
+from mergeflow.evaluation.memory import foretell_coefficients, foretell_statistic
+from mergeflow.evaluation.statistics import StatisticOrder, write_statistic
 from mergeflow.memory import Forecast
 from mergeflow.memory.language import foretell_perplexity
 from mergeflow.memory.serving import answering_need, placed

@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mergeflow.analysis.peak_memory import peak_tensor_bytes
-from mergeflow.estimates.entropy import entropy_gradient
-from mergeflow.estimates.fisher import diagonal_fisher
-from mergeflow.estimates.gram import input_grams
 from mergeflow.evaluation import accuracies
+from mergeflow.evaluation.adamerging import entropy_gradient
+from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
 from mergeflow.memory import blank_model, judging_need, tallied, training_needs, without_values
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.text.sections import DataSection as Tokens
@@ -26,6 +24,7 @@ from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Examples, Model
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.settings import LoraSettings, Regime
+from studies.theory.peak_memory import peak_tensor_bytes
 from tasks.training import tuned_model
 
 NET, NUMBERS = Net(modality="toy", widths=[64, 256, 96], dtype="float32"), Numbers(inputs=64)

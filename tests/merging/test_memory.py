@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.merging import configure
 from mergeflow.merging.learned.adamerging import learn
+from studies.theory.peak_memory import peak_tensor_bytes
 
 
 @pytest.mark.slow

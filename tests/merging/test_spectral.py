@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.merging import FactorCache, configure, prepare
 from mergeflow.merging.linalg import spectra
 from mergeflow.merging.linalg.spectra import polar_, svd, truncate
 from mergeflow.merging.matrices import is_matrix, rank_of
 from mergeflow.merging.methods import optimised
 from mergeflow.merging.methods.ties import trim_rounded
+from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import one
 
 

@@ -6,13 +6,13 @@ from math import prod
 import pytest
 import torch
 
-from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.merging import configure, methods, prepare, stacks
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.known import model_of
 from mergeflow.merging.linalg import outside, spectra
 from mergeflow.merging.methods import inner_products, optimised, subspace, ties
 from mergeflow.merging.stacks import Stacks, Unit
+from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
 
 TALL, WIDE, EMBEDDING = "blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight", "token_embedding.weight"

@@ -10,12 +10,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix
-from mergeflow.linearity.activation_matching import _correlation
 from mergeflow.merging import configure, prepare
 from mergeflow.modalities.metrics import METRICS
 from mergeflow.modalities.text.probing import logistic, ridge
 from studies.theory.gradients import cosines_to_first
 from studies.theory.landscape import centred_gram, cosines_from
+from studies.theory.linearity import _correlation
 
 PLAIN = np.random.default_rng(0).normal(size=(200, 3))
 LABELS = (PLAIN[:, 0] + 0.5 * PLAIN[:, 1] > 0).astype(int) + (PLAIN[:, 2] > 1)

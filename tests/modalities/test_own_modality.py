@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-import mergeflow.parts
+import mergeflow.plugins
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.preparing import SOURCES, find_preparation
@@ -80,7 +80,7 @@ def test_an_installed_package_brings_a_modality(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "site/acme_waves/params.yaml").write_text("registry: {model: $NAME}\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     point = EntryPoint("waves", "acme_waves", "mergeflow.modalities")
-    for module in (mergeflow.parts, sys.modules["tasks.project.code"]):
+    for module in (mergeflow.plugins, sys.modules["tasks.project.code"]):
         monkeypatch.setattr(module, "entry_points", lambda group: [point] if group == point.group else [])
     assert MODALITIES.names() == ["causal", "text", "toy", "vision", "waves"]
     assert MODALITIES.get("waves").name == "waves"

@@ -67,12 +67,12 @@ def reached(root: Path, name: str) -> tuple[str, ...]:
     found += [text for text in texts(code) if "." in text and text in known]
     siblings = {path.name: other for other, path in known.items() if path.parent == known[name].parent}
     found += [siblings[text] for text in texts(code) if text in siblings]
-    if "Shelf" in code.co_names and name != "mergeflow.shelf":
+    if "Shelf" in code.co_names and name != "mergeflow.plugins":
         for value in vars(import_module(name)).values():
             if type(value).__name__ == "Shelf" and value.package:
                 package = import_module(value.package)
                 found += [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
-    if "Parts" in code.co_names and name != "mergeflow.parts":
+    if "Parts" in code.co_names and name != "mergeflow.plugins":
         for value in vars(import_module(name)).values():
             if type(value).__name__ == "Parts":
                 packages = pkgutil.iter_modules(import_module(value.package).__path__)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mergeflow.extras import EXTRAS, not_installed
+from mergeflow.errors import EXTRAS, not_installed
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mergeflow.data.task import Place
 from mergeflow.errors import MergeflowError
-from mergeflow.linearity.samples import transformed
+from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import mlp
 from mergeflow.modalities.vision.sources.kinds import open_images

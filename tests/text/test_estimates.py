@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.estimates.entropy import entropies, entropy_gradient
-from mergeflow.estimates.fisher import diagonal_fisher
+from mergeflow.evaluation.adamerging import entropies, entropy_gradient
+from mergeflow.evaluation.statistics import diagonal_fisher
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.recorded import open_recorded
 from mergeflow.modalities.subset import Subset

@@ -5,7 +5,7 @@ from typing import Any
 
 from mergeflow.merging.catalog import Call, arguments_of
 from mergeflow.merging.compression.compressor import Compressor
-from mergeflow.shelf import Shelf
+from mergeflow.plugins import Shelf
 
 COMPRESSORS = Shelf(
     "compressor",

@@ -30,11 +30,9 @@ from typing import Any, get_args
 from pydantic import Field
 
 from mergeflow import layout
-from mergeflow.analysis.peak_memory import peak_tensor_bytes
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.estimates.coefficients import write_learned
-from mergeflow.estimates.entropy import entropies
+from mergeflow.evaluation.adamerging import entropies, write_learned
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
@@ -58,6 +56,7 @@ from studies.old.papers.adaptation.variants import Variant
 from studies.old.pieces import choose_scale, grid, kept
 from studies.old.results import keep_times
 from studies.old.rows import Row
+from studies.theory.peak_memory import peak_tensor_bytes
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section
 from tasks.project.stage import StageIO

@@ -13,8 +13,7 @@ from mergeflow.analysis.provable.conditions import Interval
 from mergeflow.analysis.provable.correlation import correlations, responses
 from mergeflow.analysis.provable.questions import ask_all, one_each
 from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory
-from mergeflow.evaluation.averages import mean
-from mergeflow.evaluation.subsets import draw_subsets
+from mergeflow.evaluation.averages import draw_subsets, mean
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
 from studies.lab.inputs import Laboratory, State

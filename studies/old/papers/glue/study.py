@@ -32,10 +32,8 @@ from torch import Tensor
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import MethodCall
-from mergeflow.search.candidates import Scored, score_all
-from mergeflow.search.grid import grid as whole_grid
-from mergeflow.search.grid import grid_of
-from mergeflow.search.line import best_on_line, line
+from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
+from mergeflow.search.candidates import grid as whole_grid
 from studies.lab.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from studies.lab.compressing import measure as measure_compressed
 from studies.lab.inputs import Laboratory, State

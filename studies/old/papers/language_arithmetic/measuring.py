@@ -23,8 +23,7 @@ from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
 from mergeflow.modality import State
-from mergeflow.search.candidates import score_all
-from mergeflow.search.grid import grid
+from mergeflow.search.candidates import grid, score_all
 from studies.lab.scales import best_scale, combined, task_vector
 from studies.lab.tuning import drawn_weights, trained
 from studies.old.papers.analogy.results import ANALOGY, SUM, TRAINED

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from mergeflow.search.grid import grid_of
+from mergeflow.search.candidates import grid_of
 from studies.lab.tuning import CosineSteps
 from studies.old.papers.language_arithmetic.world import Folders
 from tasks.project.sections import Section

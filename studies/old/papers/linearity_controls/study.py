@@ -29,7 +29,6 @@ import torch
 from pydantic import Field
 
 from mergeflow.evaluation.accuracy import accuracies
-from mergeflow.linearity.activation_matching import activation_matching
 from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.merging.alignment.groups import permute
@@ -44,6 +43,7 @@ from studies.old.papers.linearity_controls.results import ORDER, findings, table
 from studies.old.pieces import Once, kept_by_seed
 from studies.old.results import StudyResult
 from studies.old.rows import Row
+from studies.theory.linearity import activation_matching
 from tasks.plotting.linearity import linearity_figure
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mergeflow.linearity.verdict import DIRECTION
+from mergeflow.linearity.affine import DIRECTION
 from studies.lab.linear_rows import (
     DIRECTION_RULE,
     LENGTH_RULE,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mergeflow.linearity.affine import combine
 from mergeflow.linearity.layers import find_layers
-from mergeflow.linearity.stitch import front, stitch
 from mergeflow.modality import State
 from studies.lab.nets import Tuned
 from studies.old.rows import Row
+from studies.theory.linearity import front, stitch
 
 BATCH = 1000
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from mergeflow.errors import unknown_name
-from mergeflow.linearity.samples import Sequences
+from mergeflow.linearity.networks import Sequences
 from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modality import Model, Network, device_of
 from studies.lab.linear_rows import TunedModels

@@ -28,7 +28,6 @@ from pydantic import Field
 
 from mergeflow.evaluation.accuracy import losses
 from mergeflow.linearity.affine import combine
-from mergeflow.linearity.curvature import hessian_product, top_eigenvalue
 from mergeflow.modality import Model, State
 from studies.lab.linear_rows import by_seed
 from studies.lab.nets import NetTask, Tasks, World, new_net, open_world
@@ -37,6 +36,7 @@ from studies.old.claims import judge, paired
 from studies.old.pieces import Once, kept_by_seed
 from studies.old.results import Finding, StudyResult, Table, with_interval
 from studies.old.rows import Row
+from studies.theory.linearity import hessian_product, top_eigenvalue
 from tasks.plotting.drawing import dress, panels, series_style
 from tasks.project.declaration import Declaration
 from tasks.project.sections import Section

@@ -25,7 +25,7 @@ from pydantic import Field
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
-from mergeflow.search.grid import grid_of
+from mergeflow.search.candidates import grid_of
 from studies.lab.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from studies.lab.inputs import Laboratory, State
 from studies.lab.sweeps import ADAPTED, Scales, Sweep, ranges_of

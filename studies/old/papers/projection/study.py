@@ -33,8 +33,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, methods
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
-from mergeflow.search.candidates import score_all
-from mergeflow.search.line import best_on_line, line
+from mergeflow.search.candidates import best_on_line, line, score_all
 from studies.lab.inputs import Laboratory, State, mean_accuracy
 from studies.old.papers.projection.findings import findings
 from studies.old.papers.projection.results import OTHERS, figures, notes, tables

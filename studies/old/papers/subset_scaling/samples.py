@@ -5,8 +5,7 @@ from math import sqrt
 
 import numpy as np
 
-from mergeflow.evaluation.averages import mean, normalised
-from mergeflow.evaluation.subsets import popoviciu_bound, subset_interval
+from mergeflow.evaluation.averages import mean, normalised, popoviciu_bound, subset_interval
 from studies.lab.inputs import Accuracy
 from studies.old.rows import Row
 

@@ -36,13 +36,12 @@ from typing import Any
 from pydantic import Field
 from scipy import stats
 
-from mergeflow.evaluation.averages import mean
+from mergeflow.evaluation.averages import accuracy_range, draw_subsets, mean, popoviciu_bound, sample_size
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
-from mergeflow.search.grid import grid_of
+from mergeflow.search.candidates import grid_of
 from studies.lab.inputs import Accuracy, Laboratory, State
 from studies.old.ends import ends_of
 from studies.old.papers.subset_scaling.findings import findings

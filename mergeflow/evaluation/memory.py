@@ -4,11 +4,8 @@ from functools import partial
 
 from torch import Tensor
 
-from mergeflow.estimates.coefficients import AdamergeOrder
-from mergeflow.estimates.entropy import entropy_gradient
-from mergeflow.estimates.expert_statistics import StatisticOrder, forward_rows
-from mergeflow.estimates.fisher import diagonal_fisher
-from mergeflow.estimates.gram import input_grams
+from mergeflow.evaluation.adamerging import AdamergeOrder, entropy_gradient
+from mergeflow.evaluation.statistics import StatisticOrder, diagonal_fisher, forward_rows, input_grams
 from mergeflow.memory import Forecast, Need, Work, fewer, forecast_on
 from mergeflow.memory.described import described
 from mergeflow.memory.forecast import TOO_SMALL

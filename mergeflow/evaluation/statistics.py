@@ -1,0 +1,462 @@
+"""Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.reader import open_safetensors
+from mergeflow.data import load_split
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.accuracy import in_batches
+from mergeflow.evaluation.adamerging import RECIPE, open_headed
+from mergeflow.merging import Recipe, load_recipe
+from mergeflow.merging.device import check_device
+from mergeflow.merging.files.place import check_file
+from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.heads import Head, load_head
+from mergeflow.modalities.recorded import is_recorded, open_recorded
+from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.vision.models import image_model
+from mergeflow.modalities.vision.opening import check_head, open_model
+from mergeflow.modality import Model, Predictions
+
+Labels = Literal["sampled", "all"]
+
+
+def diagonal_fisher(
+    model: Model,
+    examples: Predictions,
+    *,
+    labels: Labels = "sampled",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    r"""Return the diagonal of the Fisher information of every parameter.
+
+    F = 1/N Σ_i E_{y ~ p_i} [(∇_θ log p_i(y))²] over the N predictions of all examples
+
+    The labels are the model's own, never the data's (that would be the empirical Fisher). `sampled` draws one y per
+    prediction, as the paper does where classes are many; `all` sums over the classes weighted by p, exact and C times
+    the work. One gradient per prediction: its square cannot be formed from the gradient of a batch, and one at a time
+    keeps memory at three copies of the model for any architecture.
+
+    Args:
+        model: Its module's parameters are the θ. Put into evaluation mode, its weights untouched.
+        examples: At least one; labels play no part.
+        labels: `sampled` or `all`.
+        seed: Of the drawn labels.
+        progress: Called with examples done and in all.
+
+    Returns:
+        Fisher ≥ 0 by the module's parameter names, float32, summed in float64; zeros where no gradient flows.
+
+    Source: Matena and Raffel, Merging models with Fisher-weighted averaging (NeurIPS 2022), section 3.
+    """
+    model.module.eval()
+    parameters = {name: value for name, value in model.module.named_parameters() if value.is_floating_point()}
+    totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+    drawing = torch.Generator().manual_seed(seed) if labels == "sampled" else None
+    predictions, wanted = 0, {name: value.requires_grad for name, value in parameters.items()}
+    try:
+        model.module.requires_grad_(True)
+        for row in range(len(examples)):
+            with torch.enable_grad():
+                log_p = examples.log_p(model, torch.tensor([row]))
+            for number, line in enumerate(log_p, start=1):
+                _add_prediction(totals, parameters, line, drawing, keep=number < len(log_p))
+            predictions += len(log_p)
+            if progress is not None:
+                progress(row + 1, len(examples))
+    finally:
+        for name, value in parameters.items():
+            value.requires_grad_(wanted[name])
+    return {name: (total / predictions).float().cpu() for name, total in totals.items()}
+
+
+def _add_prediction(
+    totals: dict[str, Tensor],
+    parameters: dict[str, nn.Parameter],
+    log_p: Tensor,
+    generator: torch.Generator | None,
+    keep: bool,
+) -> None:
+    """Add the squared gradient of one prediction's log p, for a drawn class or for all; `keep` the graph for more."""
+    shares = log_p.detach().double().exp()
+    if generator is not None:
+        drawn = int(torch.multinomial(shares.cpu(), 1, generator=generator))
+        _add_square(totals, parameters, log_p[drawn], 1.0, keep)
+        return
+    for y, share in enumerate(shares.tolist()):
+        _add_square(totals, parameters, log_p[y], share, keep or y + 1 < len(shares))
+
+
+def _add_square(
+    totals: dict[str, Tensor], parameters: dict[str, nn.Parameter], log_p: Tensor, share: float, keep: bool
+) -> None:
+    found = torch.autograd.grad(log_p, list(parameters.values()), retain_graph=keep, allow_unused=True)
+    for total, gradient in zip(totals.values(), found, strict=True):
+        if gradient is not None:
+            wide = gradient.double()
+            total.addcmul_(wide, wide, value=share)
+
+
+# Gram matrices of the inputs of every linear weight, as RegMean needs them.
+
+
+class _Totals:
+    """Sums of XᵀX and of rows, by the weight's name."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.rows: dict[str, int] = {}
+
+    def add(self, name: str, inputs: Tensor) -> None:
+        rows = inputs.detach().reshape(-1, inputs.shape[-1]).float()
+        product = rows.T @ rows
+        if name not in self.sums:
+            self.sums[name], self.rows[name] = torch.zeros_like(product, dtype=torch.float64), 0
+        self.sums[name] += product
+        self.rows[name] += len(rows)
+
+
+@torch.no_grad()
+def input_grams(
+    model: Model,
+    examples: Predictions,
+    *,
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Tensor]:
+    r"""Return the Gram matrix of the inputs of every linear weight.
+
+    G = 1/R Σ_r x_r x_rᵀ over all R rows (tokens of all examples) that enter a weight W [out, in]
+
+    The mean, not the sum: experts with fewer examples or tokens count the same. Linear weights are those of `nn.Linear`
+    and of self-attention: the fused in_proj (q, k and v see the same rows, so one Gram serves the 3d × d weight) and
+    the out_proj, whose inputs are the joined heads. Convolutions, embeddings, norms and bare projections get none, and
+    `regmean` averages them, as its authors do.
+
+    Args:
+        model: Its module is put into evaluation mode.
+        examples: At least one; labels play no part.
+        batch_size: Examples per forward pass.
+        progress: Called with examples done and in all.
+
+    Returns:
+        [in, in] float32 by the weight's name, symmetric; products in float32, summed in float64.
+
+    Raises:
+        MergeflowError: the model has no linear weight.
+
+    Source: Jin et al., Dataless knowledge fusion by merging weights (ICLR 2023), section 3.2.
+    """
+    model.module.eval()
+    totals = _Totals()
+    hooks = _watch(model.module, totals)
+    try:
+        done = 0
+        for rows in in_batches(len(examples), batch_size):
+            examples.log_p(model, rows)
+            done += len(rows)
+            if progress is not None:
+                progress(done, len(examples))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not totals.sums:
+        raise MergeflowError("this model has no linear weight with inputs to measure: RegMean would be the average.")
+    return {name: (total / totals.rows[name]).float().cpu() for name, total in totals.sums.items()}
+
+
+def _watch(module: nn.Module, totals: _Totals) -> list[Any]:
+    """Put hooks before every linear layer and every attention."""
+    hooks = []
+    for name, part in module.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            hooks.append(part.register_forward_pre_hook(_attention_hook(name, totals), with_kwargs=True))
+        elif isinstance(part, nn.Linear):
+            hooks.append(part.register_forward_pre_hook(_linear_hook(f"{name}.weight", totals)))
+    return hooks
+
+
+def _linear_hook(name: str, totals: _Totals) -> Callable[..., None]:
+    # The out_proj inside an attention is a Linear that is never called: its hook stays silent.
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        totals.add(name, args[0])
+
+    return hook
+
+
+def _attention_hook(name: str, totals: _Totals) -> Callable[..., None]:
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        query, key, value = (
+            args[at] if at < len(args) else kwargs[name] for at, name in enumerate(("query", "key", "value"))
+        )
+        # Attention to other rows (poolers): no single X multiplies the fused weight, so it has no Gram.
+        if query is not key or key is not value or module.in_proj_weight is None:
+            return
+        totals.add(f"{name}.in_proj_weight", query)
+        totals.add(f"{name}.out_proj.weight", _joined_heads(module, query, kwargs))
+
+    return hook
+
+
+def _joined_heads(module: Any, query: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Return what enters out_proj: the attention with the identity in its place."""
+    rows = query.transpose(0, 1) if module.batch_first and query.ndim == 3 else query
+    identity = torch.eye(module.embed_dim, dtype=query.dtype, device=query.device)
+    heads, _ = F.multi_head_attention_forward(
+        rows,
+        rows,
+        rows,
+        module.embed_dim,
+        module.num_heads,
+        module.in_proj_weight,
+        module.in_proj_bias,
+        module.bias_k,
+        module.bias_v,
+        module.add_zero_attn,
+        0.0,
+        identity,
+        None,
+        training=False,
+        need_weights=False,
+        attn_mask=kwargs.get("attn_mask"),
+        key_padding_mask=kwargs.get("key_padding_mask"),
+        is_causal=kwargs.get("is_causal", False),
+    )
+    return heads
+
+
+# Where estimates from data go: they replace no input, and nothing that mergeflow did not make.
+
+
+_KINDS = ("fisher", "gram", "coefficients")
+
+
+def check_estimate(out: Path, inputs: Mapping[str, str], force: bool = False) -> None:
+    """Check that a file of estimates may be written: as `check_file`, and an earlier estimate may be replaced.
+
+    Args:
+        out: The file to write.
+        inputs: Paths of what is read, by name: never overwritten.
+        force: Whether a file that mergeflow did not make may be replaced.
+
+    Raises:
+        MergeflowError: As `check_file`.
+    """
+    check_file(out, {name: str(Path(path).expanduser()) for name, path in inputs.items()}, force or _is_estimate(out))
+
+
+def check_learned_place(place: Path, recipe: Recipe, inputs: Mapping[str, str], force: bool = False) -> None:
+    """Check that a folder may take AdaMerging's coefficients and the recipe that uses them.
+
+    Args:
+        place: The folder.
+        recipe: What the coefficients are learned for; what it and its steps read are inputs.
+        inputs: Paths of what else is read, by name; the recipe's own among them.
+        force: Whether files that mergeflow did not make may be replaced.
+
+    Raises:
+        MergeflowError: A file to write is an input, or is there and was made by somebody else.
+    """
+    steps = [path for _, step in recipe.steps or () for path in step.paths()]
+    read = {**inputs, **{path: path for path in (*recipe.paths(), *steps)}}
+    for name, _ in (*recipe.experts, *recipe.task_vectors):
+        check_estimate(place / f"{name.replace('/', '_')}.safetensors", read, force)
+    written = place / RECIPE
+    for name, path in inputs.items():
+        if written.exists() and Path(path).exists() and written.samefile(path):
+            raise MergeflowError(f"out '{place}' would overwrite the input '{name}' ({path}): choose another folder.")
+    if written.exists() and not force and not _is_learned(written):
+        raise MergeflowError(
+            f"out '{place}' holds a {RECIPE} that `adamerge` did not write: choose another folder, move that file, or "
+            "give --force to replace it."
+        )
+
+
+def _is_estimate(file: Path) -> bool:
+    try:
+        with open_safetensors(file) as found:
+            return found.metadata.get("kind") in _KINDS and {"expert", "split"} <= found.metadata.keys()
+    except MergeflowError:
+        return False
+
+
+def _is_learned(file: Path) -> bool:
+    """Whether a recipe is as `adamerge` wrote it: it names coefficients, and nobody has edited it since."""
+    try:
+        recipe = load_recipe(file)
+        return "coefficients" in dict(recipe.data) and recipe_text(recipe) == file.read_text(encoding="utf-8")
+    except MergeflowError:
+        return False
+
+
+# Statistics of an expert on its task's examples, as files that a recipe's `data:` takes.
+
+
+Kind = Literal["fisher", "gram"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class StatisticOrder:
+    """What is measured.
+
+    Attributes:
+        kind: `fisher` or `gram`.
+        expert: The expert's checkpoint.
+        task: Its prepared folder.
+        head: Its head's file; a Gram needs none, and neither does a task without a head.
+        architecture: Of an image encoder; or the file of a base that says itself what it is, as of texts.
+        samples: Examples, drawn without replacement; all where there are fewer.
+        split: Whose examples; their labels are not used. Test is refused.
+        labels: For `fisher`: one label per example, drawn from the model, or all classes.
+        seed: Of the drawn examples and labels.
+        batch_size: For `gram`: examples per forward pass.
+        device: cpu, cuda ...
+    """
+
+    kind: Kind
+    expert: str
+    task: str
+    architecture: str
+    head: str | None = None
+    samples: int = 256
+    split: str = "train"
+    labels: Labels = "sampled"
+    seed: int = 0
+    batch_size: int = 32
+    device: str = "cpu"
+
+
+def write_statistic(
+    order: StatisticOrder, out: str | Path, progress: Progress | None = None, *, force: bool = False
+) -> tuple[str, int]:
+    """Measure a statistic and write it as safetensors, with what made it in the metadata.
+
+    Args:
+        order: what to measure, of which expert, on what.
+        out: the safetensors file to write.
+        progress: called with the examples done and in all.
+        force: whether a file that mergeflow did not make may be replaced; an input never is.
+
+    Returns:
+        The file's fingerprint and the number of examples used.
+
+    Raises:
+        MergeflowError: as `check_order`, inputs that are missing or do not fit, or a result that is not finite.
+    """
+    check_order(order, Path(out), force)
+    model, examples = (_recorded if is_recorded(order.architecture) else _pictured)(order)
+    with open_checkpoint(order.expert) as state:
+        model.load(state)
+        source, infos = fingerprint(state), infos_of(state)
+    if order.kind == "gram":
+        found = input_grams(model, examples, batch_size=forward_rows(order), progress=progress)
+    else:
+        found = diagonal_fisher(model, examples, labels=order.labels, seed=order.seed, progress=progress)
+        # Floating-point buffers have no gradient: zero, so that they are averaged.
+        buffers = {name: info for name, info in infos.items() if info.dtype.is_floating_point and name not in found}
+        found |= {name: torch.zeros(info.shape) for name, info in buffers.items()}
+    _check_finite(order, found)
+    record = {
+        "kind": order.kind,
+        "expert": source,
+        "samples": str(len(examples)),
+        "split": order.split,
+        "seed": str(order.seed),
+        **({"labels": order.labels} if order.kind == "fisher" else {}),
+    }
+    return write_checkpoint(out, found, record), len(examples)
+
+
+def forward_rows(order: StatisticOrder) -> int:
+    """Return the examples of one forward pass of a Gram: beside longer texts padding would count as tokens."""
+    return 1 if is_recorded(order.architecture) else order.batch_size
+
+
+def _recorded(order: StatisticOrder) -> tuple[Model, Predictions]:
+    """Return the model of a base that says itself what it is, and the drawn examples."""
+    modality, model = open_recorded(order.architecture, order.device)
+    name = Path(order.task).name
+    if order.kind == "gram":
+        examples = modality.open(name, Path(order.task), order.split, None, torch.device(order.device))
+    else:
+        examples = open_headed(modality, name, order.task, order.split, order.head, order.device)
+    return model, Subset(examples, _drawn(order, len(examples)))
+
+
+def _pictured(order: StatisticOrder) -> tuple[Model, Predictions]:
+    """Return the image tower of an architecture, and the drawn examples."""
+    clip = open_model(order.architecture, order.device)
+    head = None
+    if order.head is not None:
+        head = load_head(order.head)
+        check_head(order.task, head, load_split(order.task, order.split).class_names, clip)
+    return image_model(clip), draw_examples(order, clip.image_size, head)
+
+
+def _drawn(order: StatisticOrder, count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(order.seed))[: order.samples]
+
+
+def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
+    """Refuse what cannot be measured, before anything is read.
+
+    Args:
+        order: what to measure.
+        out: the file to write.
+        force: whether a file that mergeflow did not make may be replaced.
+
+    Raises:
+        MergeflowError: a device that is not there, the test split, a number below 1, or a file that cannot be written,
+            is an input, or was made by somebody else.
+    """
+    check_device(order.device)
+    if order.split == "test":
+        raise MergeflowError("statistics that shape a merge are never taken from test: use train or validation.")
+    if order.samples < 1 or order.batch_size < 1:
+        raise MergeflowError(f"samples and batch_size are at least 1, found {order.samples} and {order.batch_size}.")
+    if order.kind == "fisher" and order.head is None and not is_recorded(order.architecture):
+        raise MergeflowError("the Fisher information needs the task's head: give --head.")
+    inputs = {"expert": order.expert, "task": order.task}
+    inputs |= {"head": order.head} if order.head is not None else {}
+    inputs |= {"architecture": order.architecture} if is_recorded(order.architecture) else {}
+    check_estimate(out, inputs, force)
+
+
+def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> Classification:
+    """Return examples of a prepared split in an order drawn from the seed.
+
+    Args:
+        order: names the task, the split, how many examples, and the seed.
+        image_size: the side that the model takes, in pixels.
+        head: of the task; None where the estimate needs none.
+
+    Raises:
+        MergeflowError: the images have another size than the model takes.
+    """
+    split = load_split(order.task, order.split)
+    if split.images.shape[1] != image_size:
+        raise MergeflowError(
+            f"'{order.task}' holds images of {split.images.shape[1]} pixels a side, but the model takes {image_size}: "
+            "prepare the task again with that size."
+        )
+    chosen = _drawn(order, len(split)).numpy()
+    images, labels = torch.from_numpy(split.images[chosen]), torch.from_numpy(split.labels[chosen])
+    head = head if head is None else head.to(order.device)
+    return Classification(order.task, images, labels.to(order.device), head)  # batches alone go to the device
+
+
+def _check_finite(order: StatisticOrder, found: dict[str, Tensor]) -> None:
+    for name, value in found.items():
+        if not bool(value.isfinite().all()):
+            raise MergeflowError(f"the {order.kind} of '{order.expert}' is not finite in '{name}': check the expert.")
