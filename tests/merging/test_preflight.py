@@ -8,6 +8,9 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
+from mergeflow.merging.architectures import settings
+from mergeflow.merging.architectures.blocks import check_alike
+from mergeflow.merging.preflight.configs import config_findings
 from mergeflow.merging.preflight.licences import merged_licence
 from mergeflow.merging.vocabulary.named_templates import NAMED
 from tests.merging.model_folders import OTHER, TEXT, llama, permuted, save, tokenizer
@@ -77,6 +80,69 @@ def test_the_same_setting_of_another_version_is_the_same(pair):
     edit(pair / "a/config.json", rope_parameters="remove", rope_theta=10000, rope_scaling=None, torch_dtype="float32")
     edit(pair / "a/config.json", transformers_version="4.38.0", use_cache=False, attention_dropout=0.1)
     assert said(pair) == []
+
+
+# model_type, the setting that one side leaves out, its class's default, and another value.
+LEFT_OUT = [
+    ("llama", {"rope_theta": 10000.0}, {"rope_theta": 1e6}, "rope_theta"),
+    ("llama", {"rope_scaling": None}, {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling"),
+    ("llama", {"rope_scaling": None}, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
+    ("llama", {"rope_parameters": {"rope_theta": 1e4}}, {"rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
+    ("llama", {"hidden_act": "silu"}, {"hidden_act": "gelu"}, "hidden_act"),
+    ("bert", {"hidden_act": "gelu"}, {"hidden_act": "relu"}, "hidden_act"),
+    ("mistral", {"sliding_window": 4096}, {"sliding_window": 128}, "sliding_window"),
+    ("qwen2", {"use_sliding_window": False}, {"use_sliding_window": True, "sliding_window": 32}, "use_sliding_window"),
+    ("gemma2", {"attn_logit_softcapping": 50.0}, {"attn_logit_softcapping": 10.0}, "attn_logit_softcapping"),
+    ("gemma2", {"query_pre_attn_scalar": 256}, {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar"),
+    ("mixtral", {"num_experts_per_tok": 2}, {"num_experts_per_tok": 1}, "num_experts_per_tok"),
+    ("gpt_neox", {"rotary_pct": 0.25}, {"rotary_pct": 1.0}, "rope_scaling|rotary_pct"),
+    ("t5", {"relative_attention_max_distance": 128}, {"relative_attention_max_distance": 64}, "relative_attention_max"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "default", "other", "subject"), LEFT_OUT)
+def test_a_setting_left_out_is_its_class_s_default(kind, default, other, subject):
+    """Whatever one config.json left out was not compared at all."""
+    plain = {"model_type": kind, "hidden_size": 64}
+
+    def refused_with(a, b):
+        return [one.text for one in config_findings({**plain, **a}, {"a": {**plain, **b}}, {}) if one.refused]
+
+    assert refused_with({}, default) == refused_with(default, {}) == []
+    for one in (refused_with({}, other), refused_with(other, {})):
+        assert any(re.match(subject, line) and "(left out, " in line for line in one), one
+    assert any(re.match(subject, line) for line in refused_with(default, other))
+
+
+def test_a_number_left_out_that_is_no_meaning_is_warned_of():
+    found = config_findings({"model_type": "llama"}, {"a": {"model_type": "llama", "rms_norm_eps": 1e-3}}, {})
+    assert [one.text for one in found] == ["rms_norm_eps: base 1e-06 (left out, LlamaConfig's default); 'a' 0.001"]
+
+
+def test_a_setting_whose_default_nobody_here_knows_is_told(monkeypatch):
+    pair = {"model_type": "llama"}, {"a": {"model_type": "llama", "rope_theta": 1e6, "custom": 3}}
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    (one,) = config_findings(*pair, {})
+    assert one.text == (
+        "rope_theta: 'a' 1000000.0; base leaves it out: not compared, no transformers here that knows the default"
+    )
+    assert not one.refused
+
+
+def test_forms_of_both_versions_of_transformers_are_the_same_setting():
+    old = {"model_type": "qwen2", "rope_theta": 1e6, "use_sliding_window": False, "sliding_window": 4096}
+    new = {
+        "model_type": "qwen2",
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 32,
+    }
+    assert not [one for one in config_findings(old, {"a": new}, {}) if one.refused]
+    two = {"num_hidden_layers": 2}
+    check_alike({"old": old | two, "new": new | two | {"layer_types": ["full_attention"] * 2}}, "num_hidden_layers")
+    with pytest.raises(MergeflowError, match=r"rope_theta is 10000.0 in 'b' and 1000000.0 in 'a'"):
+        check_alike({"a": old | two, "b": {"model_type": "qwen2"} | two}, "num_hidden_layers")
 
 
 def test_other_settings_are_warned_of_experts_together(pair):

@@ -7,6 +7,7 @@ from typing import Any
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Config
+from mergeflow.merging.architectures.settings import comparable
 
 BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
 # Families of decoders in which a block does not depend on its index, but for what the tables below say.
@@ -110,13 +111,15 @@ def check_alike(configs: Mapping[str, Config], key: str) -> None:
     Raises:
         MergeflowError: All keys that differ, with their values.
     """
-    (first, own), *others = configs.items()
+    settings, classes = comparable(configs, lambda name: not _FREE.search(name.split(".")[-1]))
+    (first, own), *others = settings.items()
     faults = []
     for path, config in others:
-        for name in sorted({*own, *config}):
+        # A class passes over a setting that only one side has beside its defaults.
+        for name in sorted(own.keys() & config.keys() if classes else {*own, *config}):
             a, b = own.get(name), config.get(name)
             per_block = isinstance(a, list) and isinstance(b, list) and (len(a), len(b)) == (own[key], config.get(key))
-            if a != b and name != key and not per_block and not _FREE.search(name):
+            if a != b and name != key and not per_block and not _FREE.search(name.split(".")[-1]):
                 faults.append(f"{name} is {b!r:.60} in '{path}' and {a!r:.60} in '{first}'")
     if faults:
         listed = "\n  - ".join(faults)

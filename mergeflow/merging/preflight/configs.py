@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mergeflow.merging.preflight.findings import Finding, difference
+from mergeflow.merging.architectures.cuts import Config
+from mergeflow.merging.architectures.settings import comparable, flattened
+from mergeflow.merging.preflight.findings import Default, Finding, difference
 
-Config = Mapping[str, Any]
 # Bookkeeping and training: no output of the merged model depends on it. Sizes of vocabularies and ids of tokens are
 # compared with the tokenizers.
 _IGNORED = re.compile(
@@ -24,59 +25,61 @@ _MEANING = re.compile(
     r"|num_experts_per_tok|num_experts_per_token|moe_top_?k|norm_topk_prob|routed_scaling_factor|scoring_func|topk_\w+"
     r"|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale|scale_\w+|scale_embedding"
     r"|position_embedding_type|alibi|relative_attention\w*|layer_types|use_parallel_residual|parallel_attn|multi_query"
-    r"|new_decoder_architecture|clip_qkv|id2label"
+    r"|new_decoder_architecture|clip_qkv|id2label|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
 )
 _LABELS = re.compile(r"(?:^|\.)(?:classifier|score|classification_head|qa_outputs)\b")
 
 
 def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mapping[str, Any]) -> list[Finding]:
-    """Return how the experts' settings differ from the base's.
-
-    A setting that one config.json leaves out may have its default there, so it is compared where both have it.
+    """Return how the experts' settings differ from the base's; what a config.json leaves out has its class's default.
 
     Args:
         base: The base's config.json; {} where there is none.
         experts: The experts' by name.
         tensors: The base's tensors by name.
     """
-    own, others = _flat(base), {name: _flat(config) for name, config in experts.items()}
+    experts = {name: config for name, config in experts.items() if config}
+    if not base or not experts:
+        return []
     labelled = any(_LABELS.search(name) for name in tensors)
+
+    def counts(key: str) -> bool:
+        last = _last(key)
+        return not (_IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled))
+
+    names = {"": base, **experts}  # no expert has an empty name
+    given = {name: flattened(config) for name, config in names.items()}
+    settings, classes = comparable(names, counts)
+    own = settings.pop("")
     found = []
-    for key in sorted({key for config in others.values() for key in config} & own.keys()):
-        last = key.split(".")[-1] if not key.startswith("rope_") else key
-        if _IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled):
+    for key in sorted({key for config in settings.values() for key in config} | own.keys()):
+        if not counts(key):
             continue
-        unlike = {name: config[key] for name, config in others.items() if key in config and config[key] != own[key]}
+        meaning = bool(_MEANING.fullmatch(_last(key)))
+        unlike = {
+            name: Default(one[key], classes.get(name, "")) if key not in given[name] else one[key]
+            for name, one in settings.items()
+            if key in one and key in own and one[key] != own[key]
+        }
         if unlike:
-            found.append(difference(key, own[key], unlike, bool(_MEANING.fullmatch(last))))
+            mine = Default(own[key], classes.get("", "")) if key not in given[""] else own[key]
+            found.append(difference(key, mine, unlike, meaning))
+        elif meaning and not classes:
+            found += _not_compared(key, own, settings)
     return found
 
 
-def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Return settings by dotted names, the rotary embedding's under the same names whatever version wrote them."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if key in ("rope_scaling", "rope_parameters", "rope_theta"):
-            continue
-        if isinstance(value, Mapping) and key not in ("id2label", "label2id"):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found | {f"{prefix}{key}": value for key, value in _rotary(config).items()}
+def _not_compared(key: str, own: Config, experts: Mapping[str, Config]) -> list[Finding]:
+    """Return that a setting is left out in some config.json, and that nothing here knows the default."""
+    values = {"base": own.get(key), **{f"'{name}'": config.get(key) for name, config in experts.items()}}
+    out = [name for name, config in (("base", own), *((f"'{n}'", c) for n, c in experts.items())) if key not in config]
+    written = {name: value for name, value in values.items() if value not in (None, "default")}
+    if not out or not written:
+        return []
+    told = "; ".join(f"{name} {value!r:.60}" for name, value in written.items())
+    reason = "no transformers here that knows the default" if own.get("model_type") else "config.json has no model_type"
+    return [Finding(key, f"{key}: {told}; {', '.join(out)} leaves it out: not compared, {reason}")]
 
 
-def _rotary(config: Config) -> dict[str, Any]:
-    """Return θ and the scaling; a model with a rotary embedding and no scaling has the type `default`."""
-    parameters = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or parameters
-    theta = config.get("rope_theta", parameters.get("rope_theta"))
-    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
-        return {"rope_parameters": scaling}  # of each kind of layer its own
-    if theta is None and not scaling and not config.get("rope_scaling"):
-        return {}
-    given = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
-    kind = given.pop("rope_type", scaling.get("type", "default"))
-    return {
-        **({} if theta is None else {"rope_theta": float(theta)}),
-        "rope_scaling": kind if not given else {"rope_type": kind, **dict(sorted(given.items()))},
-    }
+def _last(key: str) -> str:
+    return key if key.startswith("rope_") else key.split(".")[-1]

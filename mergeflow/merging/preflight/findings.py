@@ -41,7 +41,17 @@ def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool
     return Finding(subject, f"{subject}: base {_short(base)}; {listed}{way_out}", refused)
 
 
+@dataclass(frozen=True)
+class Default:
+    """A setting that config.json leaves out, as the class of the model has it."""
+
+    value: Any
+    cls: str
+
+
 def _short(value: Any) -> str:
+    if isinstance(value, Default):
+        return f"{_short(value.value)} (left out, {value.cls}'s default)"
     text = repr(value) if isinstance(value, str) else "none" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 

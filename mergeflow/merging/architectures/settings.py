@@ -1,0 +1,102 @@
+"""Settings of config.json in one form, whatever version of transformers wrote them and whichever were left out."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from importlib.util import find_spec
+from typing import Any
+
+from mergeflow.merging.architectures.cuts import Config
+
+
+def comparable(
+    configs: Mapping[str, Config], counts: Callable[[str], bool]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return the settings of models by dotted names, and the classes whose defaults fill what was left out.
+
+    transformers, which is slow to import, is asked only where a setting that counts is missing on one side.
+
+    Args:
+        configs: config.json of each model.
+        counts: Whether the setting of a name counts.
+
+    Returns:
+        The settings of each model, and its class; no classes where the settings are as they were read.
+    """
+    flat = {name: flattened(config) for name, config in configs.items()}
+    keys = {key for one in flat.values() for key, value in one.items() if value is not None and counts(key)}
+    if all(key in one for key in keys for one in flat.values()):
+        return flat, {}
+    filled = {name: _filled(config) for name, config in configs.items()}
+    whole = {name: one for name, one in filled.items() if one is not None}
+    if len(whole) < len(configs):
+        return flat, {}
+    return {name: flattened(one) for name, (one, _) in whole.items()}, {name: cls for name, (_, cls) in whole.items()}
+
+
+def _filled(config: Config) -> tuple[Config, str] | None:
+    """Return a config.json with the defaults of its class, and the class; None where transformers cannot say them."""
+    if find_spec("transformers") is None:
+        return None
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        return None
+    with _silence():
+        try:
+            made = CONFIG_MAPPING[str(kind)].from_dict(deepcopy(dict(config)))
+            return json.loads(json.dumps(made.to_dict(), default=str)), type(made).__name__
+        except Exception:  # whatever a class says of settings that it does not like: then they are compared as they are
+            return None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep back what transformers logs of the settings that it reads."""
+    log = logging.getLogger("transformers")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
+    """Return settings by dotted names, the rotary embedding's under the same names whatever version wrote them.
+
+    Example:
+        >>> flattened({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "vision": {"depth": 2}})
+        {'vision.depth': 2, 'rope_theta': 10000.0, 'rope_scaling': 'default'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in ("rope_scaling", "rope_parameters", "rope_theta"):
+            continue
+        if isinstance(value, Mapping) and key not in ("id2label", "label2id"):
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    if config.get("use_sliding_window") is False:
+        found |= {f"{prefix}{key}": None for key in ("sliding_window", "max_window_layers") if key in config}
+    return found | {f"{prefix}{key}": value for key, value in _rotary(config).items()}
+
+
+def _rotary(config: Config) -> dict[str, Any]:
+    """Return θ and the scaling; a model with a rotary embedding and no scaling has the type `default`."""
+    parameters = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or parameters
+    theta = config.get("rope_theta", parameters.get("rope_theta"))
+    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
+        return {"rope_parameters": scaling}  # of each kind of layer its own
+    if theta is None and not scaling and not config.get("rope_scaling"):
+        return {}
+    given = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
+    kind = given.pop("rope_type", scaling.get("type", "default"))
+    return {
+        **({} if theta is None else {"rope_theta": float(theta)}),
+        "rope_scaling": kind if not given else {"rope_type": kind, **dict(sorted(given.items()))},
+    }
