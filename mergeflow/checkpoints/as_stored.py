@@ -49,14 +49,16 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
 
 
 def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: LazyStateDict) -> LazyStateDict:
-    """Return a state under the names of the base's file, where its own are those that the model has in memory.
+    """Return a state under the names of the base's file, where both are the same tensors in memory.
 
     transformers' tables are asked, and only where names are strange otherwise, because it is slow to import.
     """
     known = {*base, *(loaded_name(config, name) for name in base)}
     strange = [name for name in state if loaded_name(config, name) not in known and not name.endswith(EXPERT_STACKS)]
-    loaded = names_in_memory(config, base) if strange else {}
-    names = {name: loaded[name] for name in strange if name in loaded and loaded[name] not in state}
+    if not strange:
+        return state
+    wanted, own = names_in_memory(config, base), names_in_memory(config, strange)
+    names = {name: wanted[loaded] for loaded, name in own.items() if wanted.get(loaded, name) not in state}
     return view(state, list(state), rename=names) if names else state
 
 

@@ -14,7 +14,9 @@ from mergeflow.checkpoints.fingerprint import blocks
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.quantised import check_not_quantised
 from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.checkpoints.ties import may_be_tied
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +60,7 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
 
 
 _UNKNOWN = "has {}, unknown to the base"
+_OTHER_SHAPE = "has {} of shape "
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class _Mismatch:
     tensor: str
     what: str
     partial: bool = False
+    shape: tuple[int, ...] = ()
 
 
 def pattern_of(name: str) -> str:
@@ -91,6 +95,11 @@ def _told(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> str:
 
 def _hint(one: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
     """Return what an unknown tensor may be; once for a pattern, because 18000 experts by 300 names take minutes."""
+    if one.what.startswith(_OTHER_SHAPE):
+        rows, columns = one.shape[:1], one.shape[1:]
+        own = expected[one.tensor].shape
+        more = len(one.shape) == 2 and columns == own[1:] and rows > own[:1] and may_be_tied(one.tensor, one.tensor)
+        return "; its rows are of more tokens: `tokenizer_source: union` in a recipe keeps them" if more else ""
     if one.what != _UNKNOWN:
         return ""
     if one.partial and one.tensor.endswith("lm_head.weight"):
@@ -108,9 +117,8 @@ def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[
             if not partial:
                 faults.append(_Mismatch(expert, name, f"lacks {{}} {list(info.shape)}"))
         elif found[name].shape != info.shape:
-            faults.append(
-                _Mismatch(expert, name, f"has {{}} of shape {list(found[name].shape)}, base has {list(info.shape)}")
-            )
+            shapes = f"{list(found[name].shape)}, base has {list(info.shape)}"
+            faults.append(_Mismatch(expert, name, _OTHER_SHAPE + shapes, partial, found[name].shape))
         elif not partial and found[name].dtype != info.dtype and not _both_floating(found[name], info):
             faults.append(_Mismatch(expert, name, f"has {{}} of {found[name].dtype}, base has {info.dtype}"))
     return faults + [_Mismatch(expert, name, _UNKNOWN, partial) for name in found if name not in expected]
@@ -130,6 +138,13 @@ def check_finite(name: str, state: Mapping[str, Tensor]) -> None:
         tensor = state[tensor_name]
         if tensor.is_floating_point() and not all(all_finite(part) for part in blocks(tensor)):
             raise not_finite(name, tensor_name)
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors [...] of one type hold the same values; torch compares no eight-bit floats."""
+    if a.is_floating_point() and a.dtype.itemsize == 1:
+        a, b = a.float(), b.float()
+    return torch.equal(a, b)
 
 
 def all_finite(part: Tensor) -> bool:

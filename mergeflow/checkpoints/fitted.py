@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,19 +11,21 @@ from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapted import DoraEntry, TokensEntry
 from mergeflow.checkpoints.as_stored import as_stored
-from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.checks import check_compatible, infos_of, same_values
 from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.conv1d import oriented
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
-from mergeflow.checkpoints.ties import head_and_embedding
+from mergeflow.checkpoints.ties import head_and_embedding, may_be_tied
 from mergeflow.checkpoints.views import view
 from mergeflow.errors import MergeflowError
-from mergeflow.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# The length of a weight under weight norm, as torch and older versions of it name it.
+_NORMED = (".parametrizations.weight.original0", ".weight_g")
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,12 @@ def fit_inputs(
     left_out = frozenset(name for name in names if _any(name, ignore) or (only and not _any(name, only)))
     if left_out:
         states = {name: view(state, [n for n in state if n not in left_out]) for name, state in states.items()}
+    states = {name: _with_buffers_of(name, base, state, left_out, notes) for name, state in states.items()}
     base, states = _with_ties(base, states, left_out, notes)
     states = {name: bound(base, state) for name, state in states.items()}
     if missing == "base":
         states = {name: _completed(name, base, state, left_out, notes) for name, state in states.items()}
-    return Fitted(base, states, left_out & set(base), (*notes, *_types(base, states)))
+    return Fitted(base, states, left_out & set(base), (*notes, *_types(base, states), *_weight_norms(base, left_out)))
 
 
 def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str]:
@@ -154,6 +158,47 @@ def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, note
         fits = {name: prefix + name if prefix + name in base else name for name in state}
         return view(state, list(state), rename=fits)
     return state
+
+
+# Tensors that a class computes and some versions of it store: they say nothing that was learned.
+_BUFFERS = re.compile(
+    r"(?:^|\.)(?:position_ids|token_type_ids|inv_freq|original_inv_freq|masked_bias|relative_position_index|"
+    r"relative_coords_table|attn_mask|causal_mask|num_batches_tracked|_float_tensor)$"
+)
+_MASK = re.compile(r"\.(?:attn|attention|attn\.attention)\.bias$")  # GPT-2's causal mask, [1, 1, n, n]
+
+
+def _is_buffer(name: str, info: TensorInfo) -> bool:
+    square = len(info.shape) == 4 and info.shape[:2] == (1, 1) and info.shape[2] == info.shape[3]
+    return bool(_BUFFERS.search(name)) or (square and bool(_MASK.search(name)))
+
+
+def _with_buffers_of(
+    expert: str, base: LazyStateDict, state: LazyStateDict, left_out: frozenset[str], notes: list[str]
+) -> LazyStateDict:
+    """Leave out buffers that the base lacks, and take those that the expert lacks from the base."""
+    strange = [name for name in state if name not in base and _is_buffer(name, state.infos[name])]
+    lacking = [] if state.is_task_vector else [name for name in base if name not in state and name not in left_out]
+    lacking = [name for name in lacking if _is_buffer(name, base.infos[name])]
+    for names, what in ((strange, "left out"), (lacking, "the base's")):
+        if names:
+            more = f" and {len(names) - 1} more buffers" if len(names) > 1 else ", a buffer,"
+            notes.append(f"'{names[0]}'{more} of '{expert}' {'are' if len(names) > 1 else 'is'} {what}")
+    state = view(state, [name for name in state if name not in strange]) if strange else state
+    return _with_those_of(base, state, lacking) if lacking else state
+
+
+def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[str]) -> LazyStateDict:
+    entries = {**state.entries, **{name: base.entries[name] for name in names}}
+    infos = {**state.infos, **{name: base.infos[name] for name in names}}
+    return view(state, list(entries), entries, infos)
+
+
+def _weight_norms(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
+    """Say that weights of weight norm are merged as their length and direction, and not as the product of the two."""
+    found = [name for name in base if name.endswith(_NORMED) and name not in left_out]
+    return [f"lengths and directions of {len(found)} weights with weight norm, such as '{found[0]}', are merged apart: "
+            "the result is near the merged weights, not equal to them"] if found else []  # fmt: skip
 
 
 def _with_ties(
@@ -250,13 +295,17 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
 
 
 def _twin(state: LazyStateDict, name: str, known: Collection[str]) -> str | None:
-    """Return a name that `known` has too whose tensor in `state` is that of `name` once more: noted, or by value."""
+    """Return a name that `known` has too whose tensor in `state` is that of `name` once more.
+
+    The file says so; or the two hold the same values and are a head and an embedding, which some models tie. Other
+    tensors may be equal by chance, as norms are before training.
+    """
     info, first = state.infos[name], state.tied.get(name, name)
     for other in known:
         if other == name or other not in state or state.infos[other] != info or not info.numel:
             continue
         noted = state.tied.get(other, other) == first
-        if noted or _equal(state.entries[name], state.entries[other], info.numel):
+        if noted or (may_be_tied(name, other) and _equal(state.entries[name], state.entries[other], info.numel)):
             return other
     return None
 
@@ -264,7 +313,7 @@ def _twin(state: LazyStateDict, name: str, known: Collection[str]) -> str | None
 def _equal(a: Entry, b: Entry, count: int) -> bool:
     """Whether two tensors hold the same values; block by block, so that unequal ones cost one read each."""
     spans = ((start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
-    return all(torch.equal(a.read(*span), b.read(*span)) for span in spans)
+    return all(same_values(a.read(*span), b.read(*span)) for span in spans)
 
 
 def _completed(
@@ -276,6 +325,4 @@ def _completed(
         return state
     more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     notes.append(f"'{lacking[0]}'{more}, which '{expert}' lacks, {'are' if more else 'is'} the base's")
-    entries = {**state.entries, **{name: base.entries[name] for name in lacking}}
-    infos = {**state.infos, **{name: base.infos[name] for name in lacking}}
-    return view(state, list(entries), entries, infos)
+    return _with_those_of(base, state, lacking)

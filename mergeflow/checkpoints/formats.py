@@ -10,6 +10,7 @@ from mergeflow.checkpoints.lora import ADAPTER_CONFIG, open_adapter
 from mergeflow.checkpoints.mistaken import mistaken
 from mergeflow.checkpoints.pickles import is_pickle, open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
+from mergeflow.checkpoints.views import unwrap
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -52,9 +53,13 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
             return open_checkpoint(from_hub(str(path)))
     except OSError as error:  # no permission to look, or a name that is too long
         raise MergeflowError(f"cannot read checkpoint '{place}': {error.strerror}. Check the path.") from None
-    if place.name.endswith(_INDEX_SUFFIX):
-        return _open_index(place)
-    return open_pickle(place) if is_pickle(place) else open_safetensors(place)
+    state = _open_index(place) if place.name.endswith(_INDEX_SUFFIX) else _open_file(place)
+    unwrap(state)
+    return state
+
+
+def _open_file(path: Path) -> LazyStateDict:
+    return open_pickle(path) if is_pickle(path) else open_safetensors(path)
 
 
 def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
@@ -111,7 +116,7 @@ def _open_index(index: Path) -> LazyStateDict:
                 raise MergeflowError(f"index '{index}' names the shard '{shard}', which is not a file of its folder.")
             if not (index.parent / shard).is_file():
                 raise MergeflowError(f"index '{index}' names the shard '{shard}', which is missing. Copy it there.")
-            shards[shard] = open_checkpoint(index.parent / shard)
+            shards[shard] = _open_file(index.parent / shard)
         return _joined(index, places, shards)
     except BaseException:
         for state in shards.values():

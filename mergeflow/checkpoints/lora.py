@@ -13,6 +13,7 @@ from mergeflow.checkpoints.dtype import FLOAT32
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.pickles import open_pickle
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
+from mergeflow.checkpoints.views import unwrap
 from mergeflow.errors import MergeflowError
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -39,6 +40,8 @@ _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
 _WRAPPED = ".base_layer."
+# With a vocabulary that was extended PEFT stores retrained tables three times: plainly, in a wrapper, and as before.
+_RETRAINED, _BEFORE = ".modules_to_save.", re.compile(r"\.original_module\.|\.token_adapter\.base_layer\.")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
 INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
 # Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
@@ -62,6 +65,7 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> LazyStateDict:
     if not weights.exists() and not pickled.exists():
         raise MergeflowError(f"adapter folder '{folder}' holds neither {weights.name} nor {pickled.name}.")
     stored = open_safetensors(weights) if weights.exists() else open_pickle(pickled)
+    unwrap(stored)
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
     absolute = set()
@@ -82,13 +86,8 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> LazyStateDict:
             weight = f"{target.removesuffix(_TOKENS)}.weight"
             entries[weight], infos[weight] = _tokens(stored, name, config)
             absolute.add(weight)
-        elif not target.endswith((_B, _EMBEDDING_B, _OF_TRAINING, *_MAGNITUDES)):
-            if "lora_" in target or "trainable_tokens" in target:
-                raise MergeflowError(
-                    f"adapter '{folder}' holds '{name}': only LoRA and DoRA of linear weights and embeddings can be "
-                    "merged. Merge the adapter into its base first."
-                )
-            plain = target.replace(_WRAPPED, ".")
+        elif not target.endswith((_B, _EMBEDDING_B, _OF_TRAINING, *_MAGNITUDES)) and not _BEFORE.search(target):
+            plain = _whole_name(stored, target)
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
                 absolute.add(plain)
@@ -96,6 +95,16 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> LazyStateDict:
         raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
     files = stored.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
+
+
+def _whole_name(stored: LazyStateDict, target: str) -> str:
+    """Return the base's name of a tensor that an adapter stores whole: a retrained module's, a bias, a copy."""
+    if "lora_" in target or "trainable_tokens" in target:
+        raise MergeflowError(
+            f"adapter '{stored.path}' holds '{target}': only LoRA and DoRA of linear weights and embeddings can be "
+            "merged. Merge the adapter into its base first."
+        )
+    return target.replace(_WRAPPED, ".").replace(_RETRAINED, ".")
 
 
 def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) -> tuple[Entry, bool]:
@@ -226,7 +235,7 @@ def _experts(stored: LazyStateDict, name: str, stack: str, config: dict[str, Any
 
 
 def _tokens(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[TokensEntry, TensorInfo]:
-    """Return the retrained rows of an embedding, and its shape as far as the adapter tells: up to the last of them."""
+    """Return the retrained rows of an embedding, and its shape: that of its copy, else up to the last row of them."""
     given, module = config.get("trainable_token_indices"), name.removesuffix(_TOKENS)
     if isinstance(given, dict):
         given = next((own for end, own in given.items() if module.endswith(end)), None)
@@ -237,8 +246,10 @@ def _tokens(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[T
             f"adapter '{stored.path}': '{name}' {list(shape)} has not one row for each token of "
             f"`trainable_token_indices` ({given!r:.60}) in its configuration."
         )
-    height = max(tokens, default=0) + 1
-    return TokensEntry(stored.entries[name], tuple(tokens), shape[1]), TensorInfo((height, shape[1]), FLOAT32)
+    copy = f"{name.removesuffix(_TOKENS)}.token_adapter.base_layer.weight"
+    height = stored.infos[copy].shape[0] if copy in stored else max(tokens, default=0) + 1
+    entry = TokensEntry(stored.entries[name], tuple(tokens), shape[1], stored.entries.get(copy))
+    return entry, TensorInfo((height, shape[1]), FLOAT32)
 
 
 def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[int, float]:

@@ -34,6 +34,15 @@ _LISTED = re.compile(r"^(.*\.experts)\.(\d+)\.(w[123]|gate_proj|up_proj|down_pro
 _PARTS = {"gate_up_proj": (("w1", "w3"), ("gate_proj", "up_proj")), "down_proj": (("w2",), ("down_proj",))}
 
 
+# Older names of any architecture: layer norms of TensorFlow's BERT, and weight norm before torch 2.
+_OLDER = (
+    (re.compile(r"(?<=\.)LayerNorm\.gamma$"), "LayerNorm.weight"),
+    (re.compile(r"(?<=\.)LayerNorm\.beta$"), "LayerNorm.bias"),
+    (re.compile(r"(?<=\.)weight_g$"), "parametrizations.weight.original0"),
+    (re.compile(r"(?<=\.)weight_v$"), "parametrizations.weight.original1"),
+)
+
+
 def loaded_name(config: Mapping[str, Any], name: str) -> str:
     """Return the name by which transformers 5 has a tensor of a file in memory.
 
@@ -43,6 +52,8 @@ def loaded_name(config: Mapping[str, Any], name: str) -> str:
     """
     for stored, loaded in _LOADED.get(str(config.get("model_type")), ()):
         name = name.replace(stored, loaded) if stored in f".{name}" else name
+    for older, loaded in _OLDER:
+        name = older.sub(loaded, name)
     return name
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 # Keys under which training runs keep a model's state dict, in order of preference; `module` is DeepSpeed's.
 _NESTED = ("state_dict", "model_state_dict", "model", "module")
-_PREFIX = "module."
 
 
 def is_pickle(path: Path) -> bool:
@@ -109,8 +108,6 @@ def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
     (state,) = states.values()
     if any(value.layout != torch.strided or value.is_quantized for value in state.values()):
         raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
-    if all(name.startswith(_PREFIX) for name in state):
-        return {name.removeprefix(_PREFIX): value for name, value in state.items()}
     return dict(state)
 
 

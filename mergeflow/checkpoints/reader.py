@@ -204,6 +204,18 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         if isinstance(entry, FileEntry):
             entry.read_ahead(start, stop)
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give tensors other names, by their old ones; those that are not among them keep theirs."""
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        self.infos = {new(name): info for name, info in self.infos.items()}
+        self.entries = {new(name): entry for name, entry in self.entries.items()}
+        self.tied = {new(name): new(first) for name, first in self.tied.items()}
+        self.absolute = frozenset(map(new, self.absolute))
+        self.shards = tuple(tuple(map(new, held)) for held in self.shards)
+
     def detach_files(self) -> tuple[OpenFile, ...]:
         """Hand the open files over to another state dict that shares the entries."""
         files, self._files = self._files, ()

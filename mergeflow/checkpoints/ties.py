@@ -60,6 +60,26 @@ def _embedding(names: Collection[str]) -> str | None:
     return next((name for name in words if name.endswith("shared.weight")), min(words, default=None))
 
 
+_HEADS = {"lm_head", "output", "head", *_MASKED.values(), *_GENERATING.values()}
+
+
+def may_be_tied(a: str, b: str) -> bool:
+    """Whether two names are among a language model's head, embeddings of words, and biases of the head.
+
+    Example:
+        >>> may_be_tied("lm_head.weight", "model.embed_tokens.weight"), may_be_tied("h.0.ln.weight", "h.1.ln.weight")
+        (True, False)
+    """
+    return _is_table(a) and _is_table(b)
+
+
+def _is_table(name: str) -> bool:
+    module, _, end = name.rpartition(".")
+    head = any(f".{module}".endswith(f".{one}") for one in _HEADS)
+    biased = any(f".{one}".endswith(f".{module}.decoder") or f".{module}".endswith(f".{one}") for one in _HEADS)
+    return bool(_WORDS.search(name)) or (head and end == "weight") or (biased and end == "bias")
+
+
 def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
     """Return the names of weights that transformers ties to a stored one, each with that one's name.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
+from mergeflow.errors import MergeflowError
 
 
 def view(
@@ -29,14 +31,37 @@ def view(
     entries, infos, rename = entries or state.entries, infos or state.infos, rename or {}
     ties = state.tied if tied is None else tied
     chosen = set(names)
-    return LazyStateDict(
+    made = LazyStateDict(
         state.path,
-        {rename.get(name, name): entries[name] for name in names},
-        {rename.get(name, name): infos[name] for name in names},
+        {name: entries[name] for name in names},
+        {name: infos[name] for name in names},
         state.metadata,
         is_task_vector=state.is_task_vector,
-        tied={rename.get(n, n): rename.get(m, m) for n, m in ties.items() if n in chosen and m in chosen},
-        absolute=frozenset(rename.get(name, name) for name in state.absolute if name in chosen),
+        tied={name: first for name, first in ties.items() if name in chosen and first in chosen},
+        absolute=state.absolute & chosen,
         shards=state.shards,
         config=state.config,
     )
+    made.rename(rename)
+    return made
+
+
+_WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_PARALLEL = "module."
+
+
+def unwrap(state: LazyStateDict) -> None:
+    """Take out of names what torch.compile, FSDP and DataParallel put into them, and no model has.
+
+    Raises:
+        MergeflowError: Two tensors then have one name.
+    """
+    plain = {name: _WRAPPERS.sub("", name) for name in state}
+    if plain and all(name.startswith(_PARALLEL) for name in plain.values()):
+        plain = {name: _WRAPPERS.sub("", other.removeprefix(_PARALLEL)) for name, other in plain.items()}
+    names: dict[str, str] = {}
+    for name, other in plain.items():
+        if names.setdefault(other, name) != name:
+            raise MergeflowError(f"'{state.path}' holds '{name}' and '{names[other]}', which are both '{other}'.")
+    if any(name != other for name, other in plain.items()):
+        state.rename(plain)

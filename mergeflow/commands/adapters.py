@@ -33,6 +33,10 @@ def extract_lora(
     dtype: Annotated[
         str | None, typer.Option(help="Type of the adapter's tensors; float32 factors by default.")
     ] = None,
+    tokenizer_source: Annotated[
+        str | None, typer.Option(help="Whose tokens the adapter has: union, base or expert; else they must be alike.")
+    ] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="A difference that is intended; a pattern.")] = None,
 ) -> None:
     """Write what an expert changed of its base as a PEFT LoRA folder, by SVD, and print the error of each layer."""
     from mergeflow.checkpoints.fingerprint import short
@@ -50,6 +54,8 @@ def extract_lora(
                 "ignore": ignore,
                 "dtype": dtype,
                 "adapter": adapter,
+                "tokenizer_source": tokenizer_source,
+                "allow": allow,
                 "out": str(out),
             },
             "extract-lora",

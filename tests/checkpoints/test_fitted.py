@@ -1,15 +1,18 @@
 """Inputs of everyday work fit their base: tied weights once or twice, prefixes, patterns, what is missing."""
 
+import json
 import time
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mergeflow.checkpoints import check_compatible, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.checks import infos_of, pattern_of
 from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
+from mergeflow.merging import merge
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,11 +119,11 @@ def test_a_constant_prefix_is_recognised_either_way_round(tmp_path, prefix):
     with open_checkpoint(plain) as b, open_checkpoint(tmp_path / "wrapped.safetensors") as e:
         fit = fit_inputs(b, {"e": e})
         check_compatible(fit.base, fit.experts)
-        assert f"without their prefix '{prefix}'" in fit.notes[0]
+        assert f"without their prefix '{prefix.removeprefix('module.')}'" in fit.notes[0]
         assert torch.equal(fit.experts["e"]["model.norm.weight"], wrapped[f"{prefix}model.norm.weight"])
         back = fit_inputs(e, {"b": b})
         check_compatible(back.base, back.experts)
-        assert f"with the prefix '{prefix}'" in back.notes[0]
+        assert f"with the prefix '{prefix.removeprefix('module.')}'" in back.notes[0]
 
 
 def test_patterns_leave_tensors_as_the_base_has_them(tmp_path):
@@ -173,3 +176,112 @@ def test_types_may_differ_but_not_their_kind():
     check_compatible(base, {"a": {"w": torch.zeros(2).bfloat16(), "n": torch.tensor(1)}})
     with pytest.raises(MergeflowError, match=r"has tensor 'w' of torch.int8, base has torch.float32"):
         check_compatible(base, {"a": {"w": torch.zeros(2).to(torch.int8), "n": torch.tensor(1)}})
+
+
+def test_equal_tensors_are_not_taken_for_tied(tmp_path):
+    """Norms are equal before training: an expert that lacks one has not the other's."""
+    base = {"h.0.norm.weight": torch.ones(4), "h.1.norm.weight": torch.ones(4), "w": torch.randn(4, 4)}
+    expert = {"h.0.norm.weight": torch.full((4,), 2.0), "w": torch.randn(4, 4)}
+    write_checkpoint(tmp_path / "b.safetensors", base)
+    write_checkpoint(tmp_path / "e.safetensors", expert)
+    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
+        with pytest.raises(MergeflowError, match=r"lacks tensor 'h\.1\.norm\.weight'"):
+            fit_inputs(b, {"e": e}).check()
+        with pytest.raises(MergeflowError, match=r"has tensor 'h\.1\.norm\.weight', unknown"):
+            fit_inputs(e, {"b": b}).check()
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module."]
+)
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
+    plain = {"visual.proj": torch.randn(2, 3), "w": torch.randn(2)}
+    inner = {"visual._orig_mod.proj": plain["visual.proj"], "w": plain["w"]}
+    for at, state in enumerate((plain, inner, {prefix + name: value for name, value in plain.items()})):
+        path = tmp_path / f"{at}.{suffix}"
+        torch.save(state, path) if suffix == "pt" else save_file(state, path)
+        with open_checkpoint(path) as found:
+            assert set(found) == set(plain)
+            assert torch.equal(found["visual.proj"], plain["visual.proj"])
+    experts = [str(tmp_path / f"{at}.{suffix}") for at in (0, 1)]
+    merge(
+        {
+            "method": "average",
+            "base": str(tmp_path / f"2.{suffix}"),
+            "experts": experts,
+            "out": str(tmp_path / "o.safetensors"),
+        }
+    )
+    with open_checkpoint(tmp_path / "o.safetensors") as found:
+        assert set(found) == set(plain)
+
+
+def test_wrapped_shards_and_names_that_collide(tmp_path):
+    for at in range(2):
+        save_file({f"_orig_mod.w{at}": torch.ones(2)}, tmp_path / f"{at}.safetensors")
+    index = {"weight_map": {f"_orig_mod.w{at}": f"{at}.safetensors" for at in range(2)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with open_checkpoint(tmp_path) as found:
+        assert set(found) == {"w0", "w1"}
+        assert found.shards == (("w0",), ("w1",))
+    save_file({"w": torch.ones(2), "_orig_mod.w": torch.ones(2)}, tmp_path / "twice.safetensors")
+    with pytest.raises(MergeflowError, match=r"'_orig_mod\.w'.* both 'w'"):
+        open_checkpoint(tmp_path / "twice.safetensors")
+
+
+BUFFERS = {
+    "embeddings.position_ids": torch.arange(4)[None],
+    "layers.0.rotary_emb.inv_freq": torch.ones(2),
+    "h.0.attn.masked_bias": torch.tensor(-1e4),
+    "h.0.attn.bias": torch.ones(1, 1, 4, 4),
+}
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_buffers_of_one_side_are_left_out_or_the_base_s(tmp_path, buffer):
+    plain, more = {"w": torch.zeros(2)}, {"w": torch.ones(2), buffer: BUFFERS[buffer]}
+    save_file(plain, tmp_path / "plain.safetensors")
+    save_file(more, tmp_path / "more.safetensors")
+    for base, expert in (("plain", "more"), ("more", "plain")):
+        with (
+            open_checkpoint(tmp_path / f"{base}.safetensors") as b,
+            open_checkpoint(tmp_path / f"{expert}.safetensors") as e,
+        ):
+            fit = fit_inputs(b, {"e": e})
+            fit.check()
+            assert set(fit.experts["e"]) == set(b)
+            assert f"'{buffer}', a buffer, of 'e' is" in fit.notes[0]
+    save_file({"w": torch.ones(2), "h.0.attn.bias": torch.ones(4)}, tmp_path / "more.safetensors")  # a bias is none
+    with (
+        open_checkpoint(tmp_path / "plain.safetensors") as b,
+        open_checkpoint(tmp_path / "more.safetensors") as e,
+        pytest.raises(MergeflowError, match="unknown to the base"),
+    ):
+        fit_inputs(b, {"e": e}).check()
+
+
+def test_weight_norm_and_rows_of_new_tokens_are_told(tmp_path):
+    state = {"conv.weight_g": torch.ones(2), "conv.weight_v": torch.ones(2, 2), "lm_head.weight": torch.ones(4, 2)}
+    newer = {
+        "conv.parametrizations.weight.original0": torch.ones(2),
+        "conv.parametrizations.weight.original1": torch.ones(2, 2),
+    }
+    save_file(state, tmp_path / "b.safetensors")
+    save_file({**newer, "lm_head.weight": torch.ones(6, 2)}, tmp_path / "e.safetensors")
+    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
+        fit = fit_inputs(b, {"e": e})
+        assert "1 weights with weight norm" in "".join(fit.notes)
+        with pytest.raises(
+            MergeflowError, match=r"\[6, 2\], base has \[4, 2\]; its rows are of more tokens: `tokenizer_so"
+        ) as told:
+            fit.check()
+        assert "1 mismatch " in str(told.value)
+
+
+def test_eight_bit_floats_are_compared(tmp_path):
+    table = torch.randn(4, 2).to(torch.float8_e4m3fn)
+    save_file({"lm_head.weight": table.clone(), "embed_tokens.weight": table}, tmp_path / "b.safetensors")
+    save_file({"embed_tokens.weight": table}, tmp_path / "e.safetensors")
+    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
+        fit_inputs(b, {"e": e}).check()

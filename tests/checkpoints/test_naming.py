@@ -72,3 +72,37 @@ def test_names_in_memory_are_those_that_transformers_has(tmp_path, name):
         plain = [tensor for tensor in state if ".experts." not in tensor]
         assert {loaded_name(config, tensor) for tensor in plain} <= known
         assert all(loaded_name(config, tensor) == tensor for tensor in known)
+
+
+RENAMED = (
+    "gpt_neox",
+    "mixtral",
+    "phimoe",
+    "granitemoe",
+    "vit",
+    "dinov2",
+    "beit",
+    "swin",
+    "clip",
+    "siglip",
+    "bert",
+    "wav2vec2",
+    "llama",
+)
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_names_of_the_file_and_names_in_memory_fit_either_way_round(tmp_path, name):
+    for kind, seed in (("base", 0), ("expert", 1)):
+        model = tiny(name, seed)
+        model.save_pretrained(tmp_path / f"{kind}-file")
+        model.save_pretrained(tmp_path / f"{kind}-memory", save_original_format=False)
+    for ours, other in (("file", "memory"), ("memory", "file")):
+        with (
+            open_checkpoint(tmp_path / f"base-{ours}") as base,
+            open_checkpoint(tmp_path / f"expert-{ours}") as same,
+            open_checkpoint(tmp_path / f"expert-{other}") as turned,
+        ):
+            fit = fit_inputs(base, {"e": turned})
+            fit.check()
+            assert all(torch.equal(fit.experts["e"][tensor], same[tensor]) for tensor in same)

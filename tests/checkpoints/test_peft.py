@@ -192,3 +192,31 @@ def test_a_dora_without_its_base_is_not_a_model(tmp_path):
         pytest.raises(MergeflowError, match="together with its base"),
     ):
         adapter["model.layers.0.self_attn.q_proj.weight"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj", "lm_head"], "trainable_token_indices": [3, 41]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [41], "lm_head": [41]}},
+    ],
+    ids=["plain", "embedding", "both", "saved", "saved-embedding", "tokens", "tokens-of-both"],
+)
+def test_what_peft_stores_for_an_extended_vocabulary(tmp_path, config):
+    """Tables of more rows come whole with the adapter, in several forms."""
+    model = llama()
+    model.save_pretrained(tmp_path / "before")
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "before")
+    model.resize_token_embeddings(43)
+    expected = trained(model, tmp_path, **config)
+    with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
+        fit = fit_inputs(base, {"a": adapter})
+        fit.check()
+        for name, value in whole(fit.base, fit.experts["a"]).items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)

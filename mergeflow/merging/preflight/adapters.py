@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapter_base import NamedBase, named_base
+from mergeflow.checkpoints.checks import same_values
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.hub import cached_id
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
-from mergeflow.late import torch
 from mergeflow.merging.preflight.findings import Finding
 
 if TYPE_CHECKING:
@@ -71,4 +71,4 @@ def _comparable(base: LazyStateDict, other: LazyStateDict, name: str) -> bool:
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Whether the numbers are the same in the narrower of the two types."""
     narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    return torch.equal(a.to(narrow), b.to(narrow))
+    return same_values(a.to(narrow), b.to(narrow))
