@@ -58,8 +58,6 @@ docs: $(INSTALLED)
 	@python -m mergeflow.commands.methods_page docs/methods.md
 	@python -m mergeflow.merging.architectures.page docs/architectures.md
 	@python -m mergeflow.commands.reference
-	@python -m studies.old.quoting docs/linearity-in-pictures.md
-	@python -m studies.old.costing docs/study-costs.md
 
 clean:
 	@git clean -xdff --quiet --exclude='/inputs/*'

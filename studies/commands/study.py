@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +15,10 @@ from rich.table import Table as RichTable
 from mergeflow.errors import MergeflowError, unknown_name
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
-    from studies.old.results import StudyResult, Table
+    from studies.lab.study import Result
     from tasks.project.studies import Study
 
 
@@ -34,43 +34,63 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             list[str] | None, typer.Argument(help="Studies, or systems of the papers such as M3; or `new NAME`.")
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="Every study.")] = False,
-        document: Annotated[bool, typer.Option(help="Write the studies' pages in docs/studies.")] = False,
+        record: Annotated[
+            bool, typer.Option(help="Run, then keep the rows as the study's record in studies/records.")
+        ] = False,
+        judge: Annotated[bool, typer.Option(help="Run nothing: judge the recorded rows by today's rules.")] = False,
+        changed: Annotated[
+            bool, typer.Option(help="Run nothing: say whether code, choices or inputs differ from the record's.")
+        ] = False,
         rows: Annotated[
             Path | None,
             typer.Option(help="Run nothing: write the study's raw rows into this new file, .csv or .parquet."),
         ] = None,
-        judge: Annotated[
-            bool,
-            typer.Option(
-                help="Train nothing: judge the rows in docs/studies by today's rules, and write pages and index anew."
-            ),
+        pages: Annotated[
+            bool, typer.Option(help="Run nothing: write the papers' pages in docs/research from all records.")
         ] = False,
+        figures: Annotated[bool, typer.Option(help="With --pages: draw the figures too.")] = False,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""
         if names and names[0] == "new":
             make_study(root, names[1:])
             return
         write_graphs(root)
-        found = find_studies(root)
-        chosen = [study for name in names or [] for study in find_named(name, found, root)]
-        chosen = list(dict.fromkeys(found.values() if everything else chosen))
+        studies = find_studies(root)
+        chosen = [study for name in names or [] for study in find_named(name, studies, root)]
+        chosen = list(dict.fromkeys(studies.values() if everything else chosen))
+        check_options(chosen, record=record, judge=judge, changed=changed, rows=rows is not None, pages=pages)
+        console = Console()
         if rows:
-            if everything or document or judge:
-                raise MergeflowError(
-                    "`--rows` runs nothing: it takes a study alone, mergeflow study NAME --rows FILE.csv"
-                )
             check_rows_file(rows, chosen)
-            write_rows(chosen[0], home_of(root, chosen[0], found), rows)
-        elif judge:
-            judge_records(root, chosen, found)
+            write_rows(chosen[0], home_of(root, chosen[0], studies), rows)
+        elif pages:
+            _write_pages(root, studies, figures)
+        elif judge or changed:
+            for study in chosen:
+                (_judge if judge else _tell_changes)(study, home_of(root, study, studies), console)
         elif chosen:
-            run_studies(root, chosen, document, Console())
+            run_studies(root, chosen, record, console)
         else:
-            show_list(found, Console())
+            show_list(studies, console)
+
+
+def check_options(chosen: Sequence["Study"], **options: bool) -> None:
+    """Refuse options that do not go together, or that need a study.
+
+    Raises:
+        MergeflowError: naming them.
+    """
+    asked = [f"--{name}" for name, value in options.items() if value]
+    if len(asked) > 1:
+        raise MergeflowError(
+            f"`mergeflow study` does one thing at a time, found {' and '.join(asked)}: give one of them."
+        )
+    if asked and asked != ["--pages"] and not chosen:
+        raise MergeflowError(f"`{asked[0]}` takes studies: mergeflow study NAME {asked[0]}, or --all")
 
 
 def make_study(root: Path, names: list[str]) -> None:
-    """Write the files of one new study in the project's folder `studies`.
+    """Write the file of one new study in the project's folder `studies`.
 
     Raises:
         MergeflowError: none or several names, or as `new_study`.
@@ -79,8 +99,8 @@ def make_study(root: Path, names: list[str]) -> None:
 
     if len(names) != 1:
         raise MergeflowError("`mergeflow study new` takes one name: mergeflow study new my_study")
-    folder = new_study(root, names[0])
-    typer.echo(f"Made {folder.relative_to(root)}. Next: edit it and studies/params.yaml; mergeflow study {names[0]}")
+    file = new_study(root, names[0])
+    typer.echo(f"Made {file.relative_to(root)}. Next: edit it and studies/params.yaml; mergeflow study {names[0]}")
 
 
 def write_graphs(root: Path) -> None:
@@ -122,7 +142,7 @@ def find_studies(root: Path) -> dict[str, "Study"]:
 
 
 def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
-    """Return the folder whose docs have a study's page: its world's where its name is another study's in `root`.
+    """Return the folder that has a study's record: its world's where its name is another study's in `root`.
 
     Args:
         root: the project folder.
@@ -130,17 +150,6 @@ def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
         every: all studies, as of `find_studies`.
     """
     return root if every[study.stage.name].root == study.root else study.root
-
-
-def listed_in(home: Path, root: Path, every: Mapping[str, "Study"]) -> list["Study"]:
-    """Return the studies that the index in a folder's docs lists.
-
-    Args:
-        home: `root`, or a world.
-        root: the project folder.
-        every: all studies, as of `find_studies`.
-    """
-    return [study for study in every.values() if home_of(root, study, every) == home]
 
 
 def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Study"]:
@@ -170,13 +179,13 @@ def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Stud
     raise unknown_name("study", name, {*studies, *systems})
 
 
-def run_studies(root: Path, studies: list["Study"], document: bool, console: Console) -> None:
+def run_studies(root: Path, studies: list["Study"], record: bool, console: Console) -> None:
     """Bring studies up to date, each in its own project, log each result once in MLflow, print it.
 
     Args:
-        root: the project folder whose docs get the pages.
+        root: the project folder whose studies/records get the records.
         studies: of `find_studies`.
-        document: write the pages.
+        record: keep the rows as records.
         console: where results are shown.
 
     Raises:
@@ -192,76 +201,56 @@ def run_studies(root: Path, studies: list["Study"], document: bool, console: Con
         targets = [study.stage.address for study in studies if study.root == project]
         if not bring_up_to_date(project, console, targets=targets):
             console.print("[bold]Nothing changed:[/] the studies are up to date.")
-    every = find_studies(root) if document else {}  # once more: the graphs may have been written anew
-    try:
-        for study in studies:
-            _show(root, study, home_of(root, study, every) if document else None, console)
-    finally:
-        if document:
-            write_indexes(root, studies, every)
-
-
-def write_indexes(root: Path, studies: Sequence["Study"], every: Mapping[str, "Study"]) -> None:
-    """Write the index of every folder whose docs have a page of these studies.
-
-    Args:
-        root: the project folder.
-        studies: whose pages were written.
-        every: all studies, as of `find_studies`.
-    """
-    from studies.old.page import write_index
-
-    for home in dict.fromkeys(home_of(root, study, every) for study in studies):
-        write_index(home, listed_in(home, root, every))
-
-
-def judge_records(root: Path, studies: Sequence["Study"], every: Mapping[str, "Study"]) -> None:
-    """Judge recorded rows by today's rules, and write pages and index.
-
-    Args:
-        root: the project folder whose docs have the records.
-        studies: whose records are judged.
-        every: all studies, by name.
-
-    Raises:
-        MergeflowError: no study, or one without a record whose rows tell all; studies before it are written.
-    """
-    from studies.old.judging.again import judge_again
-
-    if not studies:
-        raise MergeflowError("`--judge` takes studies: mergeflow study NAME --judge")
-    try:
-        for study in studies:
-            page = judge_again(home_of(root, study, every), study, date.today().isoformat())
-            typer.echo(f"Judged {study.stage.name}; page {page.relative_to(root)}")
-    finally:
-        write_indexes(root, studies, every)
+    every = find_studies(root) if record else {}  # once more: the graphs may have been written anew
+    for study in studies:
+        _show(root, study, home_of(root, study, every) if record else None, console)
 
 
 def _show(root: Path, study: "Study", home: Path | None, console: Console) -> None:
-    """Print a study's result, log it in the MLflow of its project, write its page in the docs of `home`, if given."""
+    """Print a study's result, log it in the MLflow of its project, keep it as a record of `home`, if given."""
     from flows.lockfile import locked_stages
     from registry.store import connect
     from registry.study_log import log_study
-    from studies.old.page import write_page
-    from studies.old.results import StudyResult
+    from studies.lab.records import last_run, write_record
 
     name, folder = study.stage.name, study.folder
-    if not (folder / "result.json").exists():
-        raise MergeflowError(f"study {name} left no result in {folder}.")
-    result = StudyResult.read(folder)
+    result = last_run(study)
     _print(study.text[0], result, console)
     locked = locked_stages(study.root, study.stage.file).get(name, {})
-    log_study(connect(project_root=study.root), name, result, folder, locked)
+    log_study(connect(project_root=study.root), name, result.logged(), folder, locked)
     console.print(f"[bold]Outputs[/]   {folder.relative_to(root)}", highlight=False)
     if home:
-        console.print(f"[bold]Page[/]      {write_page(home, study).relative_to(root)}", highlight=False)
+        console.print(f"[bold]Record[/]    {write_record(home, study).relative_to(root)}", highlight=False)
 
 
-def _print(title: str, result: "StudyResult", console: Console) -> None:
+def _judge(study: "Study", home: Path, console: Console) -> None:
+    from studies.lab.records import recorded
+
+    _print(study.text[0], recorded(home, study), console)
+
+
+def _tell_changes(study: "Study", home: Path, console: Console) -> None:
+    from studies.lab.records import changes, find_record
+
+    facts, differences = find_record(home, study.stage.name).facts, changes(home, study)
+    console.print(f"{study.stage.name}: measured {facts['day']} at {facts['commit']}", highlight=False)
+    for difference in differences or ["code, choices and inputs are the record's"]:
+        console.print(f"  {escape(difference)}", highlight=False, soft_wrap=True)
+
+
+def _write_pages(root: Path, studies: Mapping[str, "Study"], figures: bool) -> None:
+    from studies.lab.pages import write_pages
+
+    for home in dict.fromkeys(home_of(root, study, studies) for study in studies.values()):
+        own = [study for study in studies.values() if home_of(root, study, studies) == home]
+        for page in write_pages(home, own, figures):
+            typer.echo(f"Wrote {page.relative_to(root)}")
+
+
+def _print(title: str, result: "Result", console: Console) -> None:
     console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
-    for table in result.tables:
-        console.print(_rich(table) if table.rows else f"{escape(table.title)}: no rows")
+    for heading, table in result.tables.items():
+        console.print(_rich(heading, table))
     for finding in result.findings:
         mark = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
         said = escape(f"{finding.claim}\n      {finding.measured}")
@@ -270,13 +259,17 @@ def _print(title: str, result: "StudyResult", console: Console) -> None:
         console.print(f"[dim]{escape(note)}[/]", highlight=False)
 
 
-def _rich(table: "Table") -> RichTable:
-    drawn = RichTable(title=escape(table.title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    columns = table.rows[0]
-    for name, value in columns.items():
-        drawn.add_column(escape(name), justify="left" if isinstance(value, str) and value[:1].isalpha() else "right")
-    for row in table.rows:
-        drawn.add_row(*("" if row[name] is None else escape(str(row[name])) for name in columns))
+def _rich(title: str, table: "pd.DataFrame") -> RichTable:
+    from pandas import RangeIndex, isna
+
+    drawn = RichTable(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    whole = table if isinstance(table.index, RangeIndex) else table.reset_index()
+    for name, value in zip(whole.columns, whole.iloc[0], strict=True):
+        heading = " ".join(map(str, name)).strip() if isinstance(name, tuple) else str(name)
+        left = isinstance(value, str) and value[:1].isalpha()
+        drawn.add_column(escape(heading), justify="left" if left else "right")
+    for row in whole.to_numpy():
+        drawn.add_row(*("" if isna(cell) else escape(str(cell)) for cell in row))
     return drawn
 
 
@@ -320,30 +313,26 @@ def write_rows(study: "Study", home: Path, path: Path) -> None:
 
     Args:
         study: whose rows.
-        home: the folder whose docs may have its record.
+        home: the folder that may have its record.
         path: a new file, .csv or .parquet.
 
     Raises:
-        MergeflowError: there is neither, or the study keeps no rows.
+        MergeflowError: there is neither.
     """
     from pyarrow import csv, parquet
 
-    from studies.old.results import ROWS
+    from studies.lab.records import find_record
+    from studies.lab.study import ROWS
 
-    name, ran = study.stage.name, (study.folder / "result.json").exists()
-    kept = study.folder / ROWS if ran else home / f"docs/studies/results/{name}.parquet"
-    if not kept.exists() and ran:
-        raise MergeflowError(f"study {name} keeps no raw rows; its tables are in {study.folder}/result.json.")
-    if not kept.exists():
-        raise MergeflowError(f"study {name} has not run here and has no record: run it, mergeflow study {name}")
-    table = parquet.read_table(kept)
+    name, ran = study.stage.name, (study.folder / ROWS).exists()
+    table = parquet.read_table(study.folder / ROWS if ran else find_record(home, name).rows)
     making = path.with_name(f".{path.name}.new{os.getpid()}")
     try:
         csv.write_csv(_in_cells(table), making) if path.suffix == ".csv" else parquet.write_table(table, making)
         making.replace(path)
     finally:
         making.unlink(missing_ok=True)
-    source = "the last run" if ran else "the record in docs/studies"
+    source = "the last run" if ran else "the record in studies/records"
     typer.echo(f"Wrote {table.num_rows} rows of {source} to {path}.")
 
 

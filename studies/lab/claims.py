@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pandas as pd
 
 from mergeflow.evaluation.averages import mean_interval
 
-Values = Sequence[float] | pd.Series
+Values: TypeAlias = Sequence[float] | pd.Series
 Samples = Mapping[str, Values]
 """By the quantity in words, one value for each seed; of a comparison the paired differences."""
 Verdict = bool | None

@@ -174,7 +174,7 @@ class Laboratory:
         opened = {key: value for key, value in vars(self).items() if key in ("io", "tasks", "seeds", "device", "heads")}
         return {**opened, "_examples": {}, "_judged": {}}
 
-    def cached(self, measures: Mapping[str, Callable[[], list[Row]]], what: str = "pieces") -> list[Row]:
+    def cached(self, measures: Mapping[str, Callable[[], Iterable[Row]]], what: str = "pieces") -> list[Row]:
         """Return the rows of every piece; each is kept until the study is complete, so that a killed one goes on there.
 
         On the processor pieces are measured by `run.workers` processes, on a device one after the other.

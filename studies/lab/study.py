@@ -1,9 +1,11 @@
 """A study: one file that declares its choices, its measurement, and the claims, tables and figures of its rows."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -88,12 +90,21 @@ class Result:
         """What decides the findings."""
         return list(self.study.notes(self.rows, self.options))
 
+    def logged(self) -> SimpleNamespace:
+        """Return findings and rows as MLflow's log takes them: a mapping a row, without what it lacks."""
+        rows = [{k: v for k, v in row.items() if not _missing(v)} for row in self.rows.to_dict("records")]
+        return SimpleNamespace(findings=self.findings, rows=rows)
+
     def draw(self) -> dict[str, bytes]:
         """Return the figures as SVG, by name."""
         return {name: to_svg(figure(self.rows), name) for name, figure in self._of(self.study.figures).items()}
 
     def _of(self, declared: Any) -> Any:
         return declared(self.options) if callable(declared) else declared
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pyarrow.parquet as pq
 import pytest
-
 from studies.old.judging.merging import of_equivalence
+
 from studies.old.papers.equivalence import study as equivalence
 from studies.old.papers.equivalence.study import Case, Options, Tables, figures, measure, project_cases
 from studies.old.results import StudyResult
@@ -14,8 +14,7 @@ from studies.old.rows import Row, picked
 from studies.theory.gradient_descent import feed_forward_problem
 from tasks.plotting.drawing import to_svg
 from tasks.project.stage import StageIO
-from tests.studies.documented import RESULTS
-from tests.studies.small_lab import make_lab, study_io
+from tests.studies.small_lab import ROOT, make_lab, study_io
 
 SMALL = {
     "epochs": 2,
@@ -124,7 +123,7 @@ def test_one_row_beyond_a_limit_refutes_a_claim(
     claim: str, table: str, wanted: Row, column: str, at: Callable[[Row, float], float]
 ) -> None:
     for share, holds in ((0.99, True), (1.01, False)):
-        rows = pq.read_table(RESULTS / "equivalence.parquet").to_pylist()
+        rows = pq.read_table(ROOT / "studies/records/equivalence.parquet").to_pylist()
         changed = picked(rows, table=table, **wanted)[0]
         changed[column] = at(changed, share)
         assert [one.holds for one in of_equivalence(rows) if one.claim.startswith(claim)] == [holds]

@@ -13,7 +13,7 @@ from mergeflow.modalities.vision.models import _check_tag, _weights_path
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from studies.lab.adapting import Adaptation
-from studies.old.costing import SPLITS
+from studies.lab.split_sizes import SPLITS
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
 from studies.lab.inputs import Laboratory
-from studies.old.judging.merging import of_gradients
 from studies.old.papers.gradients import study as gradients
 from studies.old.papers.gradients.vectors import COSINES, vector_cosines, vector_findings
 from studies.old.results import StudyResult
@@ -73,7 +71,6 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
     assert mean("paper", "all images", 2) > 0.95
     assert mean("hot", "all images", 2) < mean("paper", "all images", 2) - 0.1
     assert [finding.ours for finding in result.findings] == [False] * 3 + [True, False] + [True] * 5
-    assert of_gradients(result.rows, SimpleNamespace(runs=runs)) == result.findings
     assert [row["cosine"] for row in vectors.rows] == [*COSINES.values()] * 2
     last = f"epoch {max(row['epoch'] for row in result.rows if row['whole'] is not None)}"
     assert {str(row[last])[:4] for row in vectors.rows if row["cosine"] == COSINES["whole"]} == {"1.00"}

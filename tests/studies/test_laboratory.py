@@ -12,7 +12,6 @@ from studies.old.papers.laboratory.rows import critical, retained_until, slope
 from studies.old.results import Finding, StudyResult
 from studies.old.rows import tidy
 from tasks.plotting.drawing import to_svg
-from tests.studies.documented import read_documented
 from tests.studies.small_lab import ROOT, run_study
 
 pytestmark = pytest.mark.slow
@@ -70,12 +69,6 @@ def verdicts(findings: list[Finding]) -> dict[str, bool | None]:
 
 def test_what_survives_a_small_model_is_found(folder: Path) -> None:
     found = verdicts(StudyResult.read(folder).findings)
-    assert [claim for claim in HOLD if found[claim] is not True] == []
-    assert [claim for claim in REFUTED if found[claim] is not False] == []
-
-
-def test_the_documented_study_says_the_same() -> None:
-    found = verdicts(read_documented("laboratory").findings)
     assert [claim for claim in HOLD if found[claim] is not True] == []
     assert [claim for claim in REFUTED if found[claim] is not False] == []
 

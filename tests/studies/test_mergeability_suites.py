@@ -15,7 +15,6 @@ from studies.old.papers.mergeability.results import LAST, PREDICTIONS, across_ru
 from studies.old.papers.mergeability.study import of_weights
 from studies.old.papers.mergeability_suites.results import findings, pairs_of, tables
 from studies.old.results import StudyResult
-from tests.studies.documented import RESULTS
 from tests.studies.small_lab import ROOT, run_study
 
 RUNS = {"experts": "200 steps"}
@@ -63,7 +62,7 @@ def test_the_command_answers_by_weights_alone_where_features_rank_no_better() ->
 
 
 def test_the_commands_answer_is_what_the_record_chose() -> None:
-    rows = pq.read_table(RESULTS / "mergeability.parquet").to_pylist()
+    rows = pq.read_table(ROOT / "studies/records/mergeability.parquet").to_pylist()
     judged = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["mergeability"]["runs"]
     name = chosen(rows, judged)
     assert name == ANSWER.prediction

@@ -1,0 +1,82 @@
+"""`mergeflow study` prints what a study says, finds studies by name and by system; each has a page of its own."""
+
+import shutil
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from mergeflow.errors import MergeflowError
+from studies.commands.study import _print, check_options, find_named, find_studies, home_of, show_list
+from studies.lab import Claim, Section, Study
+from studies.lab.study import Result
+from tests.studies.small_lab import ROOT
+
+STUDIES = find_studies(ROOT)
+
+
+def printed(tables: dict[str, pd.DataFrame], claims: list[Claim], title: str = "A title", notes: Any = ()) -> str:
+    console = Console(file=StringIO(), width=200)
+    study = Study(
+        options=Section,
+        measure=lambda lab, options: [],
+        claims=claims,
+        tables={name: (lambda rows, made=made: made) for name, made in tables.items()},
+        notes=lambda rows, options: notes,
+    )
+    _print(title, Result(study, Section(), pd.DataFrame()), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_square_brackets_are_words_like_others() -> None:
+    claim = Claim("X1", "Accuracy on [pets, cars] rises.", decide=lambda rows: (True, "by 2 [1, 3]"))
+    table = pd.DataFrame({"task [mean]": ["[a]"]})
+    text = printed({"Of [both]": table}, [claim], "Title [mean over tasks]", ["See [/b]."])
+    for words in ("on [pets, cars] rises", "by 2 [1, 3]", "Of [both]", "task [mean]", "[a]", "See [/b].", "[mean over"):
+        assert words in text
+
+
+def test_one_thing_at_a_time() -> None:
+    with pytest.raises(MergeflowError, match="--judge and --rows: give one"):
+        check_options(list(STUDIES.values())[:1], judge=True, rows=True)
+    with pytest.raises(MergeflowError, match="takes studies: mergeflow study NAME --changed"):
+        check_options([], changed=True)
+
+
+def test_a_system_is_all_studies_that_cover_it() -> None:
+    assert {study.stage.name for study in find_named("c1", STUDIES, ROOT)} == {"bases", "many_tasks"}
+    assert [study.stage.name for study in find_named("mima", STUDIES, ROOT)] == ["mima"]
+    with pytest.raises(MergeflowError, match="did you mean 'mima'") as told:
+        find_named("mimma", STUDIES, ROOT)
+    assert str(told.value).count(" C1,") == 1, "a system that two studies cover is named once"
+
+
+def test_a_study_that_ships_and_is_not_chosen_is_told_apart_from_an_unknown_one() -> None:
+    with pytest.raises(MergeflowError, match=r"studies/params\.yaml does not choose study 'analogy'"):
+        find_named("analogy", {}, ROOT)
+    console = Console(file=StringIO(), width=200)
+    show_list({}, console)
+    assert "mergeflow study new NAME" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_study_of_another_world_with_a_name_that_is_taken_has_its_page_there(tmp_path: Path) -> None:
+    """The record of the embedded suite is not overwritten by that of a world beside it, whatever that world's name."""
+    for world in ("pocket20", "a_real_one"):
+        for file in ("params.yaml", "dvc.yaml", "studies/dvc.yaml", "studies/params.yaml"):
+            (tmp_path / "worlds" / world / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / "worlds/pocket20" / file, tmp_path / "worlds" / world / file)
+    for file in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    real = tmp_path / "worlds/a_real_one"
+    (real / "params.yaml").write_text((real / "params.yaml").read_text().replace("suite:pocket20", "folder:images"))
+    found = find_studies(tmp_path)
+    assert found["many_tasks"].root == tmp_path / "worlds/pocket20"
+    assert (found["many_tasks"].is_embedded, found["a_real_one/many_tasks"].is_embedded) == (True, False)
+    assert home_of(tmp_path, found["many_tasks"], found) == tmp_path
+    assert home_of(tmp_path, found["a_real_one/many_tasks"], found) == real
+    rewritten = replace(found["many_tasks"], stage=replace(found["many_tasks"].stage, deps=("another",)))
+    assert home_of(tmp_path, rewritten, found) == tmp_path, "whose graph was written anew since it was found"
