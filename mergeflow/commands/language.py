@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow.commands.device_option import Device
+from mergeflow.errors import MergeflowError
 
 Base = Annotated[
     str | None,
@@ -65,7 +66,6 @@ def perplexity(
     from mergeflow.commands.device_memory import tell
     from mergeflow.commands.judged import opened_models
     from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
-    from mergeflow.errors import MergeflowError
     from mergeflow.memory.language import foretell_perplexity
     from mergeflow.modalities.causal.perplexity import total_loss
     from mergeflow.training.arithmetic import arithmetic
@@ -77,13 +77,18 @@ def perplexity(
     blocks = {source: prepared_block(source, block) for source in sources}
     for model, opened in opened_models(context, models or project_models(), base):
         known = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
-        size = block or min(known or 1024, 1024)
+        start = opened.tokenizer.prefix
+        room = known and known - (start is not None)
+        size = block or min(room or 1024, 1024)
         longest = max(held or size for held in blocks.values())
-        if known and longest > known:
+        if room and longest > room:
             held = next((source for source, one in blocks.items() if one == longest and block is None), None)
             told = f"--block is {longest}" if held is None else f"the blocks of {held} have {longest} tokens"
             way = "lower it" if held is None else "give its source, such as folder:texts/"
-            raise MergeflowError(f"{told}, which {model} cannot take (its max_position_embeddings: {known}): {way}.")
+            kept = "" if start is None else ", one of them for the token that its texts begin with"
+            raise MergeflowError(
+                f"{told}, which {model} cannot take (its max_position_embeddings: {known}{kept}): {way}."
+            )
         if device != "cpu" and (opened.config, longest) not in foretold:
             foretold.add((opened.config, longest))
             tell(foretell_perplexity(opened.config, batch_size, longest, device), Console(stderr=True))
@@ -93,19 +98,14 @@ def perplexity(
             if key not in read:
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
             with arithmetic():
-                total, tokens = total_loss(opened.model, read[key], batch_size, stride)
-            loss = total / tokens
-            if not math.isfinite(loss):
-                raise MergeflowError(f"the loss of {source} under {model} is {loss}: its weights are of no use.")
-            numbers = {"perplexity": math.exp(loss) if loss < _MOST else None, "loss": loss, "tokens": tokens}
-            found.setdefault(model, {})[_name(source, sources)] = numbers
+                total, tokens = total_loss(opened.model, read[key], batch_size, stride, start)
+            found.setdefault(model, {})[_name(source, sources)] = _numbers(total / tokens, tokens)
+    useless = [model for model, texts in found.items() if any(one["loss"] is None for one in texts.values())]
     if as_json:
         typer.echo(json.dumps(found, indent=1))
+        _refuse(useless)
         return
-    rows = {
-        model: ["∞" if one["perplexity"] is None else f"{one['perplexity']:.3f}" for one in texts.values()]
-        for model, texts in found.items()
-    }
+    rows = {model: [_shown(one) for one in texts.values()] for model, texts in found.items()}
     texts = next(iter(found.values()))
     counts = {
         model: ", ".join(f"{name} {one['tokens']}" for name, one in texts.items()) for model, texts in found.items()
@@ -114,10 +114,37 @@ def perplexity(
     _print(f"Perplexity, smaller is better{over}", list(texts), rows)
     if len(set(counts.values())) == 1:
         typer.echo(f"predicted tokens: {counts[next(iter(found))]}")
-        return
-    typer.echo("Perplexities of different tokens do not compare; predicted tokens of")
-    for model, told in counts.items():
-        typer.echo(f"  {model}: {told}")
+    else:
+        typer.echo("Perplexities of different tokens do not compare; predicted tokens of")
+        for model, told in counts.items():
+            typer.echo(f"  {model}: {told}")
+    _refuse(useless)
+
+
+def _numbers(loss: float, tokens: int) -> dict[str, Any]:
+    """Return what is told of a text; a loss that is no number is null, which JSON has."""
+    finite = math.isfinite(loss)
+    return {
+        "perplexity": math.exp(loss) if finite and loss < _MOST else None,
+        "loss": loss if finite else None,
+        "tokens": tokens,
+    }
+
+
+def _shown(numbers: Mapping[str, Any]) -> str:
+    if numbers["loss"] is None:
+        return "NaN"
+    return "∞" if numbers["perplexity"] is None else f"{numbers['perplexity']:.3f}"
+
+
+def _refuse(useless: Sequence[str]) -> None:
+    """End with an error where models gave no number, after the others were told.
+
+    Raises:
+        MergeflowError: there are such models.
+    """
+    if useless:
+        raise MergeflowError(f"the loss under {', '.join(useless)} is not a number: these weights are of no use.")
 
 
 def lm_eval(

@@ -29,34 +29,44 @@ def modalities() -> dict[str, Path]:
     return {name: folder / _CHOICES for name, folder in folders.items() if (folder / _CHOICES).exists()}
 
 
-def new_project(folder: Path, modality: str) -> Path:
+def worlds() -> dict[str, Path]:
+    """Return the folders of projects with real data that their `inputs/make.py` fetches, by name."""
+    return {path.parents[1].name: path.parents[1] for path in sorted(TEMPLATE.glob("worlds/*/inputs/make.py"))}
+
+
+def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
     """Make a project folder, whole or not at all: choices, graph, deployments, DVC's settings, a place for inputs.
 
     Args:
         folder: the project folder; its last name is the project's and its registered model's.
         modality: what its models are, one of `modalities()`.
+        world: one of `worlds()`, whose choices and maker of inputs it gets instead of a modality's first choices.
 
     Returns:
         The folder.
 
     Raises:
-        MergeflowError: a name that cannot be used, a folder that holds something, or an unknown modality; all of
-            them at once.
+        MergeflowError: a name that cannot be used, a folder that holds something, or an unknown modality or world; all
+            of them at once.
     """
-    name, known = folder.name, modalities()
+    name, starts = folder.name, worlds() if world else modalities()
+    start = world or modality
     faults = []
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         faults.append(f"'{name}' cannot name a project: use lower-case letters, digits, '-' and '_'.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         faults.append(f"{folder} exists and is not an empty folder: nothing in it is replaced. Take another name.")
-    if modality not in known:
-        faults.append(str(unknown_name("modality", modality, known)))
+    if start not in starts:
+        faults.append(str(unknown_name("world" if world else "modality", start, starts)))
     if faults:
         raise MergeflowError("\n".join(faults))
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = folder.parent / f".{name}.new{os.getpid()}"
     try:
-        _write(making, name, known[modality].read_text(encoding="utf-8"))
+        source = starts[start]
+        _write(making, name, (source / _CHOICES if world else source).read_text(encoding="utf-8"))
+        if world:
+            shutil.copyfile(source / "inputs/make.py", making / "inputs/make.py")
         if folder.exists():  # it may be the shell's own folder, which a rename over it would take from below the shell
             _fill(folder, making)
         else:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer import Typer
 from typer.testing import CliRunner
@@ -292,8 +293,14 @@ def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
     with torch.no_grad():
         model.lm_head.weight *= float("nan")
     model.save_pretrained(tmp_path / "broken")
-    with pytest.raises(MergeflowError, match=r"the loss of folder:texts under broken is nan"):
-        judged(monkeypatch, tmp_path, "broken")
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+    words = ["perplexity", "broken", "huge", "--data", "folder:texts", "--block", "45", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, MergeflowError)
+    assert "the loss under broken is not a number" in str(result.exception)
+    told = [texts["folder:texts"]["loss"] for texts in json.loads(result.stdout).values()]
+    assert told == [None, found["loss"]]
 
 
 def test_tokens_are_counted_by_model_where_they_differ(
@@ -375,3 +382,27 @@ def test_a_sweep_over_files_of_a_project_is_scored_by_the_harness(run: Run, tmp_
         "lm-eval", "outputs/merged/average.safetensors", "--task", "colours_cloze", "--include-path", cloze, "--json"
     )
     assert found.winner.score.mean == same["outputs/merged/average.safetensors"]["colours_cloze acc"]
+
+
+def test_blocks_begin_with_the_token_that_a_tokenizer_begins_every_text_with(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lm-evaluation-harness does before a text; where a tokenizer only has such a token, none is put in."""
+    shutil.copytree(base, tmp_path / "plain")
+    shutil.copytree(base, tmp_path / "begins")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.bos_token = "!"
+    tokenizer.save_pretrained(tmp_path / "plain")
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="! $A", special_tokens=[("!", start)])
+    tokenizer.save_pretrained(tmp_path / "begins")
+    found = judged(monkeypatch, tmp_path, "plain", "begins")
+    ids = [*tokenizer(tale("ship", 40, 1), add_special_tokens=False)["input_ids"], end]
+    model, total, count = AutoModelForCausalLM.from_pretrained(base), 0.0, 0
+    for at in range(0, len(ids), 45):
+        block = torch.tensor([[start, *ids[at : at + 45]]])
+        total += float(model(block, labels=block).loss.detach()) * (block.shape[1] - 1)
+        count += block.shape[1] - 1
+    assert found["begins"]["tokens"] == count == len(ids)
+    assert found["begins"]["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert found["plain"]["tokens"] < count

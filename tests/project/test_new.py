@@ -10,7 +10,7 @@ import yaml
 from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
 from tasks.project import new
-from tasks.project.new import AS_THEY_ARE, deployments, modalities, new_project
+from tasks.project.new import AS_THEY_ARE, deployments, modalities, new_project, worlds
 from tasks.project.parameters import load_params
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +108,21 @@ def test_a_project_in_the_shells_own_empty_folder_leaves_the_shell_in_it(
     assert load_params(Path("params.yaml")).registry.model == "birds"
     assert (made / ".git").is_dir()
     assert [path.name for path in tmp_path.iterdir()] == ["birds"]
+
+
+@pytest.mark.parametrize("world", worlds())
+def test_a_new_project_starts_from_a_world(world: str, tmp_path: Path) -> None:
+    folder = new_project(tmp_path / "birds", "vision", world)
+    params = load_params(folder / "params.yaml")
+    assert params.registry.model == "birds"
+    addresses = {str(place).partition(":")[2].partition("?")[0] for place in params.tasks.values()}
+    assert all(address.startswith("inputs/") for address in addresses)
+    made = subprocess.run(
+        [sys.executable, folder / "inputs/make.py", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--out" in made.stdout
+
+
+def test_an_unknown_world_is_told_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match="unknown world 'real-text': did you mean 'real-texts'"):
+        new_project(tmp_path / "birds", "vision", "real-text")

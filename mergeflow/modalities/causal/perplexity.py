@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from mergeflow.modalities.causal.blocks import windows
+from mergeflow.modalities.causal.blocks import Blocks, windows
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modality import Model
 
 
-def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None) -> float:
+def perplexity(
+    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
+) -> float:
     r"""Return exp(−(1/M) Σ_j log p(x_j | x_<j)) over all M predicted tokens of a split, at least 1.
 
     Without a stride x_<j are the tokens before x_j in its block, and the first token of a block is not predicted. With
@@ -23,6 +25,8 @@ def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride:
         batch_size: blocks that are computed at once; it changes the result by rounding alone.
         stride: tokens between the beginnings of two windows as long as a block, 1 to block − 1; None for blocks that do
             not overlap. It takes block / stride times as long.
+        start: the token that the model's tokenizer puts before every text. Then each block begins with it, as all that
+            the model was trained on did, and the first token of a block is predicted too. None: there is none.
 
     Raises:
         MergeflowError: a stride with which windows do not overlap.
@@ -36,13 +40,13 @@ def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride:
         >>> round(perplexity(even, PackedText("tales", blocks, torch.device("cpu"))), 4)
         5.0
     """
-    total, count = total_loss(model, examples, batch_size, stride)
+    total, count = total_loss(model, examples, batch_size, stride, start)
     return math.exp(total / count)
 
 
 @torch.inference_mode()
 def total_loss(
-    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None
+    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
 ) -> tuple[float, int]:
     """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted.
 
@@ -51,6 +55,7 @@ def total_loss(
         examples: the split.
         batch_size: blocks that are computed at once.
         stride: as `perplexity` has it.
+        start: as `perplexity` has it.
 
     Raises:
         MergeflowError: as `perplexity`.
@@ -58,7 +63,10 @@ def total_loss(
     blocks, first = examples.blocks, torch.ones(len(examples), dtype=torch.int64)
     if stride is not None:
         blocks, first = windows(blocks, stride)
-        examples = replace(examples, blocks=blocks)
+    if start is not None:
+        ids = torch.cat([torch.full_like(blocks.ids[:, :1], start), blocks.ids], dim=1)
+        blocks, first = Blocks(ids, blocks.lengths + 1), torch.where(first > 1, first + 1, 1)
+    examples = replace(examples, blocks=blocks)
     total, count, places = 0.0, 0, torch.arange(1, blocks.ids.shape[1])
     for rows in torch.arange(len(examples)).split(batch_size):
         found = examples.token_losses(model, rows)

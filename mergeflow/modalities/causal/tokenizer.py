@@ -57,6 +57,11 @@ class CausalTokenizer:
         return Tokenizer.from_str(self.content)
 
     @property
+    def prefix(self) -> int | None:
+        """The start token where the tokenizer itself puts it before every text: then a model was trained with it."""
+        return self.start if self.start is not None and self._backend.encode("a").ids[0] == self.start else None
+
+    @property
     def size(self) -> int:
         """One more than the largest id."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
