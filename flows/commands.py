@@ -26,6 +26,22 @@ QUIET = {
 }
 
 
+def new(
+    folder: Annotated[Path, typer.Argument(help="The project folder to make; its name is the project's.")],
+    modality: Annotated[
+        str, typer.Option(help="What the models are: vision, text, causal, toy or another modality.")
+    ] = "vision",
+    world: Annotated[
+        str | None,
+        typer.Option("--from", help="Real data to start from: real-texts (`mergeflow docs real-data`)."),
+    ] = None,
+) -> None:
+    """Make a new project: a folder of choices that runs as it is. No code is copied."""
+    made = new_project(Path.cwd() / folder, modality, world)
+    then = "python inputs/make.py" if world else "edit params.yaml"
+    typer.echo(f"Made {made}. Next: cd {folder}; {then}; mergeflow run")
+
+
 def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     """Add the project's commands to the command line.
 
@@ -43,21 +59,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
 
-    @app.command("new")
-    def new(
-        folder: Annotated[Path, typer.Argument(help="The project folder to make; its name is the project's.")],
-        modality: Annotated[
-            str, typer.Option(help="What the models are: vision, text, causal, toy or another modality.")
-        ] = "vision",
-        world: Annotated[
-            str | None,
-            typer.Option("--from", help="Real data to start from: real-texts (`mergeflow docs real-data`)."),
-        ] = None,
-    ) -> None:
-        """Make a new project: a folder of choices that runs as it is. No code is copied."""
-        made = new_project(Path.cwd() / folder, modality, world)
-        then = "python inputs/make.py" if world else "edit params.yaml"
-        typer.echo(f"Made {made}. Next: cd {folder}; {then}; mergeflow run")
+    app.command("new")(new)
 
     @app.command("run")
     def run(

@@ -97,6 +97,16 @@ def test_prompts_choose_their_expert(tmp_path):
             torch.testing.assert_close(router[0], own / own.norm())
 
 
+def test_prompts_that_cancel_out_but_for_rounding_are_refused(tmp_path):
+    base = saved(tmp_path / "base", "llama", words=True) and f"{tmp_path}/base"
+    experts = [
+        {"model": base, "prompts": ["code a b maths c d"], "negative_prompts": ["d maths b c a code"]},
+        {"model": base, "prompts": ["maths c"]},
+    ]
+    with pytest.raises(MergeflowError, match="the prompts of an expert cancel out"):
+        merge({"mixture": {"base": base, "experts": experts, "gate": "cheap_embed"}}, tmp_path / "out")
+
+
 def test_a_shared_expert_of_qwen(tmp_path):
     """Its gate is open by half: with equal weights the block gives 1 + scale / 2 of the dense one."""
     dense = saved(tmp_path / "base", "qwen2")

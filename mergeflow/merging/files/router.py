@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Prompts = Sequence[tuple[Sequence[str], Sequence[str]]]
 """Of each expert, texts it should answer and texts it should not."""
 _EMBEDDING = "model.embed_tokens.weight"
+_ROUNDING = 1e-5  # of a prompt's own row: what float32 leaves where prompts cancel out
 
 
 class Router:
@@ -78,9 +79,10 @@ class Router:
         def mean(side: Sequence[str]) -> Tensor:
             return torch.stack([by_text[text] for text in side]).mean(0) if side else torch.zeros(1)
 
+        wanted = torch.stack([mean(good) for good, _ in self.prompts], 1)
         found = torch.stack([mean(good) - mean(bad) for good, bad in self.prompts], 1)
         lengths = found.norm(dim=-1, keepdim=True)
-        if not bool((lengths > 0).all()):
+        if not bool((lengths > _ROUNDING * wanted.norm(dim=-1, keepdim=True)).all()):
             raise MergeflowError(
                 "the prompts of an expert cancel out, so that its row of the router is 0: change them."
             )

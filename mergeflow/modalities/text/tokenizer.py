@@ -58,12 +58,14 @@ class TextTokenizer:
         """Return the tokens of a text, or of two with what the tokenizer puts around and between them.
 
         Raises:
-            MergeflowError: a text is empty.
+            MergeflowError: a text is empty, or the tokenizer leaves nothing of it.
         """
         for name, value in (("text", text), ("text_pair", text_pair)):
             if value is not None and not value.strip():
                 raise MergeflowError(f"its {name} is empty: give it some words, or remove the row.")
         found = self._backend.encode(text, text_pair)
+        if not found.ids:
+            raise MergeflowError(f"the tokenizer knows nothing of {text!r:.40}, which has no token: remove the row.")
         return Encoded(found.ids, found.type_ids, bool(found.overflowing))
 
 
