@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,27 @@ def folder_at(place: str) -> Path | None:
     """Return the folder of a model or adapter by the path of its weights, or its own; None where there is none."""
     path = Path(place)
     return path if path.is_dir() else path.parent if _WEIGHTS.match(path.name) else None
+
+
+def named_folders(folder: Path | None) -> list[str]:
+    """Return the subfolders that a model's configurations name, as modules.json of sentence-transformers does."""
+    if folder is None or not folder.is_dir():
+        return []
+    files = {folder / "modules.json", *folder.glob("config*.json"), *folder.glob("*_config.json")}
+    texts: list[str] = []
+    for file in files:
+        with suppress(OSError, ValueError, RecursionError):  # what cannot be read names nothing
+            texts += _texts(json.loads(file.read_bytes()))
+    tops = {text.removeprefix("./").partition("/")[0] for text in texts}
+    return sorted(name for name in tops if name not in ("", ".", "..") and (folder / name).is_dir())
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:

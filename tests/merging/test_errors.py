@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -562,3 +563,25 @@ def test_statistics_of_batch_norm_are_told_of_and_never_become_negative(tmp_path
     assert loaded(torch.randn(1, 3, 32, 32)).logits.isfinite().all()
     with pytest.raises(MergeflowError, match=r"takes none of the matrices.*convolutions are not matrices here: ties"):
         check_recipe({**given, "method": "cart", "args": {}})
+
+
+def test_what_a_folder_s_own_files_name_comes_along(files):
+    for folder in ("hf", "e"):
+        (files / folder / "1_Pooling").mkdir(parents=True)
+        (files / folder / "2_Dense").mkdir()
+        modules = [{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"}, {"idx": 2, "path": "2_Dense"}]
+        (files / folder / "modules.json").write_text(json.dumps(modules))
+        (files / folder / "1_Pooling/config.json").write_text("{}")
+        (files / folder / "2_Dense/model.safetensors").write_text(folder)
+        shutil.copy(files / "base.safetensors", files / folder / "model.safetensors")
+    (files / "hf/onnx").mkdir()  # named by nothing
+    (files / "hf/config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
+    (files / "hf/modeling_x.py").write_text("from .layers import A\n    from . import config_x\n")
+    (files / "hf/layers.py").write_text("import os\n")
+    (files / "hf/config_x.py").write_text("")
+    given = recipe(files, base=str(files / "hf"), experts={"e": str(files / "e")})
+    assert "modules: 'e' has another '2_Dense/model.safetensors'" in "\n".join(check_recipe(given).lines())
+    merge(given, out=files / "out")
+    names = {str(path.relative_to(files / "out")) for path in (files / "out").rglob("*")}
+    assert names >= {"1_Pooling/config.json", "2_Dense/model.safetensors", "modeling_x.py", "layers.py", "config_x.py"}
+    assert "onnx" not in names

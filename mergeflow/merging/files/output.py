@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.config import named_folders
 from mergeflow.checkpoints.dtype import FLOATS
 from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
@@ -31,6 +32,7 @@ _WEIGHTS = (*PICKLES, ".safetensors")
 _TRAINING = re.compile(
     r"(?:trainer_state|training_args|(?:all|train|eval|predict)_results|wandb.*|optimizer.*)\.json|adapter_.*"
 )
+_IMPORTED = re.compile(r"^\s*from \.(?:(\w+)\S* import| import (\w+))", re.MULTILINE)
 _PATHS = re.compile(r"(?:.*name_or_path|.*_file|.*_path|.*_dir)$")
 
 
@@ -135,7 +137,7 @@ def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) ->
 
 
 def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Mapping[str, Any] | None = None) -> None:
-    """Copy configuration, tokenizer and licence of a model folder, and the code that its configuration names.
+    """Copy configuration, tokenizer and licence of a model folder, and the code and folders that these name.
 
     Never weights, their index, or an adapter's notes. Where the result has a type of its own, config.json says so.
 
@@ -152,8 +154,9 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
             taken = file.name.endswith(".index.json") or file.name == RECORD or file.suffix in _WEIGHTS
             if file.is_file() and not taken and not _TRAINING.fullmatch(file.name):
                 shutil.copyfile(file, folder / file.name)
-    if (base / MORE).is_dir():
-        shutil.copytree(base / MORE, folder / MORE, dirs_exist_ok=True)
+    for name in {MORE, *named_folders(base)}:
+        if (base / name).is_dir():
+            shutil.copytree(base / name, folder / name, dirs_exist_ok=True)
     if own is not None:
         write_text(folder / "config.json", json.dumps(dict(own), indent=2, ensure_ascii=False) + "\n")
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
@@ -198,14 +201,18 @@ def _forget_paths(path: Path) -> None:
 
 
 def _custom_code(base: Path) -> list[str]:
-    """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel" or a list of such."""
-    found = []
+    """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel", and those they import."""
+    found: list[str] = []
     for name in ("config.json", "tokenizer_config.json"):
         entries = _config(base / name).get("auto_map")
         for entry in entries.values() if isinstance(entries, dict) else ():
             for one in entry if isinstance(entry, list) else [entry]:
                 if isinstance(one, str) and re.fullmatch(r"\w+\.\w+", one):  # not "other/repository--module.Class"
                     found.append(f"{one.partition('.')[0]}.py")
+    for name in found:  # grows on the way
+        text = (base / name).read_text(encoding="utf-8", errors="replace") if (base / name).is_file() else ""
+        imported = (f"{module}.py" for pair in _IMPORTED.findall(text) for module in pair if module)
+        found += [file for file in dict.fromkeys(imported) if file not in found]
     return found
 
 

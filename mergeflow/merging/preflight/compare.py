@@ -1,9 +1,11 @@
 """The comparison of a merge's model folders, before any weight is read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from filecmp import cmp
+from pathlib import Path
 from typing import Any
 
-from mergeflow.checkpoints.config import config_of, folder_of
+from mergeflow.checkpoints.config import config_of, folder_of, named_folders
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.preflight.configs import config_findings
 from mergeflow.merging.preflight.findings import Finding
@@ -33,7 +35,23 @@ def compare(
         found += special_findings(own, folders)
         found += [] if templated else template_findings(own, folders)
     _, said = merged_licence({"base": licence_of(own), **{name: licence_of(one) for name, one in folders.items()}})
-    return found + ([Finding("licence", said)] if said else [])
+    found += [Finding("licence", said)] if said else []
+    return found + [one for name, folder in folders.items() for one in _other_modules(name, own, folder)]
+
+
+def _other_modules(name: str, base: Path | None, expert: Path | None) -> Iterator[Finding]:
+    """Tell of folders, such as `2_Dense` of sentence-transformers, that an expert has too but with other content."""
+    for module in set(named_folders(base)) & set(named_folders(expert)) if base and expert else ():
+        assert base is not None
+        assert expert is not None
+        files = sorted(path.relative_to(base) for path in (base / module).rglob("*") if path.is_file())
+        other = [file for file in files if not _same_file(base / file, expert / file)]
+        if other:
+            yield Finding("modules", f"modules: '{name}' has another '{other[0]}'; the result has the base's")
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return b.is_file() and cmp(a, b, shallow=False)
 
 
 def _resized(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
