@@ -1,28 +1,14 @@
 """DVC's lock files, which DVC rewrites in place: killed at that moment, it leaves a file that is cut off."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from mergeflow.errors import MergeflowError
-from tasks.project.files import parse_yaml
+from tasks.project.dvc_lock import whole_stages
 from tasks.project.stage import MAIN, STUDIES
 
 RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes which paths
-
-
-def locked_stages(root: Path, file: str = MAIN) -> dict[str, Any]:
-    """Return what DVC's lock has recorded by stage; nothing where it is missing or cut off.
-
-    Args:
-        root: the project folder.
-        file: the dvc.yaml that the lock belongs to.
-    """
-    path = root / file.replace(".yaml", ".lock")
-    return (_stages(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
 
 
 def mend_locks(root: Path) -> bool:
@@ -66,33 +52,4 @@ def _is_json(text: str) -> bool:
 
 def is_whole(text: str) -> bool:
     """Whether this is a lock file that DVC can read, and not the beginning of one."""
-    return _stages(text) is not None
-
-
-def _stages(text: str) -> dict[str, Any] | None:
-    """The entries of a whole lock file by stage; None of one that is cut off."""
-    try:
-        found = parse_yaml(text, "dvc.lock")
-    except MergeflowError:
-        return None
-    stages = found.get("stages") if isinstance(found, dict) and found.get("schema") else None
-    return stages if isinstance(stages, dict) and all(map(_is_entry, stages.values())) else None
-
-
-def _is_entry(stage: Any) -> bool:
-    if not isinstance(stage, dict) or not isinstance(stage.get("cmd"), str):
-        return False
-    params = stage.get("params", {})
-    files = [stage.get("deps", []), stage.get("outs", [])]
-    return (
-        isinstance(params, dict)
-        and all(isinstance(values, dict) for values in params.values())
-        and all(isinstance(listed, list) and all(_is_file(file) for file in listed) for listed in files)
-    )
-
-
-def _is_file(file: Any) -> bool:
-    """Whether every value is whole: the beginning of a digest may read as a number, or as another digest."""
-    if not isinstance(file, dict) or not isinstance(file.get("path"), str) or None in file.values():
-        return False
-    return "md5" not in file or bool(re.fullmatch(r"[0-9a-f]{32}(\.dir)?", str(file["md5"])))
+    return whole_stages(text) is not None

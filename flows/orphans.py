@@ -1,14 +1,12 @@
 """What tasks and sweep methods leave behind when they are taken out of params.yaml."""
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from flows.lockfile import locked_stages
+from tasks.project.dvc_lock import digest_as_dvc, locked_stages
 from tasks.project.graph import removed_items
 from tasks.project.runner import has_run, remove_output
 from tasks.project.stage import STATE
@@ -56,14 +54,4 @@ def remove_orphans(root: Path, report: Callable[[str], object]) -> None:
 def _is_recorded(root: Path, out: str, entry: Mapping[str, Any]) -> bool:
     """Whether an output is, byte for byte, the one that DVC's lock has put into the cache."""
     recorded = [one.get("md5") for one in entry.get("outs", []) if one["path"] == out]
-    return bool(recorded) and recorded == [_digest_as_dvc(root / out)]
-
-
-def _digest_as_dvc(path: Path) -> str:
-    """Return what DVC writes into its lock: of a folder the MD5 of the list of its files with theirs."""
-    if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "md5").hexdigest()
-    files = sorted((one.relative_to(path).as_posix(), one) for one in path.rglob("*") if one.is_file())
-    listed = [{"md5": _digest_as_dvc(one), "relpath": name} for name, one in files]
-    return f"{hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+    return bool(recorded) and recorded == [digest_as_dvc(root / out)]

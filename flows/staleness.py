@@ -7,10 +7,11 @@ import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from flows.lockfile import locked_stages, mend_locks
+from flows.lockfile import mend_locks
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from tasks.project.digests import CODE_STAGE, write_digests
+from tasks.project.dvc_lock import locked_stages
 from tasks.project.stage import MAIN, Stage, covers
 
 

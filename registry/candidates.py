@@ -13,15 +13,16 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.evaluation.accuracy import read_scores
 from registry.gates import Evidence
-from registry.pipeline_records import StageFiles, split_digest
+from registry.pipeline_records import split_digest
 from registry.provenance import NAME
 from registry.pyfunc_model import ModelFiles
 from registry.replay import replay
 from registry.versions import METHOD, Candidate
+from tasks.project.stage import StageIO
 
 
 def make_candidate(
-    io: StageFiles,
+    io: StageIO,
     selection: Mapping[str, Any],
     origin: Mapping[str, Any],
     run_id: str | None,
@@ -61,7 +62,7 @@ def make_candidate(
     )
 
 
-def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
+def _replays(io: StageIO, winner: Mapping[str, Any]) -> bool:
     """Say whether the recipe, replayed from the files at hand, makes the weights that are to be registered."""
     io.scratch.mkdir(parents=True, exist_ok=True)
     made = replay(winner["recipe"], io.root, io.scratch / "replayed.safetensors")
@@ -69,7 +70,7 @@ def _replays(io: StageFiles, winner: Mapping[str, Any]) -> bool:
     return made.fingerprint == winner["fingerprint"] and not made.other_inputs
 
 
-def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
+def _evidence(io: StageIO, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
     advice = read_advice(io.dep(ADVICE))
     scores = read_scores(io.dep(layout.WINNER_SCORES))
     return Evidence(
@@ -83,7 +84,7 @@ def _evidence(io: StageFiles, selection: Mapping[str, Any], reproducible: bool) 
     )
 
 
-def _head(io: StageFiles, task: str) -> Path:
+def _head(io: StageIO, task: str) -> Path:
     """Return the head that came out of an expert's training; experts of former days have the base's."""
     path = io.dep(layout.expert_head(task))
     return path if path.exists() else io.dep(layout.head(task))

@@ -5,31 +5,18 @@ import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-import yaml
+from typing import Any
 
 from mergeflow import layout
 from mergeflow.data import digest_of_split, load_manifest
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
+from tasks.project.dvc_lock import locked_stages
+from tasks.project.stage import StageIO
 
 _CODE = ("mergeflow", "tasks", "registry", "flows", "suites", "params.yaml", "dvc.yaml")
 
 
-class StageFiles(Protocol):
-    """What the stage is given: declared inputs and outputs, parameters, cost records, a folder for scratch files."""
-
-    @property
-    def root(self) -> Path: ...
-    @property
-    def scratch(self) -> Path: ...
-    def dep(self, path: str) -> Path: ...
-    def out(self, path: str) -> Path: ...
-    def section(self, key: str) -> Any: ...
-    def cost(self, address: str) -> dict[str, Any]: ...
-
-
-def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord:
+def pipeline_record(io: StageIO, selection: dict[str, Any]) -> PipelineRecord:
     """Return the pipeline's run: parameters, test figures, data sets, DVC's hashes, figures and results."""
     test = read_json(io, layout.TEST)
     metrics = {f"test/{row['name']}/{key}": row[key] for row in test["rows"] for key in ("mean", "normalised")}
@@ -53,7 +40,7 @@ def pipeline_record(io: StageFiles, selection: dict[str, Any]) -> PipelineRecord
     )
 
 
-def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
+def _datasets(io: StageIO, tasks: list[str]) -> Iterator[DatasetRecord]:
     for task in tasks:
         splits = read_json(io, layout.manifest(task))["splits"]
         for split, facts in splits.items():
@@ -66,7 +53,7 @@ def _datasets(io: StageFiles, tasks: list[str]) -> Iterator[DatasetRecord]:
             )
 
 
-def split_digest(io: StageFiles, task: str, split: str) -> str:
+def split_digest(io: StageIO, task: str, split: str) -> str:
     """Return one SHA-256 for the arrays of a split.
 
     Args:
@@ -77,7 +64,7 @@ def split_digest(io: StageFiles, task: str, split: str) -> str:
     return digest_of_split(load_manifest(io.dep(layout.manifest_folder(task)))["splits"][split])
 
 
-def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRecord]:
+def child_records(io: StageIO, selection: dict[str, Any]) -> Iterator[ChildRecord]:
     """Yield the run of each expert and of each method."""
     test = {row["name"]: row for row in read_json(io, layout.TEST)["rows"]}
     for task in selection["tasks"]:
@@ -88,7 +75,7 @@ def child_records(io: StageFiles, selection: dict[str, Any]) -> Iterator[ChildRe
         yield method_record(io, method, chosen, figures)
 
 
-def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> ChildRecord:
+def expert_record(io: StageIO, task: str, metrics: Mapping[str, float]) -> ChildRecord:
     """Return the run of one expert: its settings, its curves and the metrics given.
 
     Args:
@@ -107,7 +94,7 @@ def expert_record(io: StageFiles, task: str, metrics: Mapping[str, float]) -> Ch
     )
 
 
-def method_record(io: StageFiles, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
+def method_record(io: StageIO, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
     """Return the run of one method's sweep: the choice, every candidate's score and the metrics given.
 
     Args:
@@ -131,12 +118,12 @@ def method_record(io: StageFiles, method: str, chosen: Mapping[str, Any], metric
     )
 
 
-def _seconds(io: StageFiles, address: str) -> dict[str, float]:
+def _seconds(io: StageIO, address: str) -> dict[str, float]:
     cost = io.cost(address)
     return {"seconds": cost["seconds"]} if cost else {}
 
 
-def read_json(io: StageFiles, path: str) -> dict[str, Any]:
+def read_json(io: StageIO, path: str) -> dict[str, Any]:
     """Return the content of a declared JSON file."""
     value: dict[str, Any] = json.loads(io.dep(path).read_text())
     return value
@@ -144,9 +131,8 @@ def read_json(io: StageFiles, path: str) -> dict[str, Any]:
 
 def dvc_hashes(root: Path) -> dict[str, str]:
     """Return DVC's hash of every output that dvc.lock knows; the flow records them before this stage runs."""
-    lock = root / "dvc.lock"
-    stages = yaml.safe_load(lock.read_text())["stages"] if lock.exists() else {}
-    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", []) if "md5" in out}
+    outs = (out for stage in locked_stages(root).values() for out in stage.get("outs", []))
+    return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 
 def git_commit(root: Path) -> str:

@@ -11,20 +11,25 @@ from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from registry.environment import environment
 from registry.lookup import find_version, read_document
-from registry.pipeline_records import StageFiles, dvc_hashes, git_commit, read_json, split_digest
+from registry.pipeline_records import dvc_hashes, git_commit, read_json, split_digest
 from registry.store import Store
+from tasks.project.dvc_lock import digest_as_dvc
+from tasks.project.stage import StageIO
 
 NAME = "provenance"
 SECTIONS = ("model", "finetune", "seed")
 
 
-def describe_origin(io: StageFiles, selection: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
+def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
     """Return the document for a merge that the stage `select` made.
 
     Args:
         io: the stage's files; its `root` holds dvc.lock.
         selection: what `select` wrote.
         runs: task to the MLflow run of its expert.
+
+    Raises:
+        MergeflowError: an ancestor's bytes are not those of the hash that would be written.
 
     Returns:
         `base`, `experts` by task, `params`, `git_commit`, `environment`. A path comes with DVC's hash where dvc.lock
@@ -37,7 +42,7 @@ def describe_origin(io: StageFiles, selection: Mapping[str, Any], runs: Mapping[
         "kind": "pipeline",
         "base": {
             "path": layout.BASE,
-            "dvc": hashes.get(layout.BASE),
+            "dvc": _proven(io, layout.BASE, hashes),
             "fingerprint": recipe["base_fingerprint"],
         },
         "experts": {task: describe_expert(io, task, hashes, commit, runs.get(task)) for task in selection["tasks"]},
@@ -47,9 +52,7 @@ def describe_origin(io: StageFiles, selection: Mapping[str, Any], runs: Mapping[
     }
 
 
-def describe_expert(
-    io: StageFiles, task: str, hashes: Mapping[str, str], commit: str, run: str | None
-) -> dict[str, Any]:
+def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str, run: str | None) -> dict[str, Any]:
     """Return one expert's part of the document: weights, settings, seed, run, and the data it saw.
 
     Args:
@@ -67,13 +70,13 @@ def describe_expert(
             "path": layout.split(split, task),
             "sha256": split_digest(io, task, split),
             "examples": facts["count"],
-            "dvc": hashes.get(layout.split(split, task)),
+            "dvc": _proven(io, layout.split(split, task), hashes),
         }
         for split, facts in manifest["splits"].items()
     }
     return {
         "path": layout.expert(task),
-        "dvc": hashes.get(layout.expert(task)),
+        "dvc": _proven(io, layout.expert(task), hashes),
         "fingerprint": summary["fingerprint"],
         "validation_accuracy": summary["validation_accuracy"],
         "settings": summary["settings"],
@@ -84,10 +87,28 @@ def describe_expert(
         "manifest": {
             "path": manifest_path,
             "sha256": hashlib.sha256(io.dep(f"{manifest_path}/manifest.json").read_bytes()).hexdigest(),
-            "dvc": hashes.get(manifest_path),
+            "dvc": _proven(io, manifest_path, hashes),
         },
         "splits": splits,
     }
+
+
+def _proven(io: StageIO, path: str, hashes: Mapping[str, str]) -> str | None:
+    """Return DVC's hash of an ancestor, which its bytes have, where they are here.
+
+    Raises:
+        MergeflowError: the bytes are others, so that the version could not be made again from what the hash names.
+    """
+    recorded = hashes.get(path)
+    if recorded is not None and (io.root / path).exists():
+        found = digest_as_dvc(io.root / path)
+        if found != recorded:
+            raise MergeflowError(
+                f"{path} is not what dvc.lock has recorded: MD5 {found}, recorded {recorded}. A version merged from it "
+                "could not be made again. Remove it, and `mergeflow run` makes it again; or bring it back with "
+                "`dvc checkout`."
+            )
+    return recorded
 
 
 def read_documents(store: Store, name: str, which: str | int) -> tuple[dict[str, Any], dict[str, Any]]:

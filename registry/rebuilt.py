@@ -10,13 +10,14 @@ from mergeflow import layout
 from registry.candidates import make_candidate
 from registry.gates import Decision
 from registry.logging import log_pipeline
-from registry.pipeline_records import StageFiles, expert_record, method_record, read_json
+from registry.pipeline_records import expert_record, method_record, read_json
 from registry.promotion import promote, register
 from registry.provenance import examples_of
 from registry.records import ChildRecord, DatasetRecord, PipelineRecord
 from registry.reevaluation import evaluate_version
 from registry.store import Store
 from registry.versions import REMOVED
+from tasks.project.stage import StageIO
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Rebuilt:
 
 
 def register_rebuilt(
-    store: Store, name: str, io: StageFiles, origin: dict[str, Any], *, promote_it: bool, trained: str | None = None
+    store: Store, name: str, io: StageIO, origin: dict[str, Any], *, promote_it: bool, trained: str | None = None
 ) -> Rebuilt:
     """Log the run, register the winner as candidate, ask the gates, and promote when told.
 
@@ -126,7 +127,7 @@ def _datasets(origin: Mapping[str, Any]) -> Iterator[DatasetRecord]:
             )
 
 
-def _children(io: StageFiles, selection: Mapping[str, Any], trained: str | None) -> Iterator[ChildRecord]:
+def _children(io: StageIO, selection: Mapping[str, Any], trained: str | None) -> Iterator[ChildRecord]:
     if trained is not None:
         yield expert_record(io, trained, {})
     for method, chosen in selection["methods"].items():

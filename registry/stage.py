@@ -7,12 +7,13 @@ from typing import Any
 
 from mergeflow import layout
 from mergeflow.documents import Registration, read_registration, write_document
-from registry.pipeline_records import StageFiles, child_records, pipeline_record, read_json
+from registry.pipeline_records import child_records, pipeline_record, read_json
+from tasks.project.stage import StageIO
 
 PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
 
 
-def run(io: StageFiles) -> None:
+def run(io: StageIO) -> None:
     """Write `outputs/registration.json`: the version, its aliases, its lineage and the gates' decision."""
     from registry.candidates import make_candidate
     from registry.lineage import lineage

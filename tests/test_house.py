@@ -49,7 +49,7 @@ ALLOWED = {
     "mergeflow.linearity": LEARNING,
     "suites": {"mergeflow"},
     "tasks": {"mergeflow"},
-    "registry": {"mergeflow"},
+    "registry": {"mergeflow", "tasks"},
     "flows": {"mergeflow", "tasks", "registry"},
     "studies": {"mergeflow", "suites", "tasks", "registry", "flows"},
 }

@@ -208,10 +208,10 @@ def run_studies(root: Path, studies: list["Study"], record: bool, console: Conso
 
 def _show(root: Path, study: "Study", home: Path | None, console: Console) -> None:
     """Print a study's result, log it in the MLflow of its project, keep it as a record of `home`, if given."""
-    from flows.lockfile import locked_stages
     from registry.store import connect
     from registry.study_log import log_study
     from studies.lab.records import last_run, write_record
+    from tasks.project.dvc_lock import locked_stages
 
     name, folder = study.stage.name, study.folder
     result = last_run(study)

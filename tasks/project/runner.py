@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mergeflow.errors import MergeflowError
 from tasks.project.bits import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
+from tasks.project.recorded import check_inputs, digest, sha256_of
 from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO
 from tasks.project.studies import declared_study, load_module
@@ -80,12 +82,14 @@ def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
     here on this process computes on one thread, whatever part of the work it does.
 
     Raises:
-        MergeflowError: an input is missing, or a parameter is wrong.
+        MergeflowError: an input is missing or not what its stage made, or a parameter is wrong.
     """
     compute_on_one_thread()
     params = load_params(root / "params.yaml")
     studies = load_study_params(root / CHOICES, params) if stage.file != MAIN else None
-    fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key))
+    of_file = cache(sha256_of)  # a file is read once for the comparison and the fingerprint
+    fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key), of_file)
+    check_inputs(root, stage, of_file)
     scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
     return StageIO(stage, root, scratch, params, studies), fingerprint
 
@@ -114,26 +118,6 @@ def progress_file(state: Path, name: str) -> Iterator[Progress]:
         path.unlink(missing_ok=True)
 
 
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed."""
-    if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    whole = hashlib.sha256()
-    for file_path in sorted(p for p in _below(path) if p.is_file() and "__pycache__" not in p.parts):
-        whole.update(os.fsencode(f"{file_path.relative_to(path).as_posix()}\0{digest(file_path)}\n"))
-    return whole.hexdigest()
-
-
-def _below(path: Path) -> Iterator[Path]:
-    """Yield what is below a folder and is not a folder; a link to a folder that holds it is not followed."""
-    for folder, names, files in os.walk(path, followlinks=True):
-        here = Path(folder)
-        real = here.resolve()
-        names[:] = [name for name in names if not real.is_relative_to((here / name).resolve())]
-        yield from (here / name for name in files)
-
-
 def remove_outputs(root: Path, stage: Stage) -> list[str]:
     """Remove what a stage has made; return the paths that were there.
 
@@ -160,7 +144,7 @@ def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
     return studies.lookup_json(name) if file and studies else params.lookup_json(key)
 
 
-def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
+def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file: Callable[[Path], str]) -> str:
     for dep in stage.deps:
         if not (root / dep).exists():
             raise MergeflowError(
@@ -170,13 +154,13 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> str:
     facts = {
         "stage": stage.address,
         "params": {key: lookup(key) for key in stage.params},
-        "deps": {dep: digest(root / dep) for dep in stage.deps if dep != INPUTS},
+        "deps": {dep: digest(root / dep, of_file) for dep in stage.deps if dep != INPUTS},
         "outs": stage.outs,
         "code": code_digest(root, stage),
     }
     if INPUTS in stage.deps:
         named = (path for path in named_inputs(facts["params"]) if (root / path).exists())
-        facts["inputs"] = {path: digest(root / path) for path in named}
+        facts["inputs"] = {path: digest(root / path, of_file) for path in named}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
-from tasks.project.runner import digest
+from tasks.project.recorded import digest
 from tasks.project.stage import STATE
 from tasks.project.writing import write_atomically
 from tasks.report.continued import changed_passages

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML, YAMLError
 from voluptuous import Invalid
 
-from flows.lockfile import is_whole, locked_stages
+from flows.lockfile import is_whole
 from flows.orphans import remove_orphans
 from flows.staleness import record_outputs, stale_stages
+from tasks.project.dvc_lock import locked_stages
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 from tests.flows.kill_driver import make_toy_repository

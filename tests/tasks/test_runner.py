@@ -17,7 +17,8 @@ from mergeflow.layout import CODE
 from tasks.project import runner
 from tasks.project.code import code_of
 from tasks.project.graph import load_graph
-from tasks.project.runner import DiskFull, digest, run_stage
+from tasks.project.recorded import digest
+from tasks.project.runner import DiskFull, run_stage
 
 ROOT = Path(__file__).parents[2]
 

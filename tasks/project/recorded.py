@@ -1,0 +1,147 @@
+"""What a stage reads is what was recorded: its inputs' bytes against the digests of the stages that made them.
+
+A flipped bit on a disk or in a remote changes neither size nor time, so DVC does not see it, and a merge of it passes
+every gate. The bytes are read for the stage's fingerprint anyway; here they are compared.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+
+from mergeflow.errors import MergeflowError
+from tasks.project.dvc_lock import digest_as_dvc, locked_stages, md5_of
+from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
+    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed.
+
+    Args:
+        path: the file or folder.
+        of_file: gives the SHA-256 of a file.
+    """
+    if path.is_file():
+        return of_file(path)
+    whole = hashlib.sha256()
+    for file_path in sorted(p for p in _below(path) if p.is_file() and "__pycache__" not in p.parts):
+        whole.update(os.fsencode(f"{file_path.relative_to(path).as_posix()}\0{of_file(file_path)}\n"))
+    return whole.hexdigest()
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Yield what is below a folder and is not a folder; a link to a folder that holds it is not followed."""
+    for folder, names, files in os.walk(path, followlinks=True):
+        here = Path(folder)
+        real = here.resolve()
+        names[:] = [name for name in names if not real.is_relative_to((here / name).resolve())]
+        yield from (here / name for name in files)
+
+
+def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha256_of) -> None:
+    """Compare what a stage reads with what its makers recorded: in their manifests here, or in DVC's lock files.
+
+    Outputs that nobody has recorded, as in a project beside the project, are not compared.
+
+    Args:
+        root: the project folder.
+        stage: the stage that is about to read.
+        of_file: gives the SHA-256 of a file.
+
+    Raises:
+        MergeflowError: outputs are neither those that their stages made here nor those that DVC recorded.
+    """
+    made, locked = _made_here(root), _recorded_by_dvc(root)
+    changed = []
+    for out in sorted({*made, *locked}):
+        if not any(covers(dep, out) or covers(out, dep) for dep in stage.deps) or not (root / out).exists():
+            continue
+        sha = digest(root / out, of_file)
+        if made.get(out) != sha and out in locked and _digest_as_dvc(root / out, sha) != locked[out]:
+            changed.append(_damage(root, out, locked[out]))
+        elif made.get(out) != sha and out not in locked:
+            changed.append(f"  {out}: SHA-256 {sha[:12]}, recorded {made[out][:12]}")
+    if changed:
+        raise MergeflowError(_refusal(stage, changed))
+
+
+def _refusal(stage: Stage, changed: list[str]) -> str:
+    lines = [
+        f"{stage.address} would read what no stage has made: bytes have changed since they were recorded, on this disk "
+        "or where they came from.",
+        *changed,
+        "Remove these files, and `mergeflow run` makes them again; or bring them back with `dvc pull` where the remote "
+        "is whole. If you changed them on purpose, record that with `dvc commit`.",
+    ]
+    return "\n".join(lines)
+
+
+def _made_here(root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each output that a stage has made in this folder."""
+    found: dict[str, str] = {}
+    for path in (root / STATE / "manifests").glob("*.json"):
+        found |= _outs_of(path, path.stat().st_mtime_ns)
+    return found
+
+
+@cache
+def _outs_of(manifest: Path, _changed: int) -> dict[str, str]:
+    outs: dict[str, str] = json.loads(manifest.read_text())["outs"]
+    return outs
+
+
+def _recorded_by_dvc(root: Path) -> dict[str, str]:
+    """Return the MD5 of each output that DVC's lock files have, relative to the project folder."""
+    locks = [(file, root / file.replace(".yaml", ".lock")) for file in (MAIN, STUDIES)]
+    found: dict[str, str] = {}
+    for file, path in locks:
+        if path.exists():
+            found |= _locked_outs(root, file, path.stat().st_mtime_ns)
+    return found
+
+
+@cache
+def _locked_outs(root: Path, file: str, _changed: int) -> dict[str, str]:
+    above = PurePosixPath(file).parent
+    return {
+        normpath(above / out["path"]): out["md5"]
+        for stage in locked_stages(root, file).values()
+        for out in stage.get("outs", [])
+        if out.get("hash") == "md5"  # before DVC 3 it was of a text with other ends of lines
+    }
+
+
+@cache
+def _digest_as_dvc(path: Path, _sha: str) -> str:
+    return digest_as_dvc(path)
+
+
+def _damage(root: Path, out: str, recorded: str) -> str:
+    """Return in words which files of an output are others, and which of DVC's own copies are damaged too."""
+    cache_folder = next(
+        (one / ".dvc/cache/files/md5" for one in (root, *root.parents) if (one / ".dvc").is_dir()), root
+    )
+
+    def copy_of(md5: str) -> Path:
+        return cache_folder / md5[:2] / md5[2:]
+
+    files = {"": recorded}
+    if recorded.endswith(".dir") and copy_of(recorded).exists():
+        files = {f"/{one['relpath']}": one["md5"] for one in json.loads(copy_of(recorded).read_text())}
+    lines = []
+    for name, md5 in files.items():
+        path, copy = root / f"{out}{name}", copy_of(md5)
+        if path.exists() and (found := digest_as_dvc(path)) != md5:
+            damaged = copy.is_file() and not md5.endswith(".dir") and md5_of(copy) != md5
+            too = f"; DVC's copy of it, {copy}, is damaged too: remove both" if damaged else ""
+            lines.append(f"  {out}{name}: MD5 {found[:12]}, recorded {md5[:12]}{too}")
+    return "\n".join(lines) or f"  {out}: recorded {recorded[:12]}, of which files are missing or new"

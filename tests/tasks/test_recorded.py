@@ -1,0 +1,101 @@
+"""Bits that changed since a stage recorded its outputs: who would read them refuses, and names the file."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.staleness import record_outputs
+from mergeflow.errors import MergeflowError
+from tasks.project.dvc_lock import md5_of
+from tasks.project.graph import load_graph, upstream
+from tasks.project.runner import run_stage
+from tasks.project.stage import Stage, covers
+from tests.flows.kill_driver import make_toy_repository
+from tests.toy_project import make_toy_project, run_pipeline
+
+READERS = ["base", "finetune@left", "vectors", "advise", "sweep@ties", "select", "evaluate", "figures"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_pipeline(make_toy_project(tmp_path_factory.mktemp("finished") / "project"))
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    return tmp_path / "project"
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change one bit and nothing that a file system tells of the file."""
+    content, times = bytearray(path.read_bytes()), path.stat()
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def files_read_by(project: Path, address: str) -> list[Path]:
+    """One file of each output that a stage reads."""
+    graph = load_graph(project)
+    deps = graph[address].deps
+    outs = [
+        out
+        for above in upstream(graph[address], graph)
+        for out in graph[above].outs
+        if any(covers(dep, out) or covers(out, dep) for dep in deps)
+    ]
+    files = [next(iter(sorted(p for p in (project / out).rglob("*") if p.is_file())), project / out) for out in outs]
+    return [path for path in files if path.is_file() and path.stat().st_size]
+
+
+@pytest.mark.parametrize("address", READERS)
+def test_a_flipped_bit_in_any_input_is_named(project: Path, address: str) -> None:
+    graph = load_graph(project)
+    files = files_read_by(project, address)
+    assert files
+    for path in files:
+        before = path.read_bytes()
+        flip_a_bit(path)
+        with pytest.raises(MergeflowError, match=f"(?s){address} would read.*{path.relative_to(project).parts[1]}"):
+            run_stage(project, graph[address], force=True)
+        path.write_bytes(before)
+
+
+def test_removed_they_are_made_again(project: Path) -> None:
+    graph = load_graph(project)
+    weights = project / "outputs/experts/left/model.safetensors"
+    before = weights.read_bytes()
+    flip_a_bit(weights)
+    with pytest.raises(MergeflowError, match="outputs/experts/left"):
+        run_stage(project, graph["vectors"], force=True)
+    shutil.rmtree(weights.parent)
+    assert run_stage(project, graph["finetune@left"])
+    assert weights.read_bytes() == before
+    assert run_stage(project, graph["vectors"], force=True)
+
+
+@pytest.mark.slow
+def test_a_clone_compares_with_what_dvc_has_recorded(tmp_path: Path) -> None:
+    project = run_pipeline(make_toy_repository(tmp_path / "project"), ("prepare", "base", "multitask", "finetune"))
+    graph = load_graph(project)
+    record_outputs(project, [address for address in graph if (project / graph[address].outs[0]).exists()])
+    shutil.rmtree(project / ".mergeflow")  # a clone has DVC's lock alone
+    assert run_stage(project, graph["vectors"], force=True)
+    weights = project / "outputs/experts/left/model.safetensors"
+    md5 = md5_of(weights)
+    flip_a_bit(weights)
+    told = refusal(project, graph["vectors"])
+    assert f"outputs/experts/left/model.safetensors: MD5 {md5_of(weights)[:12]}, recorded {md5[:12]}\n" in told
+    copy = project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
+    copy.chmod(0o644)
+    shutil.copyfile(weights, copy)  # as `dvc pull` does from a remote that was damaged
+    assert f"{copy}, is damaged too: remove both" in refusal(project, graph["vectors"])
+
+
+def refusal(project: Path, stage: Stage) -> str:
+    with pytest.raises(MergeflowError) as told:
+        run_stage(project, stage, force=True)
+    return str(told.value)
