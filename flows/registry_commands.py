@@ -178,9 +178,20 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         name: Name = None,
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="Port to listen on.")] = 5001,
+        max_rows: Annotated[int, typer.Option(min=1, help="Rows that one request may hold.")] = 1024,
+        max_mib: Annotated[int, typer.Option(min=1, help="MiB that one request may hold.")] = 32,
+        foreign: Annotated[
+            bool, typer.Option(help="Serve a version of another program: what lies in its files is executed.")
+        ] = False,
     ) -> None:
         """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on."""
+        from registry.scoring import Limits
         from registry.serving import serve
 
         store, model, version = opened(name, which)
-        serve(store, model, version, host, port, lambda address: typer.echo(f"{model} {version} on {address}"))
+        limits = Limits(max_mib * 2**20, max_rows)
+
+        def ready(address: str) -> None:
+            typer.echo(f"{model} {version} on {address}")
+
+        serve(store, model, version, host, port, ready, limits=limits, foreign=foreign)

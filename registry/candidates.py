@@ -9,8 +9,10 @@ import numpy as np
 from mergeflow import layout
 from mergeflow.advice_document import ADVICE, advice_note, read_advice
 from mergeflow.analysis.provable.criteria import Criterion
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import matches, open_checkpoint
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.data import load_manifest
+from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import read_scores
 from registry.gates import Evidence
 from registry.pipeline_records import split_digest
@@ -36,15 +38,20 @@ def make_candidate(
         origin: the provenance document.
         run_id: MLflow's run that it belongs to.
         tags: text by name, kept with the version.
+
+    Raises:
+        MergeflowError: the winner's file does not hold the weights that were chosen.
     """
     tasks = selection["tasks"]
     manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in tasks}
     winner = selection["methods"][selection["winner"]]
     with open_checkpoint(io.dep(layout.BASE_MODEL)) as base:
         record = base.metadata
+    weights = io.dep(layout.merge(selection["winner"]))
+    _check_weights(weights, winner["fingerprint"])
     return Candidate(
         files=ModelFiles(
-            weights=io.dep(layout.merge(selection["winner"])),
+            weights=weights,
             heads={task: _head(io, task) for task in tasks},
             model=io.section("model").model_dump(mode="json"),
             decoding=manifests[tasks[0]]["decoding"],
@@ -60,6 +67,15 @@ def make_candidate(
         description=f"{selection['winner']} of {', '.join(tasks)}",
         tags={METHOD: selection["winner"], **(tags or {})},
     )
+
+
+def _check_weights(path: Path, chosen: str) -> None:
+    with open_checkpoint(path) as state:
+        if not matches(state, chosen):
+            raise MergeflowError(
+                f"the weights of {path} are not those that the stage select has chosen ({short(chosen)}), so they are "
+                "not registered: remove the file, and `mergeflow run` makes it again."
+            )
 
 
 def _replays(io: StageIO, winner: Mapping[str, Any]) -> bool:

@@ -2,21 +2,17 @@
 
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from mlflow.entities.model_registry import ModelVersion
-from mlflow.exceptions import MlflowException
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.errors import MergeflowError
+from registry.files import EVIDENCE, UNREADABLE, check_part, fetched
 from registry.gates import Evidence
-from registry.quiet import mlflow
 from registry.store import Store
 
-UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 _SCORES = "scores.safetensors"
 _ANSWERS = "correct.safetensors"  # of former days: 1 where the model was right
 
@@ -44,10 +40,14 @@ def read_evidence(store: Store, version: ModelVersion) -> Evidence:
     """Return the evidence kept with a version; it is also the proof that the version's files are there.
 
     Raises:
-        MergeflowError: the version was not registered by mergeflow, or its files are gone.
+        MergeflowError: the version was not registered by mergeflow, or its files are gone or damaged.
     """
     try:
-        return load_evidence(store, str(version.source))
+        with fetched(store, str(version.source), EVIDENCE) as folder:
+            check_part(version, EVIDENCE, folder)
+            return load_evidence(folder)
+    except MergeflowError:
+        raise
     except UNREADABLE as error:
         raise MergeflowError(
             f"version {version.version} of '{version.name}' has no readable evidence at {version.source}: only "
@@ -56,13 +56,11 @@ def read_evidence(store: Store, version: ModelVersion) -> Evidence:
         ) from error
 
 
-def load_evidence(store: Store, source: str) -> Evidence:
-    """Return the evidence below a version's source; what fails raises one of `UNREADABLE`."""
-    with TemporaryDirectory(prefix="mergeflow-evidence-") as scratch, store.active():
-        folder = Path(mlflow.artifacts.download_artifacts(f"{source}/evidence", dst_path=scratch))
-        document = json.loads((folder / "evidence.json").read_text())
-        kept = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
-        scores = {task: found.astype(np.float32) for task, found in load_file(kept).items()}
+def load_evidence(folder: Path) -> Evidence:
+    """Return the evidence in a folder; what fails raises one of `UNREADABLE`."""
+    document = json.loads((folder / "evidence.json").read_text())
+    kept = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
+    scores = {task: found.astype(np.float32) for task, found in load_file(kept).items()}
     criteria = [Criterion(**one) for one in document.pop("criteria", ())]
     for task, found in document.pop("forgotten", {}).items():  # of former days: the accuracy alone
         criteria.append(Criterion(task, False, "accuracy", found["accuracy"], found["at_most"]))

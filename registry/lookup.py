@@ -1,22 +1,20 @@
 """Questions about what is registered; they change nothing and are answered in plain values."""
 
 import json
-import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from safetensors import SafetensorError
 
 from mergeflow.errors import MergeflowError, unknown_name
 from registry.championship import Event, resolve
 from registry.evidence import read_evidence
-from registry.pyfunc_model import CODE
+from registry.files import MODEL, check_part, fetched, reading
+from registry.logging import FINGERPRINT
+from registry.pyfunc_model import as_pyfunc
 from registry.quiet import mlflow
 from registry.store import Store
 from registry.versions import (
@@ -168,13 +166,11 @@ def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, A
         version: MLflow's version.
         stem: the document's name without `.json`.
     """
-    with TemporaryDirectory(prefix="mergeflow-document-") as scratch, store.active():
-        address = f"{version.source}/artifacts/model/{stem}.json"
-        try:
-            got = mlflow.artifacts.download_artifacts(address, dst_path=scratch)
-            document: dict[str, Any] = json.loads(Path(got).read_text())
-        except (MlflowException, OSError):
-            return None
+    try:
+        with fetched(store, str(version.source), f"{MODEL}/{stem}.json") as path:
+            document: dict[str, Any] = json.loads(path.read_text())
+    except (MlflowException, OSError):
+        return None
     return document
 
 
@@ -226,13 +222,13 @@ def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
         The folder that holds them, inside `folder`.
 
     Raises:
-        MergeflowError: no such model, version or alias, or its files cannot be read.
+        MergeflowError: no such model, version or alias, or its files cannot be read or are not those registered.
     """
     version = store.client.get_model_version(name, find_version(store, name, which).version)
     folder.mkdir(parents=True, exist_ok=True)
-    with _files_of(store, version):
-        got = mlflow.artifacts.download_artifacts(f"{version.source}/artifacts/model", dst_path=str(folder))
-    return Path(got)
+    with reading(version), fetched(store, str(version.source), MODEL, folder) as got:
+        check_part(version, MODEL, got)
+        return got
 
 
 def head_files(folder: Path) -> dict[str, Path]:
@@ -241,41 +237,33 @@ def head_files(folder: Path) -> dict[str, Path]:
     return {task: folder / file for task, file in heads.items()}
 
 
-def load(store: Store, name: str, which: str | int = CHAMPION) -> Any:
-    """Return the version's pyfunc model, loaded: `predict` takes a DataFrame with the columns of its signature.
+def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool = False) -> Any:
+    """Return the version's model as MLflow's pyfunc: `predict` takes a DataFrame with the columns of its signature.
 
-    A version keeps the code that it was registered with. Where that is not today's, whose names the installed library
-    has, the files are read by today's.
+    The weights are compared with what was registered, and read by this library's code. Whoever can write into the
+    registry's files can put code among them, which MLflow's own way of loading executes.
 
     Args:
         store: the registry.
         name: the registered model.
         which: a version's number or an alias.
+        foreign: load a version that another program registered, and so execute what lies in its files.
 
     Raises:
-        MergeflowError: no such model, version or alias, or its files cannot be read.
+        MergeflowError: no such model, version or alias; its files cannot be read, or are not those that were
+            registered; or another program registered it.
     """
     version = store.client.get_model_version(name, find_version(store, name, which).version)
-    with _files_of(store, version), TemporaryDirectory(prefix="mergeflow-model-") as scratch:
-        inside = [file.path for file in mlflow.artifacts.list_artifacts(artifact_uri=version.source)]
-        if not any(path.endswith(CODE.name) for path in inside):  # another program registered it
-            return mlflow.pyfunc.load_model(version.source)
-        kept = mlflow.artifacts.download_artifacts(f"{version.source}/{CODE.name}", dst_path=scratch)
-        if Path(kept).read_bytes() == CODE.read_bytes():
-            return mlflow.pyfunc.load_model(version.source)
-        folder = Path(mlflow.artifacts.download_artifacts(version.source, dst_path=f"{scratch}/whole"))
-        shutil.copyfile(CODE, folder / CODE.name)
-        return mlflow.pyfunc.load_model(str(folder))
-
-
-@contextmanager
-def _files_of(store: Store, version: ModelVersion) -> Iterator[None]:
-    """Read a version's files inside the block; what fails there is one error that names the version."""
-    try:
+    with reading(version):
+        if version.tags.get(FINGERPRINT) is not None:
+            with fetched(store, str(version.source), MODEL) as folder:
+                check_part(version, MODEL, folder)
+                return as_pyfunc(folder)
+        if not foreign:
+            raise MergeflowError(
+                f"version {version.version} of '{name}' was registered by another program: to load it is to execute "
+                "what lies in its files. Where you trust whoever can write there, allow that with --foreign "
+                "(in Python: foreign=True)."
+            )
         with store.active():
-            yield
-    except (MlflowException, OSError, SafetensorError) as error:
-        raise MergeflowError(
-            f"the files of version {version.version} of '{version.name}' cannot be read at {version.source}: {error}. "
-            "Restore them; or register the model again with `mergeflow run`, which makes a version of its own."
-        ) from error
+            return mlflow.pyfunc.load_model(version.source)

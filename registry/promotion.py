@@ -12,6 +12,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
 from registry.evidence import read_evidence
+from registry.files import check_model
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
 from registry.logging import FINGERPRINT, log_file
 from registry.store import Store
@@ -140,7 +141,8 @@ def promote(
             raise unknown_name(f"version of '{name}'", number, versions)
         if state.champion == number:
             return Promotion(number, number, None, changed=False)
-        kept = read_evidence(store, versions[number])  # its files must be there
+        kept = read_evidence(store, versions[number])  # its files must be there, and be those that were registered
+        check_model(store, versions[number])
         evidence = kept if evidence is None else _bounded(evidence, kept)
         champion, unreadable = None, ""
         if state.champion is not None:
@@ -189,7 +191,8 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
             )
         target = state.line[-1]
         versions = all_versions(store, name)
-        read_evidence(store, versions[target])  # its files must be there
+        read_evidence(store, versions[target])  # its files must be there, and be those that were registered
+        check_model(store, versions[target])
         line = tuple(earlier for earlier in state.line[:-1] if earlier != state.champion)
         _commit(store, name, _event(state, "rollback", target, line, who or _me(), why))
         return describe(all_versions(store, name)[target], require_model(store, name).aliases)

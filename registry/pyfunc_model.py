@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
+import torch
 
 from mergeflow.errors import MergeflowError
+from mergeflow.memory.serving import placed
 from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Kind, Served
+from mergeflow.modalities.serving import read_model
 from registry.quiet import mlflow
+from registry.served_model import MergedModel
 
 CODE = Path(__file__).with_name("served_model.py")
 _REQUIRED = ("mergeflow", "mlflow", "torch", "safetensors", "numpy", "pandas")
@@ -59,10 +63,35 @@ class ModelFiles:
         return SERVED.get(self.model["modality"])
 
 
-def signature(files: ModelFiles) -> Any:
+def signature(served: Served, decoding: Mapping[str, Any]) -> Any:
     """Return MLflow's signature: the modality's columns and `task` in, the modality's answer out."""
-    inputs = {**files.served.inputs(files.decoding), "task": "text"}
-    return mlflow.models.ModelSignature(inputs=_schema(inputs), outputs=_schema(files.served.outputs))
+    inputs: dict[str, Kind] = {**served.inputs(decoding), "task": "text"}
+    return mlflow.models.ModelSignature(inputs=_schema(inputs), outputs=_schema(served.outputs))
+
+
+def as_pyfunc(folder: Path) -> Any:
+    """Return a version's model as MLflow loads it, made by this library's code from weights, heads and model.json.
+
+    Args:
+        folder: holds the version's `artifacts/model`; of the rest of a version nothing is read.
+    """
+    model = MergedModel()
+    loaded = model.loaded = placed(read_model(folder, torch.device("cpu")))
+    served = SERVED.get(loaded.modality.name)
+    meta = mlflow.models.Model(
+        signature=signature(served, loaded.decoding), flavors={"python_function": {"loader_module": __name__}}
+    )
+    return mlflow.pyfunc.PyFuncModel(meta, _Answering(model))
+
+
+class _Answering:
+    """What MLflow's wrapper asks; it enforces the signature first."""
+
+    def __init__(self, model: MergedModel) -> None:
+        self._model = model
+
+    def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame(self._model.answer(rows), index=rows.index)
 
 
 def _schema(columns: Mapping[str, Kind]) -> Any:
@@ -96,7 +125,7 @@ def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | N
             path=str(folder),
             python_model=str(CODE),
             artifacts={"model": str(inside)},
-            signature=signature(files),
+            signature=signature(files.served, files.decoding),
             input_example=input_example(files),
             conda_env=_environment(files.served.packages),
             metadata=dict(metadata or {}),

@@ -29,7 +29,6 @@ class MergedModel(PythonModel):
         """Read the weights; on a machine with a GPU that has room they go there."""
         self.loaded = placed(read_model(Path(context.artifacts["model"]), torch.device("cpu")))
 
-    @arithmetic()
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Answer each row as the modality does.
 
@@ -44,12 +43,20 @@ class MergedModel(PythonModel):
         Raises:
             MlflowException: columns are missing, or rows cannot be answered; all are named.
         """
-        columns = {str(name): model_input[name].tolist() for name in model_input}
         try:
-            answer = SERVED.get(self.loaded.modality.name).answer(self.loaded, columns)
+            return pd.DataFrame(self.answer(model_input), index=model_input.index)
         except MergeflowError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
-        return pd.DataFrame(answer, index=model_input.index)
+
+    @arithmetic()
+    def answer(self, rows: pd.DataFrame) -> dict[str, list[Any]]:
+        """Return the answer's columns.
+
+        Raises:
+            MergeflowError: columns are missing, or rows cannot be answered; all are named.
+        """
+        columns = {str(name): rows[name].tolist() for name in rows}
+        return SERVED.get(self.loaded.modality.name).answer(self.loaded, columns)
 
 
 mlflow.models.set_model(MergedModel())

@@ -1,15 +1,14 @@
-"""Serves one version over HTTP in this process, with MLflow's scoring server but without its search for programs."""
+"""Serves one version over HTTP in this process."""
 
-import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import uvicorn
-from mlflow.pyfunc import scoring_server
 
 from mergeflow.errors import MergeflowError
 from registry.lookup import load
+from registry.scoring import Limits, application
 from registry.store import Store
 from registry.versions import CHAMPION
 
@@ -21,13 +20,16 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 5001,
     ready: Callable[[str], None] = lambda address: None,
+    *,
+    limits: Limits | None = None,
+    foreign: bool = False,
 ) -> None:
     """Answer POST /invocations until the process is told to end.
 
     The body is {"dataframe_records": [{"task": name, the modality's columns}, ...]}, for images {"image": base64 of a
     PNG or JPEG file, "task": name}; the answer of a model that classifies is
     {"predictions": [{"label": ..., "probabilities": {class: probability}}, ...]}; bad rows give status 400 and one
-    message that names them all.
+    message that names them all, by their numbers. A request over the limits gets status 413.
 
     Args:
         store: the open registry.
@@ -36,14 +38,14 @@ def serve(
         host: address to listen on.
         port: port to listen on.
         ready: told the address once the model is loaded and the port is ours.
+        limits: of one request; None: 32 MiB and 1024 rows.
+        foreign: serve a version that another program registered, and so execute what lies in its files.
 
     Raises:
         MergeflowError: no such model, version or alias, its files cannot be read, or the port is taken.
     """
-    # It warns at every start about an input format that our callers do not use.
-    logging.getLogger(scoring_server.__name__).setLevel(logging.ERROR)
     with _bound(host, port) as listener:  # before the model, which may take long to load
-        app = scoring_server.init(load(store, name, which))
+        app = application(load(store, name, which, foreign=foreign), limits or Limits())
         with _naming(host, port):
             listener.listen()
         shown = f"[{host}]" if ":" in host else host

@@ -17,7 +17,8 @@ from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS_FILES
 from registry.championship import LAST, Snapshot, read_events
-from registry.evidence import UNREADABLE, load_evidence, write_evidence
+from registry.evidence import load_evidence, read_evidence, write_evidence
+from registry.files import DIGESTS, EVIDENCE, MODEL, UNREADABLE, check_model, digests_of, fetched
 from registry.gates import Evidence
 from registry.logging import FINGERPRINT
 from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
@@ -164,6 +165,8 @@ def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = F
 def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tasks: Collection[str]) -> bool:
     """Say whether the version has these weights, serves exactly these tasks, and its files are still there.
 
+    That the files are there is looked at; that their bytes are those that were registered is not.
+
     Args:
         store: the registry.
         version: MLflow's version.
@@ -176,21 +179,31 @@ def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tas
 
 
 def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
-    with store.active():
-        try:
-            inside = mlflow.artifacts.list_artifacts(artifact_uri=f"{source}/artifacts/model")
-            kept = load_evidence(store, source)
-        except UNREADABLE:
-            return False
+    try:
+        with store.active():
+            inside = mlflow.artifacts.list_artifacts(artifact_uri=f"{source}/{MODEL}")
+        with fetched(store, source, EVIDENCE) as folder:
+            kept = load_evidence(folder)
+    except UNREADABLE:
+        return False
     return set(kept.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
+
+
+def _is_whole(store: Store, version: ModelVersion) -> bool:
+    try:
+        check_model(store, version)
+        read_evidence(store, version)
+    except MergeflowError:
+        return False
+    return True
 
 
 def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, bool]:
     """Return the number of the version with the candidate's weights and tasks, made when missing, and whether it was.
 
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
-    what a killed attempt left is used when whole and deleted when not. A version whose files were lost since does not
-    count: another one is made.
+    what a killed attempt left is used when whole and deleted when not. A version whose files were lost or damaged since
+    does not count: another one is made.
 
     Args:
         store: the registry.
@@ -201,7 +214,12 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
     versions = all_versions(store, name)
     for number, version in versions.items():
         recorded = version.tags.get(FINGERPRINT)
-        if recorded and _is_of(candidate, recorded) and same_model(store, version, recorded, tasks):
+        if (
+            recorded
+            and _is_of(candidate, recorded)
+            and same_model(store, version, recorded, tasks)
+            and _is_whole(store, version)
+        ):
             return number, False
     taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
     logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
@@ -209,6 +227,7 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
         store.client.create_registered_model(name)
     tags = {**candidate.tags, FINGERPRINT: candidate.fingerprint, METRICS: json.dumps(dict(candidate.metrics))}
     tags |= {TASKS: json.dumps(tasks), LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back
+    tags |= {key: text for key, text in logged.tags.items() if key == DIGESTS}
     with store.active():
         version = store.client.create_model_version(
             name,
@@ -254,7 +273,7 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
             store.experiment_id,
             name=name,
             source_run_id=candidate.run_id,
-            tags={FINGERPRINT: candidate.fingerprint, _MODEL: name},
+            tags={FINGERPRINT: candidate.fingerprint, _MODEL: name, DIGESTS: digests_of(folder)},
             model_type=f"merged {candidate.files.model['modality']} model",
         )
         store.client.log_model_artifacts(logged.model_id, str(folder))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modalities.sections import SECTIONS
@@ -132,7 +133,7 @@ def read_rows(
     for row, values in enumerate(zip(*(columns[name] for name in inputs), strict=True)):
         try:
             if not isinstance(tasks[row], str) or tasks[row] not in heads:
-                raise unknown_name("task", str(tasks[row]), heads)
+                raise _unknown_task(tasks[row], heads)
             examples.append(read(dict(zip(inputs, values, strict=True))))
         except MergeflowError as error:
             wrong.append(f"row {row}: {error}")
@@ -141,6 +142,13 @@ def read_rows(
         named = " ".join(wrong[:_ROWS_NAMED])
         raise MergeflowError(f"{len(wrong)} of {len(tasks)} rows cannot be {done}. {named}{more}")
     return examples, tasks
+
+
+def _unknown_task(task: Any, heads: Mapping[str, Any]) -> MergeflowError:
+    """Return the error for a task that a caller misspelt; it does not repeat what a caller may have sent on purpose."""
+    nearest = get_close_matches(task, heads, n=1, cutoff=0.5) if isinstance(task, str) and len(task) < 100 else []
+    hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+    return MergeflowError(f"unknown task: {hint}Known: {', '.join(sorted(heads))}.")
 
 
 @torch.inference_mode()

@@ -152,4 +152,4 @@ def test_texts_are_continued_over_http(project: Path, tmp_path: Path) -> None:
     assert alone.json()["predictions"][0] == both.json()["predictions"][1]
     refused = post({"task": "shps", "text": "a"}, {"task": "ships", "text": " "})
     assert refused.status_code == 400
-    assert "2 of 2 rows cannot be answered. row 0: unknown task 'shps'" in refused.json()["message"]
+    assert "2 of 2 rows cannot be answered. row 0: unknown task: did you mean" in refused.json()["message"]

@@ -14,6 +14,7 @@ from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from registry.evidence import read_evidence
+from registry.files import DIGESTS
 from registry.gates import Evidence, GateSettings, comparable
 from registry.lookup import (
     compare,
@@ -371,6 +372,7 @@ def test_files_come_back_as_they_were_registered(store, make_candidate, tmp_path
 
 def test_answers_of_former_days_are_scores(store, make_candidate):
     register(store, "merged", make_candidate(1))
+    store.client.delete_model_version_tag("merged", "1", DIGESTS)
     version = store.client.get_model_version("merged", "1")
     now, folder = read_evidence(store, version), Path(version.source.removeprefix("file://")) / "evidence"
     answers = {task: scores.astype(np.uint8) for task, scores in now.scores.items()}

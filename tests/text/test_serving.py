@@ -128,7 +128,7 @@ def test_all_rows_that_cannot_be_read_are_named(loaded: Loaded) -> None:
     told = str(caught.value)
     assert "3 of 3 rows" in told
     assert "row 0: its text is empty: give it some words, or remove the row. row 1" in told
-    assert "row 1: unknown task 'moood': did you mean 'mood'" in told
-    assert "row 2: 7 is of the type int; expected a text" in told
+    assert "row 1: unknown task: did you mean 'mood'" in told
+    assert "row 2: its text is of the type int; expected a text" in told
     with pytest.raises(MergeflowError, match=r"lacks the column\(s\) text; expected text, task"):
         ask(loaded, task=["mood"])

@@ -25,7 +25,7 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
 
 def _prompt(text: Any, tokenizer: CausalTokenizer) -> list[int]:
     if not isinstance(text, str):
-        raise MergeflowError(f"{text!r} is of the type {type(text).__name__}; expected a text.")
+        raise MergeflowError(f"its text is of the type {type(text).__name__}; expected a text.")
     ids = tokenizer.encode(text)
     if not text.strip() or not ids:
         raise MergeflowError("its text is empty: give it some words.")

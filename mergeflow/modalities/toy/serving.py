@@ -22,7 +22,7 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
 def _read(row: Mapping[str, Any]) -> np.ndarray:
     for name, value in row.items():
         if isinstance(value, str | bytes) or value is None or not math.isfinite(value):
-            raise MergeflowError(f"{name} is {value!r}; expected a finite number.")
+            raise MergeflowError(f"{name} is not a finite number.")
     return np.asarray(list(row.values()), np.float64)
 
 

@@ -1,0 +1,99 @@
+"""The files of a registered version, fetched and compared with what was registered; nothing among them is executed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from safetensors import SafetensorError
+
+from mergeflow.checkpoints import matches, open_checkpoint
+from mergeflow.checkpoints.fingerprint import short
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.serving import weights_file
+from registry.logging import FINGERPRINT
+from registry.quiet import mlflow
+from registry.store import Store
+from tasks.project.recorded import digest
+
+DIGESTS = "mergeflow.files"
+MODEL, EVIDENCE = "artifacts/model", "evidence"
+UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
+
+
+def digests_of(folder: Path) -> str:
+    """Return what is recorded of a version's folder: the digest of each part, as the text of a tag."""
+    return json.dumps({part: digest(folder / part) for part in (MODEL, EVIDENCE)})
+
+
+@contextmanager
+def fetched(store: Store, source: str, part: str, folder: Path | None = None) -> Iterator[Path]:
+    """Give one part of a version's files; what lies on this machine is not copied unless `folder` asks for it.
+
+    Args:
+        store: the open registry.
+        source: the version's place.
+        part: MODEL or EVIDENCE.
+        folder: where to put it; None: it is gone after the block.
+    """
+    with TemporaryDirectory(prefix="mergeflow-version-") as scratch, store.active():
+        local = folder is None and source.startswith("file:")
+        place = None if local else str(folder or scratch)
+        yield Path(mlflow.artifacts.download_artifacts(f"{source}/{part}", dst_path=place))
+
+
+def check_model(store: Store, version: ModelVersion) -> None:
+    """Compare a version's weights, heads and documents with what was registered; its evidence checks itself when read.
+
+    Raises:
+        MergeflowError: they are others, or cannot be read; the message names the version.
+    """
+    with reading(version), fetched(store, str(version.source), MODEL) as folder:
+        check_part(version, MODEL, folder)
+
+
+def check_part(version: ModelVersion, part: str, folder: Path) -> None:
+    """Compare one part of a version's files with what was registered: by its digest, or by the weights' fingerprint.
+
+    Args:
+        version: MLflow's version.
+        part: MODEL or EVIDENCE.
+        folder: where the part's files are.
+
+    Raises:
+        MergeflowError: the files are others; the message names the version.
+    """
+    recorded = json.loads(version.tags.get(DIGESTS, "{}")).get(part)
+    weights = version.tags.get(FINGERPRINT)
+    if recorded is not None:
+        found = digest(folder)
+        same = found == recorded
+    elif part == MODEL and weights is not None:  # of the days when the weights alone were recorded
+        with open_checkpoint(weights_file(folder)) as state:
+            same = matches(state, weights)
+        found, recorded = "another one", short(weights)
+    else:
+        return
+    if not same:
+        raise MergeflowError(
+            f"version {version.version} of '{version.name}' is damaged: its {part} at {version.source} has the digest "
+            f"{found[:12]}, registered was {recorded[:12]}. Restore these files from a backup; or register the model "
+            "again with `mergeflow stage run register --force`, which makes a version of its own."
+        )
+
+
+@contextmanager
+def reading(version: ModelVersion) -> Iterator[None]:
+    """Read a version's files inside the block; what fails there is one error that names the version."""
+    try:
+        yield
+    except MergeflowError:
+        raise
+    except UNREADABLE as error:
+        raise MergeflowError(
+            f"the files of version {version.version} of '{version.name}' cannot be read at {version.source}: {error}. "
+            "Restore them; or register the model again with `mergeflow run`, which makes a version of its own."
+        ) from error
