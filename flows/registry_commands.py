@@ -38,6 +38,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
     _add_questions(group, opened)
     _add_lineage(group, opened)
     _add_changes(group, opened, root)
+    _add_serving(group, opened)
     rebuild_commands.add_commands(app, group, opened, root)
 
 
@@ -172,6 +173,8 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         store, model, _ = opened(name)
         typer.echo(f"{model}: champion is version {rollback(store, model, who=who, why=why).version}")
 
+
+def _add_serving(group: typer.Typer, opened: Opened) -> None:
     @group.command("serve")
     def serve_(
         which: Which = "champion",

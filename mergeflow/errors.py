@@ -9,8 +9,29 @@ from importlib.util import find_spec
 class MergeflowError(ValueError):
     """Bad input. The message names the thing, what was found, what was expected and the way out.
 
-    The command line prints the message alone, without a traceback, and exits with status 2.
+    The command line prints the message alone, without a traceback, and exits with status 2. Messages quote other
+    programs' and end up in logs, so passwords in addresses are masked here, where all of them pass.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_passwords(one) if isinstance(one, str) else one for one in args))
+
+
+def without_passwords(text: str) -> str:
+    """Return a text in which the passwords of addresses are stars.
+
+    Example:
+        >>> without_passwords("no answer from https://bob:s3cret@host/api, postgresql://host/db?user=bob&password=x")
+        'no answer from https://bob:***@host/api, postgresql://host/db?user=bob&password=***'
+    """
+    text = re.sub(r"(://[^\s/:@]*:)[^\s/]*@", r"\1***@", text)
+    return re.sub(r"(?i)(\bpassword=)[^\s&'\"]+", r"\1***", text)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, without the full stop; its type where there is none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError:

@@ -4,6 +4,7 @@ The truth is one alias. Every change first writes its event, numbered, as a tag 
 then moves the alias (the commit), then updates what is derived: the tag that says which event was the last, the alias
 `previous`, the alias `candidate`. An event with a higher number than the last committed one belongs to a change that
 never came to its commit. Events are kept with the model, not with a version, so that they outlive a deleted version.
+A writer that does not know yet that it has lost its lock may write an event of the same number, under a tag of its own.
 """
 
 import json
@@ -27,6 +28,7 @@ class Event:
         who: person or process.
         why: in words.
         at: UTC time, ISO 8601.
+        id: tells events of one number apart; those of former days have none.
     """
 
     sequence: int
@@ -37,11 +39,21 @@ class Event:
     who: str
     why: str
     at: str
+    id: str = ""
 
     @property
     def key(self) -> str:
         """Name of the registered model's tag that holds this event."""
-        return f"{EVENT}{self.sequence:08d}"
+        return f"{EVENT}{self.sequence:08d}{self._suffix}"
+
+    @property
+    def last(self) -> str:
+        """Text of the tag that says that this event was the last one."""
+        return f"{self.sequence}{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return f"-{self.id}" if self.id else ""
 
     def to_json(self) -> str:
         """Return the tag's text."""
@@ -57,12 +69,14 @@ class Snapshot:
         versions: the version numbers that exist.
         events: number to event, committed or not.
         last: number of the last event known to be committed; 0: none yet.
+        losers: names of the tags of further events, of writers that had lost their lock.
     """
 
     aliases: Mapping[str, str]
     versions: Collection[str]
     events: Mapping[int, Event] = field(default_factory=dict)
     last: int = 0
+    losers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,11 +96,23 @@ class State:
     outside: bool = False
 
 
-def read_events(tags: Mapping[str, str]) -> dict[int, Event]:
-    """Return the events among a registered model's tags by number."""
+def read_snapshot(aliases: Mapping[str, str], versions: Collection[str], tags: Mapping[str, str]) -> Snapshot:
+    """Return what a registered model's aliases, versions and tags say.
+
+    Of several events of one number that one counts which the last tag names, or which has moved the alias.
+
+    Args:
+        aliases: alias to version number.
+        versions: the version numbers that exist.
+        tags: of the model.
+    """
+    last = tags.get(LAST, "0")
     found = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
     events = [Event(**{**one, "line": tuple(one["line"])}) for one in found]
-    return {one.sequence: one for one in sorted(events, key=lambda one: one.sequence)}
+    events.sort(key=lambda one: (one.sequence, one.last == last, one.version == aliases.get("champion")))
+    counting = {one.sequence: one for one in events}
+    losers = tuple(one.key for one in events if one is not counting[one.sequence])
+    return Snapshot(aliases, versions, counting, int(last.partition("-")[0]), losers)
 
 
 def resolve(snapshot: Snapshot) -> State:
@@ -102,6 +128,7 @@ def resolve(snapshot: Snapshot) -> State:
         State(champion='1', line=(), sequence=0, outside=True)
     """
     alias = snapshot.aliases.get("champion")
+    alias = alias if alias in snapshot.versions else None  # older servers keep the alias of a deleted version
     last, following = snapshot.events.get(snapshot.last), snapshot.events.get(snapshot.last + 1)
     if alias is not None and last is not None and last.version == alias:
         return State(alias, _line(last.line, alias, snapshot), snapshot.last)

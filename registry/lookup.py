@@ -10,7 +10,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from mergeflow.errors import MergeflowError, unknown_name
-from registry.championship import Event, resolve
+from registry.championship import Event, read_snapshot, resolve
 from registry.evidence import read_evidence
 from registry.files import MODEL, check_part, fetched, reading
 from registry.logging import FINGERPRINT
@@ -120,6 +120,12 @@ def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion
     word = str(which).removeprefix("@")
     number = str(model.aliases.get(word, word))
     if number not in versions:
+        state = resolve(read_snapshot(model.aliases, set(versions), model.tags))
+        if word == CHAMPION and state.champion is not None:
+            raise MergeflowError(
+                f"'{name}' has no champion: the version that was it, or its alias, was deleted outside mergeflow. "
+                f"`mergeflow registry rollback` makes version {state.champion} champion again."
+            )
         raise unknown_name(f"version or alias of '{name}'", word, [*versions, *model.aliases])
     return describe(versions[number], model.aliases)
 

@@ -4,16 +4,21 @@ import getpass
 import json
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import TypeVar
+from uuid import uuid4
 
 from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
 
 from mergeflow.errors import MergeflowError, check_model_name, unknown_name
-from registry.championship import LAST, Event, Snapshot, State, read_events, resolve, withdrawn
+from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
 from registry.evidence import read_evidence
 from registry.files import check_model
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
+from registry.locks import Check, LockLost
 from registry.logging import FINGERPRINT, log_file
 from registry.store import Store
 from registry.versions import (
@@ -37,6 +42,8 @@ from registry.versions import (
 
 # An event's tag holds the line; MLflow allows 100 000 characters.
 _LONGEST_LINE = 5000
+_ATTEMPTS = 5
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -133,9 +140,10 @@ def promote(
         MergeflowError: no such model or version, or its files are gone.
     """
     number = str(version)
-    with store.lock(f"model {name}"):
+
+    def attempt(check: Check) -> Promotion:
         state = _repair(store, name)
-        events = read_events(require_model(store, name).tags)
+        events = snapshot(store, name).events
         versions = all_versions(store, name)
         if number not in versions:
             raise unknown_name(f"version of '{name}'", number, versions)
@@ -143,31 +151,33 @@ def promote(
             return Promotion(number, number, None, changed=False)
         kept = read_evidence(store, versions[number])  # its files must be there, and be those that were registered
         check_model(store, versions[number])
-        evidence = kept if evidence is None else _bounded(evidence, kept)
+        judged = kept if evidence is None else _bounded(evidence, kept)
         champion, unreadable = None, ""
         if state.champion is not None:
             try:
-                champion = _champion_evidence(store, versions[state.champion], evidence, reevaluate)
+                champion = _champion_evidence(store, versions[state.champion], judged, reevaluate)
             except MergeflowError as error:
                 unreadable = _unreadable(name, number, state.champion, error)
         out = any(withdrawn(events, twin) for twin in _twins(versions, number))
         removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
-        decision = decide(evidence, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
-        _log_decision(store, name, number, state, decision, force, evidence)
+        decision = decide(judged, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
+        _log_decision(store, name, number, state, decision, force, judged)
         if only_ask or (not decision.promote and force is None):
             return Promotion(number, state.champion, decision, changed=False)
         past = (*state.line, state.champion) if state.champion is not None else ()
-        action, who, why = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
-        if force is not None:
-            action, who, why = ("force", force.who, force.why)
-        _commit(store, name, _event(state, action, number, past, who, why))
+        told = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
+        action, by, reason = told if force is None else ("force", force.who, force.why)
+        _commit(store, name, state, _event(state, action, number, past, by, reason), check)
         return Promotion(number, number, decision, changed=True)
+
+    return _locked(store, name, attempt)
 
 
 def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") -> RegisteredVersion:
     """Return to the champion before the present one; repeated, to the one before that, and so on.
 
-    The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it.
+    The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it. Where
+    the champion was deleted, or its alias, the last champion that exists is restored, and that is all.
 
     Args:
         store: the registry.
@@ -181,21 +191,36 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
     Raises:
         MergeflowError: no such model, or no earlier champion.
     """
-    with store.lock(f"model {name}"):
-        require_model(store, name)
-        state = _repair(store, name)
-        if not state.line:
-            raise MergeflowError(
-                f"'{name}' has no earlier champion to return to: the present one is "
-                f"{'version ' + state.champion if state.champion else 'none'}. Promote another version instead."
-            )
-        target = state.line[-1]
+
+    def attempt(check: Check) -> RegisteredVersion:
+        found = snapshot(store, name)
+        state = resolve(found)
+        if found.aliases.get(CHAMPION) not in found.versions and state.champion is not None:
+            target, line = state.champion, state.line
+            before: str | None = found.events[found.last].version
+        else:
+            state = _repair(store, name)
+            (target, line), before = _step_back(name, state), state.champion
         versions = all_versions(store, name)
         read_evidence(store, versions[target])  # its files must be there, and be those that were registered
         check_model(store, versions[target])
-        line = tuple(earlier for earlier in state.line[:-1] if earlier != state.champion)
-        _commit(store, name, _event(state, "rollback", target, line, who or _me(), why))
+        if target != before:
+            event = _event(state, "rollback", target, line, who or _me(), why)
+            _commit(store, name, state, replace(event, before=before), check)
+        _repair(store, name)
         return describe(all_versions(store, name)[target], require_model(store, name).aliases)
+
+    return _locked(store, name, attempt)
+
+
+def _step_back(name: str, state: State) -> tuple[str, tuple[str, ...]]:
+    """Return the champion before the present one, and those that a rollback can return to from there."""
+    if not state.line:
+        raise MergeflowError(
+            f"'{name}' has no earlier champion to return to: the present one is "
+            f"{'version ' + state.champion if state.champion else 'none'}. Promote another version instead."
+        )
+    return state.line[-1], tuple(earlier for earlier in state.line[:-1] if earlier != state.champion)
 
 
 def repair(store: Store, name: str) -> State:
@@ -240,14 +265,45 @@ def _twins(versions: Mapping[str, ModelVersion], number: str) -> list[str]:
     return same or [number]
 
 
-def _commit(store: Store, name: str, event: Event) -> None:
+def _locked(store: Store, name: str, attempt: Callable[[Check], _T]) -> _T:
+    """Return what an attempt under the model's lock returns; one that loses the lock before its commit starts over."""
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            with store.lock(f"model {name}") as check:
+                return attempt(check)
+        except LockLost:
+            if not left:
+                raise
+    raise AssertionError
+
+
+def _commit(store: Store, name: str, state: State, event: Event, check: Check) -> None:
+    """Write the event and move the alias, if nobody else can have written since the state was read.
+
+    Raises:
+        LockLost: somebody can have; nothing counts as changed.
+    """
+    _check_unchanged(store, name, state, check)
     store.client.set_registered_model_tag(name, event.key, event.to_json())  # the intent
+    try:
+        _check_unchanged(store, name, state, check)
+    except LockLost:
+        store.client.delete_registered_model_tag(name, event.key)
+        raise
     store.client.set_registered_model_alias(name, CHAMPION, event.version)  # the commit
-    _repair(store, name)
+    with suppress(MlflowException):  # a server that went away now: whoever changes something next derives the rest
+        _repair(store, name)
+
+
+def _check_unchanged(store: Store, name: str, state: State, check: Check) -> None:
+    check()
+    if resolve(snapshot(store, name)) != state:
+        raise LockLost(f"the champion of '{name}' was changed by another process meanwhile: try again.")
 
 
 def _event(state: State, action: str, version: str, line: tuple[str, ...], who: str, why: str) -> Event:
-    return Event(state.sequence + 1, action, version, state.champion, line[-_LONGEST_LINE:], who, why, _now())
+    short, own = line[-_LONGEST_LINE:], uuid4().hex[:8]
+    return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), own)
 
 
 def _repair(store: Store, name: str) -> State:
@@ -260,17 +316,18 @@ def _repair(store: Store, name: str) -> State:
     if state.outside and state.champion is not None:
         before = found.events[found.last].version if found.last in found.events else None
         why = "the alias was moved outside mergeflow"
-        event = Event(state.sequence + 1, "outside", state.champion, before, state.line, _me(), why, _now())
+        event = replace(_event(state, "outside", state.champion, state.line, _me(), why), before=before)
         store.client.set_registered_model_tag(name, event.key, event.to_json())
-        state = State(state.champion, state.line, state.sequence + 1)
+        found = replace(found, events={**found.events, event.sequence: event})
+        state = State(state.champion, state.line, event.sequence)
     _derive(store, name, found, state)
     return state
 
 
 def _drop_uncommitted(store: Store, name: str, found: Snapshot, state: State) -> None:
-    for number, event in found.events.items():
-        if number > state.sequence:
-            store.client.delete_registered_model_tag(name, event.key)
+    uncommitted = [event.key for number, event in found.events.items() if number > state.sequence]
+    for key in (*uncommitted, *found.losers):
+        store.client.delete_registered_model_tag(name, key)
 
 
 def _derive(store: Store, name: str, found: Snapshot, state: State) -> None:
@@ -281,7 +338,7 @@ def _derive(store: Store, name: str, found: Snapshot, state: State) -> None:
     if aliases.get(CHAMPION) != state.champion:
         client.set_registered_model_alias(name, CHAMPION, state.champion)
     if found.last != state.sequence:
-        client.set_registered_model_tag(name, LAST, str(state.sequence))
+        client.set_registered_model_tag(name, LAST, found.events[state.sequence].last)
     previous = state.line[-1] if state.line else None
     if previous is None and PREVIOUS in aliases:
         client.delete_registered_model_alias(name, PREVIOUS)

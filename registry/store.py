@@ -9,15 +9,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from mergeflow.errors import MergeflowError
-from registry.locks import file_lock, postgres_lock
+from mergeflow.errors import MergeflowError, first_line
+from registry.locks import Check, file_lock, postgres_lock
 from registry.quiet import mlflow
 from registry.relocation import follow_files
 
@@ -38,7 +38,7 @@ class Store:
     lock_uri: str | None
     scratch: Path  # on the project's disk; of this registry alone, since its locks guard it
 
-    def lock(self, name: str, timeout: float = LOCK_SECONDS) -> AbstractContextManager[None]:
+    def lock(self, name: str, timeout: float = LOCK_SECONDS) -> AbstractContextManager[Check]:
         """Return the lock `name`: an advisory lock where PostgreSQL is known, else a file lock."""
         if self.lock_uri is not None:
             return postgres_lock(self.lock_uri, name, timeout)
@@ -85,7 +85,7 @@ def connect(
     """
     root = Path(project_root).resolve()
     own = f"sqlite:///{root / 'mlflow.db'}"
-    uri = os.environ.get(_VARIABLE) or tracking_uri or own
+    uri = _without_login(os.environ.get(_VARIABLE) or tracking_uri or own)
     _check_kind(uri)
     lock_folder = _lock_folder(uri)
     served = uri.startswith(("http://", "https://"))
@@ -126,10 +126,10 @@ def _sqlite_file(uri: str) -> Path:
 
 
 def _cannot_open(uri: str, error: Exception) -> MergeflowError:
-    found = _first_line(error)
+    found = first_line(error)
     if not uri.startswith("sqlite:///"):
         return MergeflowError(
-            f"the registry at {_safe(uri)} cannot be opened: {found} "
+            f"the registry at {uri} cannot be opened: {found}. "
             "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
         )
     return MergeflowError(
@@ -142,7 +142,7 @@ def _cannot_open(uri: str, error: Exception) -> MergeflowError:
 def _check_kind(uri: str) -> None:
     if not uri.startswith(("sqlite:///", "postgresql://", "postgresql+", "http://", "https://")):
         raise MergeflowError(
-            f"MLFLOW_TRACKING_URI is {_safe(uri)!r}, expected sqlite:///FILE, postgresql://... or http(s)://...: "
+            f"MLFLOW_TRACKING_URI is {uri!r}, expected sqlite:///FILE, postgresql://... or http(s)://...: "
             "MLflow keeps its registry in a database; a plain folder cannot hold one."
         )
 
@@ -176,13 +176,18 @@ def _experiment_id(client: MlflowClient, name: str, folder: Path | None) -> str:
     return str(found.experiment_id)
 
 
-def _safe(uri: str) -> str:
-    """Return the address without its password."""
-    try:
-        return sqlalchemy.engine.make_url(uri).render_as_string(hide_password=True)
-    except sqlalchemy.exc.ArgumentError:
+def _without_login(uri: str) -> str:
+    """Return a server's address without name and password, which go where MLflow looks for them.
+
+    MLflow repeats the address in its errors and links.
+    """
+    place = urlsplit(uri)
+    if place.scheme not in ("http", "https") or "@" not in place.netloc:
         return uri
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    login, _, host = place.netloc.rpartition("@")
+    name, _, password = login.partition(":")
+    os.environ |= {"MLFLOW_TRACKING_USERNAME": unquote(name), "MLFLOW_TRACKING_PASSWORD": unquote(password)}
+    plain = place._replace(netloc=host).geturl()
+    if os.environ.get(_VARIABLE) == uri:
+        os.environ[_VARIABLE] = plain
+    return plain

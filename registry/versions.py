@@ -16,7 +16,7 @@ from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS_FILES
-from registry.championship import LAST, Snapshot, read_events
+from registry.championship import Snapshot, read_snapshot
 from registry.evidence import load_evidence, read_evidence, write_evidence
 from registry.files import DIGESTS, EVIDENCE, MODEL, UNREADABLE, check_model, digests_of, fetched
 from registry.gates import Evidence
@@ -136,7 +136,7 @@ def snapshot(store: Store, name: str, model: RegisteredModel | None = None) -> S
     """
     model = model or require_model(store, name)  # first: its aliases are then of versions listed below
     aliases = {alias: str(number) for alias, number in model.aliases.items()}
-    return Snapshot(aliases, set(all_versions(store, name)), read_events(model.tags), int(model.tags.get(LAST, 0)))
+    return read_snapshot(aliases, set(all_versions(store, name)), model.tags)
 
 
 def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:

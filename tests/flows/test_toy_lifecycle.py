@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from mlflow.exceptions import MlflowException
 
 from flows.advice import make_advice
 from flows.asked import Asked
@@ -57,7 +56,7 @@ def test_the_champion_answers_as_it_was_scored(project: Path, store: Store) -> N
         assert np.mean(right) == shown["accuracy"][task]
         assert all(sum(row.values()) == pytest.approx(1.0) for row in answer["probabilities"])
     rows.loc[1, "x3"] = np.nan
-    with pytest.raises(MlflowException, match=r"2 of 60 rows cannot be classified\. row 0: unknown task.*row 1: x3"):
+    with pytest.raises(MergeflowError, match=r"2 of 60 rows cannot be classified\. row 0: unknown task.*row 1: x3"):
         model.predict(rows.assign(task=["rigth", *["right"] * 59]))
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.championship import Event, Snapshot, read_events, resolve, withdrawn
+from registry.championship import LAST, Event, Snapshot, read_snapshot, resolve, withdrawn
 
 
 class Model:
@@ -101,7 +101,19 @@ def test_repair_always_ends_with_one_existing_champion(actions):
 
 def test_events_survive_their_tags():
     event = Event(3, "promote", "2", "1", ("1",), "ada", "better", "now")
-    assert read_events({event.key: event.to_json(), "other": "x"}) == {3: event}
+    assert read_snapshot({}, set(), {event.key: event.to_json(), "other": "x"}).events == {3: event}
+
+
+def test_of_two_events_of_one_number_the_committed_one_counts():
+    won, lost = (Event(2, "promote", version, "1", ("1",), "", "", "", version * 2) for version in "34")
+    tags = {one.key: one.to_json() for one in (won, lost)}
+    assert len(tags) == 2
+    for found in (
+        read_snapshot({"champion": "3"}, {"1", "3", "4"}, {**tags, LAST: "1"}),  # it moved the alias
+        read_snapshot({"champion": "4"}, {"1", "3", "4"}, {**tags, LAST: won.last}),  # the other one did, too late
+    ):
+        assert (found.events, found.losers) == ({2: won}, (lost.key,))
+    assert resolve(found).outside
 
 
 def test_withdrawn_until_promoted_again():

@@ -219,6 +219,32 @@ def test_a_lost_alias_or_a_deleted_champion_is_made_good(store, make_candidate):
     assert find_version(store, "merged", "@champion").version == "1"
 
 
+@pytest.mark.parametrize("gone", ["version", "alias"])
+def test_a_rollback_restores_a_champion_that_was_deleted_and_stops(store, make_candidate, gone):
+    for seed in (1, 2, 3):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+    if gone == "version":
+        store.client.delete_model_version("merged", "3")
+    else:
+        store.client.delete_registered_model_alias("merged", "champion")
+    expected = "2" if gone == "version" else "3"
+    with pytest.raises(MergeflowError, match=f"`mergeflow registry rollback` makes version {expected} champion again"):
+        find_version(store, "merged", "champion")
+    assert rollback(store, "merged", who="ada", why="it was deleted").version == expected
+    assert find_version(store, "merged", "champion").version == expected
+    last = history(store, "merged")[-1]
+    if gone == "version":
+        assert (last.action, last.version, last.before, last.who, last.why) == (
+            "rollback",
+            "2",
+            "3",
+            "ada",
+            "it was deleted",
+        )
+    assert rollback(store, "merged").version == str(int(expected) - 1)
+
+
 def test_compare_and_list(store, make_candidate):
     for seed in (1, 2):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))

@@ -1,11 +1,13 @@
 """Opening the registry: where it is, quiet, whole or not at all, one writer at a time."""
 
+import base64
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -66,10 +68,52 @@ def test_addresses_of_no_known_kind(tmp_path, monkeypatch):
         connect("http://127.0.0.1:9", tmp_path)
 
 
-def test_passwords_are_not_printed(tmp_path):
+@pytest.mark.parametrize(
+    "address",
+    [
+        "mysql://ada:hunter2@host/db",
+        "mysql://ada:hunter2#@host/db",
+        "http://ada:hunter2@127.0.0.1:9",
+        "postgresql://ada:hunter2@127.0.0.1:9/db",
+        "postgresql://127.0.0.1:9/db?user=ada&password=hunter2",
+    ],
+)
+def test_passwords_are_not_printed(tmp_path, monkeypatch, address, caplog, capfd):
+    for name, value in (("MAX_RETRIES", "0"), ("TIMEOUT", "2")):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     with pytest.raises(MergeflowError) as error:
-        connect("mysql://ada:hunter2@host/db", tmp_path)
-    assert "hunter2" not in str(error.value)
+        connect(project_root=tmp_path)
+    cause = error.value.__cause__
+    for text in (str(error.value), str(cause) if address.startswith("http") else "", caplog.text, *capfd.readouterr()):
+        assert "hunter2" not in text
+
+
+def test_a_login_in_the_address_is_given_to_the_server(tmp_path, monkeypatch):
+    """It goes where MLflow looks for it, and the address that is told and linked has none."""
+    asked = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["Authorization"])
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    for name in ("USERNAME", "PASSWORD"):
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(MergeflowError, match=f"the registry at http://127.0.0.1:{server.server_port} cannot"):
+            connect(f"http://ada:hunter%402@127.0.0.1:{server.server_port}", tmp_path)
+        server.shutdown()
+    assert asked[0] == f"Basic {base64.b64encode(b'ada:hunter@2').decode()}"
 
 
 def test_active_leaves_no_trace(store):
