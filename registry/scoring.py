@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 from fastapi import FastAPI, Request, Response
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import scoring_server

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import torch
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel
