@@ -82,7 +82,7 @@ def survey(
     }
     taken = {name for name, shape in shapes.items() if architecture.treats(name, shape, selection)}
     together(
-        lambda: _check_known(owner, selection, shapes, architecture),
+        lambda: _check_known(owner, selection, infos, shapes, architecture),
         lambda: _check_taken(owner, selection, shapes, taken, architecture),
         lambda: _check_fused(owner, split_fused, taken, architecture),
     )
@@ -104,10 +104,27 @@ def _by_role(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, tuple[
 
 
 def _check_known(
-    owner: str, selection: Selection, shapes: Mapping[str, tuple[int, ...]], architecture: Architecture
+    owner: str,
+    selection: Selection,
+    infos: Mapping[str, TensorInfo],
+    shapes: Mapping[str, tuple[int, ...]],
+    architecture: Architecture,
 ) -> None:
     if isinstance(selection, tuple):
         return
+    deep = [
+        name
+        for name, info in infos.items()
+        if len(info.shape) == 3
+        and min(info.shape) > 1
+        and "conv" not in name.lower()
+        and architecture.role(name, info.shape) in ("attention", "mlp")
+    ]
+    if deep:
+        raise MergeflowError(
+            f"{owner}: {len(deep)} weights of attention or MLPs have three dimensions, as XLNet's [d, heads, d_head] "
+            f"({_patterns(deep)}), and only two make a matrix. {_WAY_OUT}"
+        )
     unknown = [name for name, shape in shapes.items() if architecture.role(name, shape) is None]
     if unknown:
         raise MergeflowError(

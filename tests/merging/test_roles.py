@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers import AutoConfig
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, merge, prepare
@@ -243,3 +244,85 @@ def test_a_model_folder_brings_its_config_for_files_named_as_its_weights(tmp_pat
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(MergeflowError, match=r"config\.json"):
         merge({"method": "cart", "base": str(tmp_path), "experts": [str(tmp_path)], "out": f"{tmp_path}2"})
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *((f"backbone.layers.0.mixer.{part}_proj.weight", "attention") for part in "qkvo"),
+        ("backbone.layers.1.mixer.up_proj.weight", "mlp"),
+        ("backbone.layers.1.mixer.in_proj.weight", "projection"),  # Mamba's
+        ("qformer.encoder.layer.0.intermediate_query.dense.weight", "mlp"),
+        ("qformer.encoder.layer.0.output_query.dense.weight", "mlp"),
+        ("levit.encoder.stages.0.layers.0.module.queries_keys_values.linear.weight", "attention"),
+        ("levit.encoder.stages.0.layers.1.module.linear_up.linear.weight", "mlp"),
+        ("vision_tower.timm_model.stages.3.blocks.0.token_mixer.qkv.weight", "attention"),
+        ("embed_tokens_extend.audio_embed.encoder.encoders.0.self_attn.q_proj.weight", "attention"),
+        ("embed_tokens_extend.image_embed.img_processor.head.mlp.fc1.weight", "mlp"),
+    ],
+)
+def test_names_that_spectral_methods_once_averaged_in_silence(name, role):
+    assert Architecture().role(name, (64, 64)) == role
+
+
+def test_attention_of_three_dimensions_is_refused():
+    base = {f"layer.0.rel_attn.{part}": torch.randn(8, 2, 4) for part in "qkvo"}
+    base |= {"layer.0.ff.layer_1.weight": torch.randn(8, 8), "layer.0.ff.layer_2.weight": torch.randn(8, 8)}
+    experts = {name: {key: value + 1 for key, value in base.items()} for name in "ab"}
+    with pytest.raises(MergeflowError, match="4 weights of attention or MLPs have three dimensions"):
+        prepare(configure("cart"), base, experts)
+    prepare(configure("cart", {"matrices": ["*.ff.*"]}), base, experts)
+
+
+SIZES = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "depth")
+# Tables of relative positions, routers, and what joins towers lie inside modules that are called attention or MLP.
+LEFT = r"rel_pos|relative_pos|position_bias|router|connector\.|merger\.|downsample\.assign|mask_embed|^.*seg_embed"
+
+
+def _shrunken(config):
+    for key in SIZES:
+        if isinstance(config.__dict__.get(key), int):
+            setattr(config, key, 2)
+    if isinstance(config.__dict__.get("layer_types"), list):
+        config.layer_types = config.layer_types[:2]
+    for part in config.__dict__.values():
+        if isinstance(part, transformers.PretrainedConfig):
+            _shrunken(part)
+    return config
+
+
+def _of_blocks(model):
+    """Every matrix inside a module that its class calls attention or MLP, by name, with its shape."""
+    modules = dict(model.named_modules())
+    for place, module in modules.items():
+        parts = place.split(".")
+        above = [type(modules[".".join(parts[: i + 1])]).__name__ for i in range(len(parts))]
+        inside = any(re.search(r"Attention|MLP|FeedForward|FFN|DenseReluDense", one) for one in above)
+        skipped = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding) or "Norm" in above[-1]
+        for leaf, value in module.named_parameters(recurse=False) if inside and not skipped else ():
+            if value.ndim > 1 and min(value.shape) > 1 and not leaf.endswith("bias"):
+                yield f"{place}.{leaf}", tuple(value.shape)
+
+
+@pytest.mark.nightly
+def test_no_matrix_of_attention_or_mlp_of_any_family_is_left_in_silence():
+    """Of all classes of transformers that a default configuration builds: treated, refused, or no such matrix."""
+    built, silent = 0, {}
+    for kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+        try:
+            with torch.device("meta"):
+                model = transformers.AutoModel.from_config(_shrunken(AutoConfig.for_model(kind)))
+        except Exception:  # classes that are parts of others, or need more than a configuration
+            continue
+        built += 1
+        architecture = _architecture(model)
+        roles = {name: (architecture.role(name, shape), shape) for name, shape in _of_blocks(model)}
+        if any(role is None or (len(shape) == 3 and role in ("attention", "mlp")) for role, shape in roles.values()):
+            continue  # refused
+        silent |= {
+            f"{kind}: {re.sub(r'[0-9]+', '*', name)}": role
+            for name, (role, _) in roles.items()
+            if role not in ("attention", "mlp", "expert") and not re.search(LEFT, name)
+        }
+    assert built > 400
+    assert not silent

@@ -21,6 +21,7 @@ Patterns = tuple[tuple[str, Role], ...]
 
 # `B` is where a part of a name begins, `E` where it ends.
 _B, _E = r"(?:^|\.)", r"(?:\.|$)"
+_BLOCK = r"(?:(?:layers?|blocks?|encoders)\.\d+|\.head)\."
 _VOCABULARY: Patterns = (
     # A norm is told by the module that owns the parameter: dbrx keeps attention inside `norm_attn_norm`.
     (rf"{_B}\w*norm\w*\.\w+$|{_B}(?:ln|bn|\w+_ln)\w*\.\w+$|(?:attention|pos_conv_embed)\.\w*norm", "norm"),
@@ -34,16 +35,18 @@ _VOCABULARY: Patterns = (
     (r"\boutput_projection\.|^pred_layer\.|^lm_loss\.|(?:^|\bhead\.)decoder\.(?:weight|bias)$", "head"),
     (r"^output\.(?:weight|bias)$", "head"),
     # An encoder inside a module of embeddings (`embed_tokens_extend.image_embed…`) has blocks like any other.
-    (r"(?:layers?|blocks?)\.\d+\.(?:(?!embed|position).)*(?:attn|attention)(?:(?!embed|position).)*$", "attention"),
-    (r"(?:layers?|blocks?)\.\d+\.(?:(?!embed|position).)*(?:mlp|ffn)(?:(?!embed|position).)*$", "mlp"),
+    (rf"{_BLOCK}(?:(?!embed|position).)*(?:attn|attention)(?:(?!embed|position).)*$", "attention"),
+    (rf"{_BLOCK}(?:(?!embed|position).)*(?:mlp|ffn|feed_forward)(?:(?!embed|position).)*$", "mlp"),
     (r"embeddings?_proj\w*\.|embed_proj\.|embedding_hidden_mapping_in|project_(?:in|out)\.", "projection"),
     (r"position|pos_(?:embed|conv_embed)|\bwpe\.", "position"),
     (r"embed(?:dings?)?(?:_in|_tokens)?(?:\b|_)|token_type|\bwte\.|shared\.weight$", "embedding"),
     (r"(?:cls|class|mask|distillation|register|dist)_(?:token|embedding)s?$", "embedding"),
     (r"\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
-    (rf"attn|attention|{_B}to_(?:q|k|v|kv|qkv|out)\.", "attention"),
-    (r"mlp|ffn|ffw_|feed_forward|denserelu|(?:intermediate|output)\.dense\.", "mlp"),
-    (rf"(?:gate|up|down)_proj\.|{_B}ff\d?\.|pwconv\d\.|pointwise_(?:conv|lin)\d\.", "mlp"),
+    (rf"attn|attention|{_B}to_(?:q|k|v|kv|qkv|out)\.|{_B}(?:[qkvo]|qkv|query|key|value)_proj\.", "attention"),
+    (rf"{_B}(?:queries|keys|values)\w*\.linear\.|\d\.(?:module\.)?projection\.linear\.", "attention"),
+    (rf"token_mixer\.(?:qkv|proj)\.|{_B}head\.output_proj\.", "attention"),
+    (r"mlp|ffn|ffw_|feed_forward|denserelu|(?:intermediate|output)(?:_\w+)?\.dense\.", "mlp"),
+    (rf"(?:gate|up|down)_proj\.|{_B}linear_(?:up|down)\.|{_B}ff\d?\.|pwconv\d\.|pointwise_(?:conv|lin)\d\.", "mlp"),
     (r"^features\.\d+\.\d+\.block\.\d+\.weight$", "mlp"),  # torchvision's ConvNeXt
     (rf"{_B}fc(?:\d|_in|_out)\.|{_B}linear[12]\.|^layers\.\d+\.weight$", "mlp"),
     (r"a_log$|conv1d\.(?:weight|bias)$|dt_bias$|time_mix|time_decay|time_first|\.d$", "other"),
