@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, raw_bytes, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, combine, leaf_digests, raw_bytes, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo, build_header
 from mergeflow.checkpoints.reader import TIED, tied_names
 from mergeflow.errors import MergeflowError
@@ -64,11 +64,11 @@ class StreamWriter:
         info = self.infos[name]
         assert piece.dtype == info.dtype.torch, (name, piece.dtype, info.dtype)
         assert start % BLOCK == 0, start
-        for begin in range(0, piece.numel(), BLOCK):
-            part = piece[begin : begin + BLOCK]
-            self._digests[name, start + begin] = block_digest(part, self.scheme)
+        data, itemsize = raw_bytes(piece), info.dtype.itemsize
+        for index, digest in enumerate(leaf_digests(data, itemsize, self.scheme)):
+            self._digests[name, start + index * BLOCK] = digest
         with _disk_errors(self.path, self._size):
-            self._file.write(raw_bytes(piece), self._offsets[name] + start * info.dtype.itemsize)
+            self._file.write(data, self._offsets[name] + start * itemsize)
 
     def digests(self) -> dict[str, str]:
         """Return the digest of every tensor that was written."""

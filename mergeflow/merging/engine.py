@@ -7,14 +7,14 @@ computes with one thread, so the number of workers does not change a bit either.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import accumulate
 from math import prod
-from threading import local
+from threading import Event, Lock, local
 from typing import Any
 
 from mergeflow.checkpoints.fingerprint import BLOCK
@@ -24,8 +24,9 @@ from mergeflow.merging.catalog import Call
 from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.schedule import Schedule, work_through
 from mergeflow.merging.stack import Model, Stack
-from mergeflow.merging.stacks import Stacks, Unit
+from mergeflow.merging.stacks import Stacks, Unit, piece_of
 from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20
@@ -35,6 +36,7 @@ _SAMPLE = 64 * 2**20  # bytes of a sample at most
 _SMALL = 2**21  # elements of a model that is read whole: 1024 runs of a sample take longer, 0.26 s
 _GOLDEN = 0.6180339887498949
 
+Task = tuple[Unit, Callable[[Unit], None]]
 Sink = Callable[[Unit, Stack | None, Any], None]
 """Takes a unit, its stack and the method's result for it; or no stack and a piece of the base that is not merged."""
 
@@ -66,14 +68,47 @@ class Engine:
     def first_passes(self) -> None:
         """Find the facts about the whole model that the method needs."""
         for one in self.call.method.passes(self.call.arguments, self.model.dtype):
-            if one.unless not in self.model.known:
+            if not one.within and one.unless not in self.model.known:
                 self.first_pass(one)
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
-        infos = self.stacks.infos
-        units = units_of(self.call, self.model, infos, infos if names is None else names)
-        self._map(lambda unit: sink(unit, *self.result(unit)), units)
+        self._map(self._tasks(sink, sorted(self.stacks.infos if names is None else names)))
+
+    def _tasks(self, sink: Sink, names: Sequence[str]) -> Iterator[Task]:
+        """Yield what is to be done, in order: a tensor that is read twice is merged after the next one's first reading.
+
+        So nobody waits for the last piece of a first reading, and the second one finds the data in memory.
+        """
+
+        def merge(facts: _Facts, unit: Unit) -> None:
+            facts.ready.wait()
+            sink(unit, *self.result(unit))
+
+        later: list[Task] = []
+        for name in names:
+            units = list(units_of(self.call, self.model, self.stacks.infos, [name]))
+            facts = _Facts(self, name, self._passes_within(name), len(units))
+            yield from ((unit, facts.observe) for unit in units if facts.passes)
+            yield from later
+            later = [(unit, partial(merge, facts)) for unit in units]
+        yield from later
+
+    def _passes_within(self, name: str) -> list[Pass]:
+        """Return the passes that find something of a tensor by itself, and have not yet."""
+        args, model, own = self.call.arguments, self.model, self.model.tied.get(name, name)
+        return [
+            one
+            for one in self._within
+            if name in model.shapes
+            and own not in model.known.setdefault(one.name, {})
+            and (one.only is None or one.only(args, own, model))
+        ]
+
+    @cached_property
+    def _within(self) -> list[Pass]:
+        # A compressor has none of them.
+        return [one for one in self.call.method.passes(self.call.arguments, self.model.dtype) if one.within]
 
     def result(self, unit: Unit) -> tuple[Stack | None, Any]:
         """Return a unit's stack and the method's result for it; no stack and a piece of the base if it is not merged.
@@ -82,7 +117,12 @@ class Engine:
         """
         if unit.name not in self.model.shapes:
             return None, self.stacks.copied(unit)
-        stack, args = self.stacks.stack(unit, self.stacks.on_piece), self._arguments(unit.name)
+        if self._within and (passes := self._passes_within(unit.name)):
+            units = list(units_of(self.call, self.model, self.stacks.infos, [unit.name]))
+            facts = _Facts(self, unit.name, passes, len(units))
+            for piece in units:
+                facts.observe(piece)
+        stack, args = self.stacks.stack(unit, self.stacks.on_piece), self.arguments(unit.name)
         result = self.call.method(stack, args)
         if "scale" in getattr(args, "varied", ()):
             result = (result[0], result[1] * args.scale)
@@ -98,17 +138,18 @@ class Engine:
             if not hasattr(mine, "box"):
                 mine.box = [one.start(self.model, args)]
                 totals.append(mine.box)
-            mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), self._arguments(unit.name))
+            mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), self.arguments(unit.name))
 
         infos, model = self.stacks.infos, self.model
         names = [name for name in model.shapes if one.only is None or one.only(args, name, model)]
-        self._map(work, sampled_units(model) if one.sampled else units_of(self.call, model, infos, names))
+        units = sampled_units(model) if one.sampled else units_of(self.call, model, infos, names)
+        self._map((unit, work) for unit in units)
         total = one.start(self.model, args)
         for (part,) in totals:
             total = one.merge(total, part)
         self.model.known[one.name] = one.finish(total, self.model, args)
 
-    def _arguments(self, name: str) -> Any:
+    def arguments(self, name: str) -> Any:
         """Return the arguments for one tensor: those that vary over the model have its value."""
         args, model = self.call.arguments, self.model
         if not getattr(args, "varied", None):
@@ -117,49 +158,83 @@ class Engine:
 
     def coefficients(self, name: str) -> list[float]:
         """Return c_t of a linear method for one tensor, whose direction is Σ c_t τ_t: what it makes of unit vectors."""
-        count, args = len(self.model.experts), self._arguments(name)
+        count, args = len(self.model.experts), self.arguments(name)
         units = torch.eye(count, dtype=torch.float64)
         own = self.model.tied.get(name, name)
         direction = self.call.method(Stack(own, units.new_zeros(count), units, 0, self.stacks.model_at(name)), args)[1]
         varied = args.scale if "scale" in getattr(args, "varied", ()) else 1.0
         return [float(one) * varied for one in direction]
 
-    def _map(self, work: Callable[[Unit], None], pieces: Iterable[Unit]) -> None:
-        """Run the work on all pieces with worker threads, never more in flight than memory allows."""
-        workers = self.workers or default_workers()
-        units = list(pieces)
-        budget = max((unit_bytes(self.call, self.model, unit) for unit in units), default=0) + self.buffer
+    def _map(self, tasks: Iterable[Task]) -> None:
+        """Do all tasks with worker threads, never more in flight than memory allows."""
+        tasks = list(tasks)
+        units = [unit for unit, _ in tasks]
+        costs = [unit_bytes(self.call, self.model, unit) for unit in units]
+        schedule = Schedule(costs, max(costs, default=0) + self.buffer)
+
+        def work(at: int) -> None:
+            unit, task = tasks[at]
+            task(unit)
+
         # Element by element nothing calls SciPy's BLAS, so that it need not be loaded.
         whole = not all(treats_elements_alone(self.call, self.model, name) for name in self.model.shapes)
-        flying: dict[Future[None], int] = {}
+        workers = min(self.workers or default_workers(), max(len(tasks), 1))
         start_linear_algebra(self.stacks.device)
-        with one_thread() if whole else nullcontext(), single_threaded(workers) as pool:
-            try:
-                for unit in self._announced(units):
-                    cost = unit_bytes(self.call, self.model, unit)
-                    while flying and (len(flying) >= 4 * workers or sum(flying.values()) + cost > budget):
-                        _collect(flying)
-                    flying[pool.submit(work, unit)] = cost
-                while flying:
-                    _collect(flying)
-            except BaseException:
-                for future in flying:
-                    future.cancel()
-                raise
+        with one_thread() if whole else nullcontext():
+            work_through(schedule, work, workers, partial(self._announce, units, schedule))
 
-    def _announced(self, units: list[Unit]) -> Iterator[Unit]:
-        """Yield the units; the disk is asked for those ahead, in this thread, which has nothing else to do.
+    def _announce(self, units: Sequence[Unit], schedule: Schedule) -> None:
+        """Ask the disk for units ahead of the workers, in this thread, which has nothing else to do.
 
-        Workers that read block by block from nine files reach half of a disk's speed; the system reads ahead by 128 KB.
+        Workers that read piece by piece from nine files reach half of a disk's speed; the system reads ahead by 128 KB.
         """
         width = (len(self.stacks.experts) + 1) * self.model.dtype.itemsize
-        later, distance = iter(units), 0
-        for unit in units:
-            while distance < _AHEAD and (coming := next(later, None)) is not None:
-                self.stacks.read_ahead(coming)
-                distance += (coming.stop - coming.start) * width
-            yield unit
-            distance -= (unit.stop - unit.start) * width
+        ends = list(accumulate((unit.stop - unit.start) * width for unit in units))
+        asked = 0
+        while asked < len(units):
+            # Half of what was asked for has been handed out: few of these turns, each wakes this thread.
+            done = schedule.wait_for(bisect_left(ends, ends[asked - 1] - _AHEAD // 2)) if asked else 0
+            last = max(bisect_right(ends, ends[done - 1] + _AHEAD if done else _AHEAD), asked + 1)
+            for unit in units[asked:last]:
+                self.stacks.read_ahead(unit)
+            asked = last
+
+
+class _Facts:
+    """What passes find of one tensor by itself, from its pieces, on any threads.
+
+    Attributes:
+        passes: The passes, all in one reading.
+        ready: Set when all pieces are read, or one could not be.
+    """
+
+    def __init__(self, engine: Engine, name: str, passes: Sequence[Pass], pieces: int) -> None:
+        self.passes, self.ready = passes, Event()
+        self._engine, self._name, self._left = engine, name, pieces if passes else 0
+        self._totals = [one.start(engine.model, engine.call.arguments) for one in passes]
+        self._lock = Lock()
+        if not passes:
+            self.ready.set()
+
+    def observe(self, unit: Unit) -> None:
+        """Read a piece; the last one settles what is known of the tensor."""
+        model, args = self._engine.model, self._engine.arguments(self._name)
+        try:
+            stack = self._engine.stacks.stack(unit)
+            parts = [one.observe(one.start(model, args), stack, args) for one in self.passes]
+            with self._lock:
+                self._totals = [
+                    one.merge(total, part) for one, total, part in zip(self.passes, self._totals, parts, strict=True)
+                ]
+                self._left -= 1
+                if self._left:
+                    return
+            for one, total in zip(self.passes, self._totals, strict=True):
+                model.known[one.name][stack.name] = one.finish(total, model, args)
+        except BaseException:
+            self.ready.set()
+            raise
+        self.ready.set()
 
 
 def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], names: Iterable[str]) -> Iterator[Unit]:
@@ -171,14 +246,26 @@ def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], nam
         infos: Shape and type of every tensor.
         names: The tensors to treat.
     """
+    step = piece_of(model)
     for name in sorted(names):
         info = infos[name]
         if name in model.shapes and not treats_elements_alone(call, model, name):
             yield Unit(name, 0, info.numel, info.shape)
             continue
-        for start in range(0, max(info.numel, 1), BLOCK):
-            stop = min(start + BLOCK, info.numel)
+        for start, stop in _pieces(info.numel, step):
             yield Unit(name, start, stop, (stop - start,))
+
+
+def _pieces(numel: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the ends of a tensor's pieces: whole leaves together, and what is left of them by itself.
+
+    Sums over experts have another order in the last elements of a piece, so those stay where a leaf ends.
+    """
+    whole = numel // BLOCK * BLOCK
+    for start in range(0, whole, step):
+        yield start, min(start + step, whole)
+    if whole < numel or not numel:
+        yield whole, numel
 
 
 def sampled_units(model: Model) -> Iterator[Unit]:
@@ -231,31 +318,6 @@ def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
     return (experts + 1 + model.beside) * size + workspace
 
 
-def _collect(flying: dict[Future[None], int]) -> None:
-    done, _ = wait(flying, return_when=FIRST_COMPLETED)
-    for future in done:
-        del flying[future]
-        future.result()
-
-
 def default_workers() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def single_threaded(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool whose threads compute with one thread each; the caller's own setting is as before afterwards."""
-    before = torch.get_num_threads()
-
-    def prepare() -> None:
-        torch.set_num_threads(1)
-        torch.set_grad_enabled(False)
-
-    with ThreadPoolExecutor(workers, thread_name_prefix="merge", initializer=prepare) as pool:
-        try:
-            yield pool
-        finally:
-            pool.shutdown(wait=True)
-            # set_num_threads is per thread, but threads born later inherit the last value set anywhere.
-            torch.set_num_threads(before)

@@ -26,6 +26,8 @@ class Pass:
         finds: Names of further results that `finish` puts among what is known, where it can.
         unless: Name of a result that makes the pass needless where it is known already.
         only: (args, tensor's name, model) → whether a tensor is read; all are by default.
+        within: Whether it finds something of each tensor by itself: then a tensor is read for it right before it is
+            merged, and what is known has a result for each tensor, by name.
         held: (model, elements that are read of each expert, workers) → bytes that its accumulators hold at most.
     """
 
@@ -38,6 +40,7 @@ class Pass:
     finds: tuple[str, ...] = ()
     unless: str = ""
     only: Elementwise | None = None
+    within: bool = False
     held: Callable[[Model, int, int], int] = lambda _model, _elements, _workers: 0
 
     def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:

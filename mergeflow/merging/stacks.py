@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mergeflow.checkpoints.adapted import LoraEntry
 from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
+from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK, raw_bytes
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import FileEntry, LazyStateDict
@@ -22,9 +23,10 @@ from mergeflow.merging.values import at
 if TYPE_CHECKING:
     from torch import Tensor
 
+PIECE = 8 * 2**20  # bytes of base and experts, in the type of arithmetic, that a worker treats at a time
 State = Mapping[str, "Tensor"]
-OnPiece = Callable[[str, str, int, "Tensor | memoryview"], None]
-"""Takes a piece that was read: owner, tensor, first element, flat values as stored or the bytes of a block of them."""
+OnPiece = Callable[[str, str, int, memoryview, int], None]
+"""Takes a piece that was read: owner, tensor, first element, its bytes as they are stored, bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Stacks:
         on_read: Told the number of bytes after each read, first passes included.
         same: The expert that is the base itself: its task vector is 0 and it is not read again.
         infos: Shape and type of the base's tensors.
+        piece: Elements of a tensor that are read at a time.
     """
 
     base: State
@@ -60,16 +63,19 @@ class Stacks:
     on_read: Callable[[int], None] | None = None
     same: str | None = None
     infos: dict[str, TensorInfo] = field(init=False)
+    piece: int = field(init=False)
     _scratch: local = field(default_factory=local)
     _depths: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.infos = infos_of(self.base)
+        self.piece = piece_of(self.model)
 
     def stack(self, unit: Unit, on_piece: OnPiece | None = None) -> Stack:
         """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
         count = unit.stop - unit.start
-        base, taus = self._block(unit, on_piece) if count <= BLOCK else self._tensor(unit, on_piece)
+        own = count > BLOCK and (len(unit.shape) > 1 or count > self.piece)
+        base, taus = (self._tensor if own else self._block)(unit, on_piece)
         return Stack(
             self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),
@@ -89,35 +95,49 @@ class Stacks:
         return base, taus
 
     def _block(self, unit: Unit, on_piece: OnPiece | None) -> tuple[Tensor, Tensor]:
-        """Return a block of the base [n], and the task vectors [T, n], in the worker's own buffer.
+        """Return a piece of the base [n], and the task vectors [T, n], in the worker's own buffer.
 
         Workers wait for each other at every call of torch, however small: there are few for each unit, not for each
         expert.
         """
-        experts, rows = self.model.experts, self._rows(unit.stop - unit.start)
-        data, width = raw_bytes(rows), rows.shape[1] * rows.itemsize
-        differ = []  # rows that hold weights, not differences
-        for index, name in enumerate(("base", *experts)):
-            state = self.experts[name] if index else self.base
-            if index and self._is_zero(name, unit.name):
-                rows[index].zero_()
-                continue
-            entry = state.entries[unit.name] if isinstance(state, LazyStateDict) else None
-            if isinstance(entry, FileEntry) and entry.info.dtype.torch == rows.dtype:
-                entry.read_bytes(data[index * width : (index + 1) * width], unit.start)
-                self._tell(name, unit, data[index * width : (index + 1) * width], on_piece)
-            else:
-                self._load_piece(name, state, unit, rows[index], on_piece)
-            if index and not self._is_difference(name, unit.name):
-                differ.append(index)
-        if len(differ) == len(experts):
+        rows = self._rows(self.model.dtype, unit.stop - unit.start)
+        self._fill(rows, unit, on_piece)
+        weights = [
+            index
+            for index, name in enumerate(self.model.experts, 1)
+            if name != self.same and not self._is_difference(name, unit.name)
+        ]
+        if len(weights) == len(self.experts):
             rows[1:].sub_(rows[0])
         else:
-            for index in differ:
+            for index in weights:
                 rows[index].sub_(rows[0])
         if not all_finite(rows):
             self._refuse(unit)
         return rows[0], rows[1:]
+
+    def _fill(self, rows: Tensor, unit: Unit, on_piece: OnPiece | None) -> None:
+        """Read a unit of base and experts, as they are stored, into rows [1 + T, n]; 0 where nothing is stored."""
+        owners = ("base", *self.model.experts)
+        states = [self.base, *(self.experts[name] for name in self.model.experts)]
+        entries = [_file_entry(state, unit.name) for state in states]
+        into = rows
+        if len(types := {entry.info.dtype if entry else None for entry in entries}) == 1 and (stored := types.pop()):
+            # Files of one type are read into rows of it, and turned into the type of arithmetic all at once.
+            into = self._rows(stored, unit.stop - unit.start)
+        data = raw_bytes(into.reshape(-1))
+        size = len(data) // len(rows)
+        for index, (owner, state, entry) in enumerate(zip(owners, states, entries, strict=True)):
+            if index and self._is_zero(owner, unit.name):
+                into[index].zero_()
+            elif entry is not None and entry.info.dtype.torch == into.dtype:
+                piece = data[index * size : (index + 1) * size]
+                entry.read_bytes(piece, unit.start)
+                self._tell(owner, unit, piece, into.itemsize, on_piece)
+            else:
+                self._read(owner, state, unit, rows[index], on_piece)
+        if into is not rows:
+            rows.copy_(into)
 
     def factors(self, name: str) -> list[tuple[Tensor, Tensor] | None] | None:
         """Return A and B, scaled, of each adapter's change [out, in]; None where some expert has no factors."""
@@ -187,7 +207,7 @@ class Stacks:
         piece = read(self.base, unit.name, unit.start, unit.stop)
         codes = not piece.is_floating_point() and len(self.infos[unit.name].shape) > 1
         if self.on_piece is not None:
-            self.on_piece("base", unit.name, unit.start, piece)
+            self.on_piece("base", unit.name, unit.start, raw_bytes(piece), piece.itemsize)
         for name, state in self.experts.items():
             if unit.name not in state or name == self.same:
                 continue
@@ -199,7 +219,7 @@ class Stacks:
                     "lose the expert. Merge the weights they were made from."
                 )
             if self.on_piece is not None:
-                self.on_piece(name, unit.name, unit.start, own)
+                self.on_piece(name, unit.name, unit.start, raw_bytes(own), own.itemsize)
         return piece
 
     def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, on_piece: OnPiece | None) -> None:
@@ -223,29 +243,35 @@ class Stacks:
     def _load(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
         """Fill `out` with a unit of a state, checked; `on_piece` sees it in its storage type, block by block."""
         # A whole tensor in its storage type would be held beside its copy, and be out of the cache when it is digested.
-        apart = isinstance(state, LazyStateDict) and isinstance(state.entries[unit.name], FileEntry)
-        step = BLOCK if apart else max(len(out), 1)
+        step = self.piece if _file_entry(state, unit.name) else max(len(out), 1)
         for begin in range(0, max(len(out), 1), step):
             start, stop = unit.start + begin, min(unit.start + begin + step, unit.stop)
             piece = out[begin : begin + step]
-            self._load_piece(owner, state, Unit(unit.name, start, stop, ()), piece, on_piece)
+            self._read(owner, state, Unit(unit.name, start, stop, ()), piece, on_piece)
             if not all_finite(piece):
                 raise not_finite(owner, unit.name)
 
-    def _load_piece(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
-        if isinstance(state, LazyStateDict) and state.infos[unit.name].dtype.torch == out.dtype:
-            state.read_into(unit.name, out, unit.start)
+    def _read(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
+        entry = _file_entry(state, unit.name)
+        if entry is not None:
             stored = out
+            if entry.info.dtype.torch != out.dtype:
+                stored = self._rows(entry.info.dtype, unit.stop - unit.start)[0]
+            entry.read_into(stored, unit.start)
         else:
             stored = read(state, unit.name, unit.start, unit.stop)
-            out.copy_(stored)
-        self._tell(owner, unit, stored, on_piece)
-
-    def _tell(self, owner: str, unit: Unit, stored: Tensor | memoryview, on_piece: OnPiece | None) -> None:
         if on_piece is not None:
-            on_piece(owner, unit.name, unit.start, stored)
-        if self.on_read is not None:
+            self._tell(owner, unit, raw_bytes(stored), stored.itemsize, on_piece)
+        elif self.on_read is not None:
             self.on_read(stored.nbytes)
+        if stored is not out:
+            out.copy_(stored)
+
+    def _tell(self, owner: str, unit: Unit, data: memoryview, itemsize: int, on_piece: OnPiece | None) -> None:
+        if on_piece is not None:
+            on_piece(owner, unit.name, unit.start, data, itemsize)
+        if self.on_read is not None:
+            self.on_read(len(data))
 
     def _refuse(self, unit: Unit) -> None:
         """Name who holds NaN or infinity; none does where finite values lie too far apart for a difference."""
@@ -253,17 +279,31 @@ class Stacks:
             if unit.name in state and not all_finite(read(state, unit.name, unit.start, unit.stop)):
                 raise not_finite(owner, unit.name)
 
-    def _rows(self, count: int) -> Tensor:
-        """Return the worker's own memory for a block of base and experts, [1 + T, n]."""
-        rows = len(self.experts) + 1
-        if not hasattr(self._scratch, "space"):
-            self._scratch.space = self._empty(rows * BLOCK)
-        space: Tensor = self._scratch.space
+    def _rows(self, dtype: DType, count: int) -> Tensor:
+        """Return the worker's own memory for a piece of base and experts, [1 + T, n]."""
+        rows, spaces = len(self.experts) + 1, self._scratch.__dict__
+        if dtype.name not in spaces:
+            pinned = self.device != "cpu" and dtype == self.model.dtype  # a device reads it without a copy in between
+            spaces[dtype.name] = torch.empty(rows * self.piece, dtype=dtype.torch, pin_memory=pinned)
+        space: Tensor = spaces[dtype.name]
         return space[: rows * count].reshape(rows, count)
 
     def _empty(self, *shape: int) -> Tensor:
         # A device reads pinned memory without a copy in between.
         return torch.empty(shape, dtype=self.model.dtype.torch, pin_memory=self.device != "cpu")
+
+
+def piece_of(model: Model) -> int:
+    """Return how many elements of a tensor are read and merged at a time: whole leaves of the fingerprints.
+
+    So many that Python's share is small, so few that base and experts stay in the processor's cache.
+    """
+    return BLOCK * max(1, PIECE // (BLOCK * model.dtype.itemsize * (len(model.experts) + 1)))
+
+
+def _file_entry(state: State, name: str) -> FileEntry | None:
+    entry = state.entries.get(name) if isinstance(state, LazyStateDict) else None
+    return entry if isinstance(entry, FileEntry) else None
 
 
 def read(state: State, name: str, start: int, stop: int) -> Tensor:

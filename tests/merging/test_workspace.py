@@ -6,11 +6,11 @@ from math import prod
 import pytest
 import torch
 
-from mergeflow.merging import configure, methods, prepare, stacks
+from mergeflow.merging import configure, engine, methods, prepare, stacks
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.known import model_of
 from mergeflow.merging.linalg import outside, spectra
-from mergeflow.merging.methods import inner_products, optimised, subspace, ties
+from mergeflow.merging.methods import dropout, inner_products, optimised, subspace, ties
 from mergeflow.merging.stacks import Stacks, Unit
 from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
@@ -34,9 +34,9 @@ def models():
 @pytest.mark.parametrize("name", methods())
 def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
     """Bytes of tensors alive at once while a whole tensor is read and merged, without LAPACK's own."""
-    monkeypatch.setattr(inner_products, "BLOCK", 512)
-    monkeypatch.setattr(ties, "BLOCK", 512)
-    monkeypatch.setattr(stacks, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
+    for module in (inner_products, ties, dropout, engine, stacks):
+        monkeypatch.setattr(module, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
+    monkeypatch.setattr(stacks, "PIECE", 1)
     base, experts = models[0], fitting(name, models[1])
     for args in [{}, *EDGE[name]] if weights is None else [{}]:
         call = configure(name, {key: value for key, value in args.items() if key not in ("matrices", "split_qkv")})
@@ -46,28 +46,30 @@ def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch)
         data = {kind: known[kind] for kind in call.method.data}
         named = dict(zip(experts, weights or (), strict=False)) if call.method.weights != "none" else {}
         model = model_of(base, experts, named, data)
-        engine = Engine(call, Stacks(base, experts, model), workers=1)
-        engine.first_passes()
+        whole = Engine(call, Stacks(base, experts, model), workers=1)
+        whole.first_passes()
         for tensor, value in base.items():
             if treats_elements_alone(call, model, tensor):
                 continue
             unit = Unit(tensor, 0, value.numel(), tuple(value.shape))
-            held = peak_tensor_bytes(lambda engine=engine, unit=unit: engine.result(unit))
+            held = peak_tensor_bytes(lambda whole=whole, unit=unit: whole.result(unit))
             assert held <= unit_bytes(call, model, unit) + 65536, (args, tensor)
 
 
 @pytest.mark.parametrize("name", ["slerp", "nuslerp", "multislerp", "karcher", "model_stock"])
 def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, models, monkeypatch):
     base, experts = models[0], fitting(name, models[1])
+    monkeypatch.setattr(inner_products, "BLOCK", 4096)
     whole = prepare(name, base, experts)
     monkeypatch.setattr(inner_products, "LARGE", prod(base[TALL].shape))
-    monkeypatch.setattr("mergeflow.merging.engine.BLOCK", 4096)
-    monkeypatch.setattr(inner_products, "BLOCK", 4096)
+    monkeypatch.setattr(engine, "BLOCK", 4096)
+    monkeypatch.setattr(stacks, "BLOCK", 4096)
+    monkeypatch.setattr(stacks, "PIECE", 2 * 4096 * 4 * 4)
     blocks = prepare(name, base, experts)
     assert treats_elements_alone(configure(name), model_of(base, experts), EMBEDDING)
     assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)
     for tensor, direction in whole.direction.items():
-        torch.testing.assert_close(blocks.direction[tensor], direction, rtol=1e-6, atol=1e-7)
+        assert torch.equal(blocks.direction[tensor], direction)
 
 
 # Copies of a matrix four times as long as wide (tall, wide), base and task vectors among them, beside (experts + 3) of
@@ -102,8 +104,8 @@ def test_a_spectral_method_holds_three_tensors_beside_those_of_its_experts(name,
     named = dict(zip("abcd", experts, strict=True))
     call = configure(name, {"steps": 1} if name == "wudi" else {})
     model = model_of(base, named, dict(zip("abcd", weights, strict=False)))
-    engine = Engine(call, Stacks(base, named, model), workers=1)
-    held = peak_tensor_bytes(lambda: engine.result(Unit(WIDE, 0, prod(shape), shape)))
+    whole = Engine(call, Stacks(base, named, model), workers=1)
+    held = peak_tensor_bytes(lambda: whole.result(Unit(WIDE, 0, prod(shape), shape)))
     assert held <= (4 + 3 + SPECTRAL[name][wide] + 0.1) * 4 * prod(shape)
 
 

@@ -20,9 +20,10 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
 from mergeflow.merging.adapters.losses import Loss
 from mergeflow.merging.adapters.slots import Slot
-from mergeflow.merging.engine import Engine, default_workers, single_threaded
+from mergeflow.merging.engine import Engine, default_workers
 from mergeflow.merging.files.adapter_options import AdapterOptions
 from mergeflow.merging.linalg.lapack import one_thread
+from mergeflow.merging.schedule import single_threaded
 from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Unit
 

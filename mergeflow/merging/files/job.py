@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow.checkpoints.config import config_of
-from mergeflow.checkpoints.fingerprint import BLOCK, combine, matches
+from mergeflow.checkpoints.fingerprint import combine, matches
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
@@ -71,8 +71,8 @@ class Job:
         for name, step in inputs.steps.items():
             step.watch(partial(self._add_of_step, name))
 
-    def _add_of_step(self, name: str, owner: str, tensor: str, start: int, values: Tensor) -> None:
-        self.digests.add(f"{PREFIX}{name}/{owner}", tensor, start, values)
+    def _add_of_step(self, name: str, owner: str, tensor: str, start: int, data: memoryview, itemsize: int) -> None:
+        self.digests.add(f"{PREFIX}{name}/{owner}", tensor, start, data, itemsize)
 
     def like(
         self, recipe: Recipe, inputs: Inputs, plan: Plan, target: Path, known: Mapping[str, str] | None = None
@@ -99,14 +99,15 @@ class Job:
         return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume)
 
     def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
-        scale, dtypes = self.plan.call.scale, {name: info.dtype.torch for name, info in self.infos.items()}
+        scale, piece = self.plan.call.scale, self.engine.stacks.piece
+        dtypes = {name: info.dtype.torch for name, info in self.infos.items()}
 
         def store(unit: Unit, stack: Stack | None, result: Any) -> None:
             dtype = dtypes[unit.name]
             if stack is None:
                 return writer.write(unit.name, unit.start, result.to(dtype))
-            # In blocks, so that no further tensor of the unit's size is made.
-            for start, anchor, direction in _in_blocks(*(part.reshape(-1) for part in result)):
+            # In pieces, so that no further tensor of the unit's size is made.
+            for start, anchor, direction in _in_pieces(piece, *(part.reshape(-1) for part in result)):
                 writer.write(unit.name, unit.start + start, settled(unit.name, (anchor, direction), scale, dtype))
 
         self.engine.run(store, names)
@@ -214,10 +215,10 @@ class Job:
         return model_card(self.recipe, self.plan, self.inputs, result, inputs, version())
 
 
-def _in_blocks(*flat: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Yield the first element of each block of some tensors [n] of one length, and the block of each of them."""
-    for start in range(0, max(len(flat[0]), 1), BLOCK):
-        yield start, *(part[start : start + BLOCK] for part in flat)
+def _in_pieces(size: int, *flat: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield the first element of each piece of some tensors [n] of one length, and the piece of each of them."""
+    for start in range(0, max(len(flat[0]), 1), size):
+        yield start, *(part[start : start + size] for part in flat)
 
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:

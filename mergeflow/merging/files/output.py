@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mergeflow.checkpoints.config import named_folders
 from mergeflow.checkpoints.dtype import FLOATS
-from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, block_digest, combine, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, combine, leaf_digests, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.naming import loaded_name
 from mergeflow.checkpoints.pickles import PICKLES
@@ -22,9 +22,6 @@ from mergeflow.checkpoints.ties import head_and_embedding
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.vocabulary.templates import MORE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")
@@ -45,21 +42,17 @@ class Digests:
     blocks: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def add(self, owner: str, name: str, start: int, values: Tensor | memoryview) -> None:
+    def add(self, owner: str, name: str, start: int, data: memoryview, itemsize: int) -> None:
         """Take a piece of a tensor that passes.
 
         Args:
             owner: Whose tensor it is: "base", an expert's name.
             name: The tensor.
             start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
-            values: [n], in the storage type; or the bytes of a block.
+            data: Its bytes, as stored.
+            itemsize: Bytes of an element.
         """
-        if isinstance(values, memoryview):
-            found = {start: block_digest(values, self.scheme)} if values else {}
-        else:
-            found = {
-                start + at: block_digest(values[at : at + BLOCK], self.scheme) for at in range(0, values.numel(), BLOCK)
-            }
+        found = {start + at * BLOCK: one for at, one in enumerate(leaf_digests(data, itemsize, self.scheme))}
         with self.lock:
             self.blocks.setdefault((owner, name), {}).update(found)
 

@@ -6,7 +6,7 @@ too large to be held with all experts are read twice: once for the inner product
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 On = Literal["task_vectors", "weights"]
 Rows = list[list[float]]
 
-# Elements of a tensor from which on it is read twice, in blocks: 268 MB of each model in float32.
-LARGE = 2**26
+# Elements of a tensor from which on it is read twice, in pieces: the second time the system has it in memory, which
+# costs less than to hold base and experts in the type of arithmetic.
+LARGE = 2**19
 _NAME = "inner_products"
 
 
@@ -41,17 +42,27 @@ def in_blocks(args: Any, name: str, model: Model) -> bool:
 def inner_products(stack: Stack, on: On) -> Tensor:
     """Return v_s · v_t of the whole tensor, float64 [T, T] on the CPU; v is τ (`task_vectors`) or θ (`weights`)."""
     known: dict[str, Tensor] = stack.model.known.get(_NAME, {})
-    return known[stack.name] if stack.name in known else _summed(stack, on)
+    return (
+        known[stack.name]
+        if stack.name in known
+        else _total((part for _, part in _by_block(stack, on)), len(stack.taus))
+    )
 
 
-def _summed(stack: Stack, on: On) -> Tensor:
+def _by_block(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
+    """Yield the first element of each block and the upper half of its inner products [T, T], on the CPU."""
     count = len(stack.taus)
-    total = torch.zeros(count, count, dtype=torch.float64, device=stack.taus.device)
-    for _, points in _blocks(stack, on):
+    for start, points in _blocks(stack, on):
+        part = torch.zeros(count, count, dtype=torch.float64, device=stack.taus.device)
         # Sums of products and no product of matrices, whose order of summing depends on the library.
         for row in range(count):
-            total[row, row:] += (points[row] * points[row:]).sum(1)
-    total = total.cpu()  # what follows is arithmetic on a few numbers
+            part[row, row:] = (points[row] * points[row:]).sum(1)
+        yield start, part.cpu()  # what follows is arithmetic on a few numbers
+
+
+def _total(parts: Iterable[Tensor], count: int) -> Tensor:
+    """Return the inner products [T, T] from those of the blocks in order: the same for any division into pieces."""
+    total = sum(parts, start=torch.zeros(count, count, dtype=torch.float64))
     return torch.triu(total) + torch.triu(total, 1).T
 
 
@@ -101,17 +112,14 @@ def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[
         on: args → what the inner products are of.
     """
 
-    def observe(found: dict[Any, Rows], stack: Stack, args: Any) -> dict[Any, Rows]:
+    def observe(found: dict[int, Rows], stack: Stack, args: Any) -> dict[int, Rows]:
         # Python's numbers: small tensors would lie between the large ones that are freed, and leave holes of 3 GB.
-        found[stack.name, stack.start] = _summed(stack, on(args)).tolist()
+        found |= {stack.start + at: part.tolist() for at, part in _by_block(stack, on(args))}
         return found
 
-    def finish(found: dict[Any, Rows], model: Model, args: Any) -> dict[str, Tensor]:
-        totals: dict[str, Tensor] = {}
-        for name, start in sorted(found):  # in order, so that the sum is that of the tensor held whole
-            part = torch.tensor(found[name, start], dtype=torch.float64)
-            totals[name] = part if name not in totals else totals[name] + part
-        return totals
+    def finish(found: dict[int, Rows], model: Model, args: Any) -> Tensor:
+        parts = (torch.tensor(found[start], dtype=torch.float64) for start in sorted(found))
+        return _total(parts, len(model.experts))
 
-    one = Pass(_NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks)
+    one = Pass(_NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks, within=True)
     return lambda args, dtype: (one,)
