@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+from mergeflow.application import make_importable
 from mergeflow.data.task import RawTask, Transform
 from mergeflow.errors import MergeflowError, unknown_name
 
@@ -138,3 +140,18 @@ def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> Raw
     if faults:
         raise MergeflowError("\n".join(faults))
     return raw
+
+
+def drawn_by(module: str) -> Opener:
+    """Return the opener of a kind `suite:`, whose module is imported when a task of it is first opened.
+
+    Args:
+        module: The full name of a module that has a function `open_suite`.
+    """
+
+    def open_drawn(task: str, place: str, seed: int, root: Path) -> RawTask:
+        make_importable()
+        raw: RawTask = import_module(module).open_suite(task, place, seed, root)
+        return raw
+
+    return open_drawn

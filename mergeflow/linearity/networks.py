@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints.reader import tied_names
 from mergeflow.data.arrays import array_file, load_split
+from mergeflow.data.locations import decoded
 from mergeflow.data.task import Example, Place, RawTask
-from mergeflow.data.utf8 import decoded
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.linearity.affine import Featured
 from mergeflow.modalities.activations import activations

@@ -1,21 +1,76 @@
-"""Examples with one label each, judged by a model's features and a head: images, texts, rows of numbers."""
+"""Examples with one label or one number each, judged by a model's features and a head.
+
+They are images, texts or rows of numbers; batches of images go to a CUDA device while it computes those before.
+"""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.activations import activations
-from mergeflow.modalities.carrying import Ahead, carry, pinned_rows
 from mergeflow.modalities.heads import Head
 from mergeflow.modality import Metric, Model
+
+_copying: dict[torch.device, Any] = {}  # one stream a device
+
+Gather = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+class Ahead:
+    """What was asked for before it is needed: rows, gathered by a thread of their own.
+
+    Args:
+        gather: Rows to tensors; it runs in another thread.
+    """
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+        self._coming: list[tuple[Tensor, Future[tuple[Tensor, ...]]]] = []
+
+    def expect(self, rows: Tensor) -> None:
+        """Begin to gather rows, int64 [n]. The same tensor object has to be taken later; the two last ones are kept."""
+        self._coming = [*self._coming[-1:], (rows, _gatherer().submit(self._gather, rows))]
+
+    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return what was gathered for these rows, int64 [n], or gather it now; each tensor is [n, ...]."""
+        for place, (known, coming) in enumerate(self._coming):
+            if known is rows:
+                del self._coming[: place + 1]
+                return coming.result()
+        return self._gather(rows)
+
+
+@cache
+def _gatherer() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "gather")
+
+
+def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [n, ...] of a tensor and their numbers [n] in memory that a device reads without another copy."""
+    found = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+    numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True)
+    return torch.index_select(values, 0, rows, out=found), numbers.copy_(rows)
+
+
+def carry(batch: Tensor, device: torch.device) -> Tensor:
+    """Copy pinned memory [n, ...] to a CUDA device on a stream of its own; what computes with it waits for it."""
+    if device not in _copying:
+        _copying[device] = torch.cuda.Stream(device)
+    copies, computes = _copying[device], torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        there = batch.to(device, non_blocking=True)
+    computes.wait_stream(copies)
+    there.record_stream(computes)  # its memory belongs to the stream of copies, which must not reuse it too early
+    return there
 
 
 class Inputs(Protocol):
@@ -170,3 +225,60 @@ def open_split(
     check_classes(task, head, data.class_names)
     labels = torch.from_numpy(data.labels.copy()).to(device)
     return Classification(task, torch.from_numpy(data.arrays[array]), labels, head)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """One split of a task whose examples have one number each.
+
+    Attributes:
+        numbered: The inputs, the numbers as its labels (floating-point [N], on the model's device), and the head.
+        metric: Its figure, a correlation.
+    """
+
+    numbered: Classification
+    metric: Metric | None
+
+    @property
+    def task(self) -> str:
+        return self.numbered.task
+
+    @property
+    def head(self) -> nn.Module | None:
+        return self.numbered.head
+
+    def __len__(self) -> int:
+        return len(self.numbered)
+
+    def answers(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the model's number for each of `rows`, [n]."""
+        return self.numbered.logits(model, rows)[:, 0]
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the mean squared error over `rows`, a scalar [], in units squared: (1/n) Σ_i (f(x_i) − y_i)²."""
+        found = self.answers(model, rows)
+        return mse_loss(found, self.numbered.labels[rows].to(found))
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the right number and the model's for each of `rows`, float64 [n, 2]."""
+        found = self.answers(model, rows).double()
+        return torch.stack([self.numbered.labels[rows].to(found), found], dim=1)
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        r"""Return log-probabilities, [n, 2], of the two numbers that lie one unit beside the model's own.
+
+        Of a normal distribution around f(x) with variance 1, restricted to f(x) ± 1 as they are: its Fisher information
+        is that of the whole distribution, (∇f)², whichever of the two is drawn; its entropy is log 2 and has no
+        gradient, as the whole distribution's, so that nothing that lowers entropies moves a regression.
+        """
+        found = self.answers(model, rows)
+        beside = found.detach()[:, None] + found.new_tensor([-1.0, 1.0])
+        return (-0.5 * (beside - found[:, None]).square()).log_softmax(dim=1)
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return what the named submodules give for `rows`, [n, ...] each."""
+        return self.numbered.features(model, rows, layers)
+
+    def prefetch(self, rows: Tensor) -> None:
+        """Begin to gather `rows`, int64 [n], for a call after the next one."""
+        self.numbered.prefetch(rows)

@@ -123,8 +123,8 @@ def _changed(root: Path, winner: str, task: str) -> list[Changed]:
     import torch
 
     from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.modalities.classification import Regression
     from mergeflow.modalities.heads import read_head
-    from mergeflow.modalities.regression import Regression
     from mergeflow.modalities.text.modality import MODALITY
     from tasks.project.parameters import load_params
 

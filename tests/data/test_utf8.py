@@ -2,7 +2,7 @@
 
 import pytest
 
-from mergeflow.data.utf8 import decoded
+from mergeflow.data.locations import decoded
 from mergeflow.errors import MergeflowError
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.evaluation.accuracy import example_scores
-from mergeflow.modalities.carrying import Ahead, carry
+from mergeflow.modalities.classification import Ahead, carry
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.analysis.provable.answers import Answers, Asked, ask
-from mergeflow.modalities.regression import Regression
+from mergeflow.modalities.classification import Regression
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Model, State
 

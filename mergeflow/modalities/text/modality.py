@@ -11,12 +11,11 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification, check_classes
+from mergeflow.modalities.classification import Classification, Regression, check_classes
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
 from mergeflow.modalities.prepared_tokens import check_prepared
 from mergeflow.modalities.recorded import SECTION
-from mergeflow.modalities.regression import Regression
 from mergeflow.modalities.text.batches import BlankTokens, Tokens
 from mergeflow.modalities.text.encoder import (
     TextEncoder,

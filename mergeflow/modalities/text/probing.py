@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
-from mergeflow.modalities.standardising import standardised
+from mergeflow.modalities.metrics import standardised
 from mergeflow.modality import Model, device_of
 
 Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

@@ -6,9 +6,8 @@ from pathlib import Path, PurePosixPath
 
 from mergeflow.data.address import rooted
 from mergeflow.data.arrays import quoted
-from mergeflow.data.locations import Location, split_of
+from mergeflow.data.locations import Location, decoded, split_of
 from mergeflow.data.task import RawTask
-from mergeflow.data.utf8 import decoded
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import text_task
 

@@ -13,7 +13,7 @@ from mergeflow.data.arrays import quoted
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import ACCURACY, checked, text_task
-from mergeflow.modalities.hub_tables import load_tables, parse_place
+from mergeflow.modalities.hub import load_tables, parse_place
 from mergeflow.modalities.text.sources.columns import without_test
 from mergeflow.modalities.text.sources.files import Read, lines_table, parquet_table, read_tables
 

@@ -9,8 +9,7 @@ from typing import IO, TypeAlias
 import pyarrow as pa
 
 from mergeflow.data.address import Opener, rooted
-from mergeflow.data.locations import Location
-from mergeflow.data.shards import list_shards
+from mergeflow.data.locations import Location, list_shards
 from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.sources.columns import LABELS, PAIRS, SINGLES, task_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mergeflow.data.task import RawTask
-from mergeflow.modalities.hub_tables import load_tables, parse_place
+from mergeflow.modalities.hub import load_tables, parse_place
 from mergeflow.modalities.text.judging import judged_by
 from mergeflow.modalities.text.sources.columns import task_of
 

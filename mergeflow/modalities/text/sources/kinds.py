@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from mergeflow.data.address import Opener
-from mergeflow.data.drawn import drawn_by
+from mergeflow.data.address import Opener, drawn_by
 from mergeflow.modalities.text.sources.files import FILES
 from mergeflow.modalities.text.sources.hub import open_hub
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mergeflow.data.address import Opener, open_source, rooted
-from mergeflow.data.drawn import drawn_by
+from mergeflow.data.address import Opener, drawn_by, open_source, rooted
 from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES

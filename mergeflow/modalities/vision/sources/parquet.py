@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mergeflow.data.locations import Location
-from mergeflow.data.shards import list_shards
+from mergeflow.data.locations import Location, list_shards
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.image_columns import find_columns
