@@ -89,7 +89,7 @@ class Asked:
         Raises:
             MergeflowError: one cannot be read.
         """
-        from mergeflow.checkpoints.fitted import fit_inputs
+        from mergeflow.checkpoints.align_names import fit_inputs
         from mergeflow.merging.files.opening import check_whole
         from mergeflow.merging.files.references import local_path
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import torch
 
-from mergeflow.checkpoints.dtype import BFLOAT16, FLOAT32
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.header import BFLOAT16, FLOAT32, TensorInfo
 from mergeflow.checkpoints.writer import StreamWriter
 
 # name: width, layers, patch, image side, output

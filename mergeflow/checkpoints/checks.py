@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import blocks
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.names import may_be_tied
 from mergeflow.checkpoints.quantised import check_not_quantised
 from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.checkpoints.ties import may_be_tied
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 

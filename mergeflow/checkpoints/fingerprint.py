@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch

@@ -1,20 +1,264 @@
-"""Opens every input format: a file, a sharded folder, a pickled state dict, a model folder, an adapter."""
+"""Open every input format: a file, a sharded folder, a pickled state dict, a model folder, an adapter, a Hub id."""
 
+from __future__ import annotations
+
+import errno
 import json
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.hub import from_hub
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, open_adapter
-from mergeflow.checkpoints.mistaken import mistaken
-from mergeflow.checkpoints.pickles import is_pickle, open_pickle
-from mergeflow.checkpoints.reader import Entry, LazyStateDict, open_safetensors
-from mergeflow.checkpoints.views import unwrap
+from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, open_safetensors, tied_names, unwrap
+from mergeflow.checkpoints.sniff_format import cut_short, first_bytes, is_pickled, mistaken, other_archive
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+_ID = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?")
+_CACHED = re.compile(r"(?:^|/)models--([\w][\w.-]*?)--([\w][\w.-]*)/snapshots/")
+_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".yaml", ".yml", ".gguf")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py", "LICENSE*", "README.md")
+
+
+def from_hub(name: str) -> Path:
+    """Return the local folder of a model that is named by its Hugging Face id.
+
+    Args:
+        name: `owner/name`, or `owner/name@revision` (a branch, tag or commit). A model in the local cache is taken from
+            there without asking the network, so `owner/name` is then the commit that was downloaded last.
+
+    Raises:
+        MergeflowError: It is not an id, or the model is neither in the cache nor can it be downloaded.
+    """
+    found = _ID.fullmatch(name)
+    if not found or not is_id(name):
+        raise MergeflowError(f"there is no checkpoint at '{name}'. Check the path.")
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise MergeflowError(
+            f"there is no checkpoint at '{name}'; to read it as a Hugging Face id, install huggingface_hub."
+        ) from None
+    repo, revision = found.group("repo"), found.group("revision")
+    return _cached(hub, repo, revision) or _downloaded(hub, repo, revision)
+
+
+def fixed_id(name: str) -> str:
+    """Return `owner/name@commit` for a model of the cache, so that a recorded recipe reads the same files for ever.
+
+    Anything else, a path of this machine above all, comes back as it is.
+    """
+    found = _ID.fullmatch(name)
+    if not found or Path(name).expanduser().exists():
+        return name
+    try:
+        folder = from_hub(name)
+    except MergeflowError:
+        return name
+    return f"{found.group('repo')}@{folder.name}"
+
+
+def is_id(name: str) -> bool:
+    """Whether a name has the form of a Hugging Face id and is not a path of this machine.
+
+    Example:
+        >>> is_id("acme/tiny"), is_id("/models/tiny")
+        (True, False)
+    """
+    # `models/base` with a folder `models` here is a mistyped path: nobody wants it asked of a server.
+    return bool(_ID.fullmatch(name)) and not name.endswith(_FILES) and not Path(name).parent.is_dir()
+
+
+def local_folder(name: str) -> Path | None:
+    """Return the folder of a model by its path, or by its id where the local cache has it; the network is not asked.
+
+    Args:
+        name: A path, `owner/name` or `owner/name@revision`.
+    """
+    place = Path(name).expanduser()
+    if place.is_dir():
+        return place
+    if not is_id(name):
+        return None
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        return None
+    found = _ID.fullmatch(name)
+    assert found is not None
+    return _cached(hub, found.group("repo"), found.group("revision"))
+
+
+def cached_id(path: str) -> str | None:
+    """Return the id of a model that lies in the local cache, by its path; None for one that lies elsewhere.
+
+    Example:
+        >>> cached_id("/home/me/.cache/huggingface/hub/models--acme--tiny/snapshots/c0ffee")
+        'acme/tiny'
+    """
+    found = _CACHED.search(path)
+    return "/".join(found.groups()) if found else None
+
+
+def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:
+    try:
+        folder = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
+    except Exception:  # every version of the client has another class for "not in the cache"
+        return None
+    # A tokenizer alone may have been downloaded, by whatever needed no more.
+    return folder if any(path for pattern in _WEIGHTS for path in folder.glob(pattern)) else None
+
+
+def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
+    try:
+        found = hub.model_info(repo, revision=revision, timeout=10)
+        files = [file.rfilename for file in found.siblings if "/" not in file.rfilename]
+        weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
+        wanted = [file for file in files if any(fnmatchcase(file, one) for one in (weights, *_COMPANIONS))]
+        return Path(hub.snapshot_download(repo, revision=found.sha, allow_patterns=wanted))
+    except Exception as error:  # no network, no such model, no licence accepted: the client's own words say which
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
+        raise MergeflowError(
+            f"there is no checkpoint at '{repo}': the path does not exist, and as a Hugging Face id it is neither in "
+            f"the local cache nor can it be downloaded ({reason}). Check the path, or run `hf download {repo}` with a "
+            "network."
+        ) from None
+
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+# Keys under which training runs keep a model's state dict, in order of preference; `module` is DeepSpeed's.
+_NESTED = ("state_dict", "model_state_dict", "model", "module")
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is to be read as one of torch.save: by its ending, or for unusual endings by its first bytes."""
+    if path.suffix in (*PICKLES, ".safetensors"):
+        return path.suffix in PICKLES
+    try:
+        return is_pickled(first_bytes(path))
+    except OSError:  # whoever opens it says why
+        return False
+
+
+def open_pickle(path: Path) -> LazyStateDict:
+    """Open a pickled state dict; its data stays in the file where the format allows it.
+
+    Raises:
+        MergeflowError: The file holds code or objects, is damaged, or has no state dict.
+    """
+    tensors = _unwrap(_load(path), path)
+    infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
+    entries = {name: TensorEntry(tensor.detach()) for name, tensor in tensors.items()}
+    return LazyStateDict(str(path), entries, infos, {}, tied=tied_names(tensors))
+
+
+def _load(path: Path) -> Any:
+    try:
+        start = first_bytes(path)
+        # Only files in the zip format can be mapped; older ones are read whole.
+        zipped = start.startswith(b"PK\x03\x04")
+        with torch.serialization.safe_globals(_notes_of_training()):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
+        raise _refused(path, start, str(error) or type(error).__name__) from None
+
+
+def _notes_of_training() -> list[Any]:
+    """Return the classes beside tensors that training scripts often save, and whose loading runs no code."""
+    import numpy as np
+
+    scalar = np.float64(0).__reduce__()[0]
+    names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+    kinds = {type(np.dtype(kind)) for kind in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
+    return [Namespace, np.dtype, *kinds, *((scalar, name) for name in names)]
+
+
+def _unreadable(path: Path, error: OSError) -> MergeflowError:
+    """Return the error for a file that cannot be read; mapping a cut one is an "invalid argument" to the system."""
+    if error.errno == errno.EINVAL:
+        return _refused(path, b"", "EOF")
+    return MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.")
+
+
+def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
+    """Return our own error; torch's ends in the advice to run the file's code."""
+    other = mistaken(start, "pickle")
+    if other is not None:
+        return MergeflowError(f"'{path}' {other}.")
+    if cut_short(path, start, reason):
+        size = path.stat().st_size
+        return MergeflowError(f"'{path}' is cut short: it ends after {size} bytes. Copy or download it again.")
+    archive = other_archive(path) if is_pickled(start) else None
+    if archive is not None:
+        return MergeflowError(f"'{path}' is {archive}.")
+    wanted = re.search(r"GLOBAL ([\w.]+)", reason)
+    if wanted:
+        what = f"it wants to load '{wanted.group(1)}', so it holds code, which is never run"
+    elif "weights_only" in reason:
+        what = "it is damaged, or it holds code, which is never run"
+    else:
+        what = f"it is damaged ({reason.splitlines()[0].split('. ')[0][:120]})"
+    return MergeflowError(
+        f"'{path}' is not a plain state dict: {what}. Save the state dict alone where the file was made, best as "
+        "safetensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')."
+    )
+
+
+def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
+    if not isinstance(loaded, Mapping):
+        raise MergeflowError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of named tensors.")
+    states = _states(loaded)
+    if len(states) != 1:
+        raise _no_state(loaded, path, list(states))
+    (state,) = states.values()
+    if any(value.layout != torch.strided or value.is_quantized for value in state.values()):
+        raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
+    return dict(state)
+
+
+def _states(loaded: Mapping[Any, Any], depth: int = 3, seen: set[int] | None = None) -> dict[str, Mapping[str, Tensor]]:
+    """Return the state dict of a model that a checkpoint holds, by its key; several where no key says which it is."""
+    if loaded and all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in loaded.items()):
+        return {"": loaded}
+    seen, inner = set() if seen is None else seen, {}
+    for key in sorted(filter(_may_hold_a_model, loaded), key=lambda key: key not in _NESTED):
+        value = loaded[key]
+        if depth and isinstance(value, Mapping) and "param_groups" not in value and id(value) not in seen:
+            seen.add(id(value))  # a hostile pickle may hold one mapping many times
+            inner[key] = _states(value, depth - 1, seen)
+    chosen = next((inner[key] for key in _NESTED if inner.get(key)), None)
+    if chosen is not None or any(isinstance(value, torch.Tensor) and value.ndim for value in loaded.values()):
+        return chosen or {}
+    return {f"{key}.{end}".rstrip("."): state for key, states in inner.items() for end, state in states.items()}
+
+
+def _may_hold_a_model(key: Any) -> bool:
+    return isinstance(key, str) and "optim" not in key and "scheduler" not in key
+
+
+def _no_state(loaded: Mapping[Any, Any], path: Path, several: list[str]) -> MergeflowError:
+    advice = f"Save the state dict alone, or under one of the keys {', '.join(_NESTED)}."
+    if several:
+        return MergeflowError(f"'{path}' holds {len(several)} state dicts: {', '.join(several[:5])}. {advice}")
+    key = next((key for key in _NESTED if isinstance(loaded.get(key), Mapping)), None)
+    if key is not None:
+        return _no_state(loaded[key], path, [])
+    if not loaded:
+        return MergeflowError(f"'{path}' holds an empty state dict. {advice}")
+    odd = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, torch.Tensor))]
+    return MergeflowError(f"'{path}' has entries that are not named tensors: {', '.join(odd[:5])}. {advice}")
+
 
 # The weights of a model folder in the order in which `from_pretrained` of transformers looks for them.
 _TRANSFORMERS = (
@@ -62,7 +306,7 @@ def _open_file(path: Path) -> LazyStateDict:
     return open_pickle(path) if is_pickle(path) else open_safetensors(path)
 
 
-def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
+def read_state(path: str | Path) -> dict[str, torch.Tensor]:
     """Return all tensors of a checkpoint, in memory of their own, by name.
 
     Raises:
@@ -74,7 +318,7 @@ def read_state(path: str | Path) -> "dict[str, torch.Tensor]":
 
 def _open_folder(folder: Path) -> LazyStateDict:
     if (folder / ADAPTER_CONFIG).exists():
-        return open_adapter(folder, read_json(folder / ADAPTER_CONFIG))
+        return open_adapter(folder, read_json(folder / ADAPTER_CONFIG), _open_file)
     names = weights_in(folder)
     if not names:
         listed = ", ".join(path.name for path in sorted(folder.glob("*.safetensors"))[:5]) or "no safetensors file"

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from mergeflow.checkpoints.adapter_base import named_base
-from mergeflow.checkpoints.hub import local_folder
+from mergeflow.checkpoints.folders import named_base
+from mergeflow.checkpoints.formats import local_folder
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
 from mergeflow.commands.inputs import local
 from mergeflow.commands.texts import project_base

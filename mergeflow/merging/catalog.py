@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from mergeflow.checkpoints.dtype import FLOAT32
+from mergeflow.checkpoints.header import FLOAT32
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import methods as families
 from mergeflow.merging.mergekit_names import OTHER_NAMES, argument_hint

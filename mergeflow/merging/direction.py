@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.align_names import bound
 from mergeflow.checkpoints.checks import all_finite, check_compatible, infos_of
-from mergeflow.checkpoints.fitted import bound
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch

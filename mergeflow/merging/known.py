@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.checks import infos_of
-from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
+from mergeflow.checkpoints.header import FLOAT32, FLOAT64
 from mergeflow.checkpoints.reader import tied_names
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of

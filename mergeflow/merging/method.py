@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.merging.args import Args
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Elementwise, Model, Stack

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Form

@@ -8,11 +8,10 @@ from functools import partial
 from threading import local
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.adapted import LoraEntry
 from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
-from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK, raw_bytes
-from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.header import DType, TensorInfo
+from mergeflow.checkpoints.lora import LoraEntry
 from mergeflow.checkpoints.reader import FileEntry, LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch

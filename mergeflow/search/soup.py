@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
-from mergeflow.checkpoints.pickles import PICKLES
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import Recipe, make_recipe, merge, prepare
 from mergeflow.merging.files.opening import open_inputs

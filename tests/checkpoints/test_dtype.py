@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mergeflow.checkpoints.dtype import DTYPES, DType, dtype_of
+from mergeflow.checkpoints.header import DTYPES, DType, dtype_of
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from mergeflow.checkpoints import check_compatible, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.checkpoints.checks import infos_of, pattern_of
-from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.checkpoints.dtype import DTYPES
+from mergeflow.checkpoints.header import DTYPES
 from mergeflow.errors import MergeflowError
 
 WEIGHTS = {"a": torch.randn(2, 3), "b": torch.arange(4)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.checkpoints.hub import fixed_id
+from mergeflow.checkpoints.formats import fixed_id
 from mergeflow.errors import MergeflowError
 
 STATE = {f"w{index}": torch.arange(9000.0).reshape(90, 100) for index in range(3)}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.checkpoints.fitted import fit_inputs
-from mergeflow.checkpoints.naming import loaded_name
+from mergeflow.checkpoints.align_names import fit_inputs
+from mergeflow.checkpoints.names import loaded_name
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from tests.merging.tiny_models import tiny

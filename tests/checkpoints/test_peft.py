@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import check_compatible, open_checkpoint, write_checkpoint
-from mergeflow.checkpoints.fitted import fit_inputs
+from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files.vectors import extract, negate

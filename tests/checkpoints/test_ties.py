@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.checkpoints.ties import copies_of_embedding
+from mergeflow.checkpoints.names import copies_of_embedding
 from mergeflow.merging import check_recipe, merge
 from tests.merging.tiny_models import CAUSAL, MASKED, tiny
 

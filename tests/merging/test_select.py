@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mergeflow.checkpoints.dtype import dtype_of
+from mergeflow.checkpoints.header import dtype_of
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.known import model_of

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mergeflow.merging.adapters.contents import Contents
+from mergeflow.merging.adapters.slots import Contents
 
 # Classes of transformers for which PEFT has a task that adds no module of its own to those that are saved whole.
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}

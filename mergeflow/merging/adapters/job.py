@@ -9,23 +9,28 @@ from typing import Any
 
 import torch
 
-from mergeflow.checkpoints.adapter_base import named_base
 from mergeflow.checkpoints.checks import pattern_of
-from mergeflow.checkpoints.config import config_of, folder_of
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
+from mergeflow.checkpoints.folders import config_of, folder_of, named_base
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from mergeflow.checkpoints.names_in_memory import names_in_memory
-from mergeflow.checkpoints.ties import copies_of_embedding
+from mergeflow.checkpoints.names import copies_of_embedding, names_in_memory
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config
-from mergeflow.merging.adapters.contents import contents
-from mergeflow.merging.adapters.experts import place_of
-from mergeflow.merging.adapters.losses import lines
+from mergeflow.merging.adapters.factors import lines
 from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
-from mergeflow.merging.adapters.slots import Slot, bias_key, check_known_experts, slot_of, whole_modules, whole_roles
+from mergeflow.merging.adapters.slots import (
+    Slot,
+    bias_key,
+    check_known_experts,
+    contents,
+    place_of,
+    slot_of,
+    whole_modules,
+    whole_roles,
+)
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card

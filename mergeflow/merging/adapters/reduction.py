@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.adapted import AddedEntry, ExpertsEntry, LoraEntry
 from mergeflow.checkpoints.checks import all_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.checkpoints.naming import PartEntry
+from mergeflow.checkpoints.lora import AddedEntry, ExpertsEntry, LoraEntry
+from mergeflow.checkpoints.names import PartEntry
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
-from mergeflow.merging.adapters.losses import Loss
+from mergeflow.merging.adapters.factors import Factors, Loss, approximated, compressed, summed
 from mergeflow.merging.adapters.slots import Slot
 from mergeflow.merging.engine import Engine, default_workers
 from mergeflow.merging.files.adapter_options import AdapterOptions

@@ -1,18 +1,116 @@
-"""Where PEFT keeps what changed of a tensor: as two factors, as a bias, or whole with its module."""
+"""Where PEFT keeps what changed of a tensor, as factors, as a bias, or whole; and what an adapter's file then holds."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from mergeflow.checkpoints.conv1d import is_conv1d
+import torch
+from torch import Tensor
+
+from mergeflow.checkpoints.align_names import is_conv1d
 from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
-from mergeflow.checkpoints.naming import IN_OUT_EXPERTS
-from mergeflow.checkpoints.ties import module_of
+from mergeflow.checkpoints.names import IN_OUT_EXPERTS, module_of
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.adapters.experts import place_of
+from mergeflow.merging.adapters.factors import Factors
 from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.roles import Role
+
+_PIECE = re.compile(r"^(?P<stack>.+)\[(?P<expert>\d+)\](?:\.(?P<half>gate|up))?$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a matrix stands in a stack of experts.
+
+    Attributes:
+        stack: The stack's name in memory, such as `model.layers.0.mlp.experts.gate_up_proj`.
+        expert: Which expert it is of.
+        half: `gate` (the upper rows) or `up` (the lower ones) where it is a half of its expert's matrix; else "".
+    """
+
+    stack: str
+    expert: int
+    half: str
+
+
+def place_of(name: str) -> Place | None:
+    """Return the place that a matrix's name says; None for what is not of a stack.
+
+    Example:
+        >>> place_of("mlp.experts.gate_up_proj[3].up")
+        Place(stack='mlp.experts.gate_up_proj', expert=3, half='up')
+    """
+    found = _PIECE.match(name)
+    return Place(found["stack"], int(found["expert"]), found["half"] or "") if found else None
+
+
+def stacks_of(factors: Mapping[str, Factors], counts: Mapping[str, int]) -> dict[str, Factors]:
+    """Return the factors of every stack in the order in which PEFT keeps them.
+
+    A = [A_1; …; A_E], [E · r, n];  B[:, k E + e] = column k of B_e, [m, r · E]
+
+    A stack has one rank, the largest of its experts'; those that did not change are zero.
+
+    Args:
+        factors: By matrix; those of no stack are passed over.
+        counts: The number of experts of each stack.
+
+    Returns:
+        By stack, A and B with the factor that all experts share.
+    """
+    found: dict[str, dict[int, dict[str, Factors]]] = {}
+    for name, one in factors.items():
+        place = place_of(name)
+        if place is not None:
+            found.setdefault(place.stack, {}).setdefault(place.expert, {})[place.half] = one
+    return {stack: _stacked({e: _joined(of) for e, of in held.items()}, counts[stack]) for stack, held in found.items()}
+
+
+def _joined(halves: Mapping[str, Factors]) -> Factors:
+    """Return an expert's matrix from its halves, gate above up; halves that share A go on sharing it."""
+    if "" in halves:
+        return halves[""]
+    one = next(iter(halves.values()))
+    gate, up = (halves.get(half, Factors(one.down, torch.zeros_like(one.up), one.factor)) for half in ("gate", "up"))
+    if gate.factor == up.factor and torch.equal(gate.down, up.down):
+        return Factors(gate.down, torch.cat([gate.up, up.up]), gate.factor)
+    return Factors(torch.cat([gate.down, up.down]), torch.block_diag(gate.up * gate.factor, up.up * up.factor))
+
+
+def _stacked(experts: Mapping[int, Factors], count: int) -> Factors:
+    down, up, factor = of_one_rank(list(experts.values()))
+    nothing = torch.zeros_like(down[0]), torch.zeros_like(up[0])
+    pairs = dict(zip(experts, zip(down, up, strict=True), strict=True))
+    downs, ups = zip(*(pairs.get(expert, nothing) for expert in range(count)), strict=True)
+    return Factors(torch.cat(downs), torch.stack(ups).permute(1, 2, 0).reshape(len(ups[0]), -1).contiguous(), factor)
+
+
+def of_one_rank(several: list[Factors]) -> tuple[list[Tensor], list[Tensor], float]:
+    """Return A's and B's of the largest rank, with one factor for all; B takes up factors that differ."""
+    shared = len({one.factor for one in several}) == 1
+    rank = max(one.rank for one in several)
+    padded = [one.padded(rank) for one in several]
+    ups = [one.up if shared else one.up * one.factor for one in padded]
+    return [one.down for one in padded], ups, several[0].factor if shared else 1.0
+
+
+def stack_keys(stack: str, stacks: Iterable[str]) -> tuple[str, str]:
+    """Return the names of a stack's A and B in an adapter's file.
+
+    PEFT wraps a module once for each parameter, the first innermost, so that of two stacks `down_proj` is outside.
+
+    Example:
+        >>> both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        >>> stack_keys("mlp.experts.gate_up_proj", both)[0]
+        'base_model.model.mlp.experts.base_layer.lora_A.weight'
+    """
+    module, _, own = stack.rpartition(".")
+    outside = EXPERT_STACKS[EXPERT_STACKS.index(own) + 1 :]
+    depth = sum(f"{module}.{other}" in set(stacks) for other in outside)
+    stem = PREFIX + module + ".base_layer" * depth
+    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
 
 Kind = Literal["linear", "embedding", "stack"]
 _EXPERT_MODULES = ("gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj")
@@ -162,3 +260,73 @@ def whole_modules(
             "base has them, or write the whole model."
         )
     return found
+
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass
+class Contents:
+    """The factors of an adapter as PEFT keeps them.
+
+    Attributes:
+        tensors: A and B by their names in the file.
+        modules: Rank and factor of each adapted module.
+        parameters: Those of each adapted parameter.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    modules: dict[str, tuple[int, float]] = field(default_factory=dict)
+    parameters: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def contents(factors: Mapping[str, Factors], slots: Mapping[str, Slot], shapes: Shapes) -> Contents:
+    """Return what the file holds.
+
+    Args:
+        factors: By matrix; those of a stack of experts are called `STACK[expert]`.
+        slots: Where the factors of each tensor go.
+        shapes: Shapes of all tensors, by name in memory.
+    """
+    found = Contents()
+    plain = {name: (slots[name], one) for name, one in factors.items() if place_of(name) is None}
+    for slot, one in _whole_attention(plain, shapes).values():
+        found.tensors |= dict(zip(slot.keys, (one.down, one.up), strict=True))
+        (found.parameters if slot.parameter else found.modules)[slot.owner] = one.rank, one.factor
+    counts = _expert_counts(shapes)
+    stacks = stacks_of(factors, counts)
+    for stack, one in stacks.items():
+        found.tensors |= dict(zip(stack_keys(stack, stacks), (one.down, one.up), strict=True))
+        found.parameters[stack] = one.rank // counts[stack], one.factor
+    return found
+
+
+def _expert_counts(shapes: Shapes) -> dict[str, int]:
+    """Return the number of experts of each stack, whether the base's file fuses them or lists them."""
+    found: dict[str, int] = {}
+    for name, shape in shapes.items():
+        place = place_of(name)
+        if place is not None:
+            found[place.stack] = max(place.expert + 1, found.get(place.stack, 0))
+        elif len(shape) == 3:
+            found[name] = shape[0]
+    return found
+
+
+def _whole_attention(plain: Mapping[str, tuple[Slot, Factors]], shapes: Shapes) -> dict[str, tuple[Slot, Factors]]:
+    """Give `nn.MultiheadAttention` factors of both its weights, of one rank, as PEFT adapts it: zero where none are."""
+    found = dict(plain)
+    for module in {slot.owner for slot, _ in plain.values() if f"{slot.owner}.in_proj_weight" in shapes}:
+        both = {f"{module}.in_proj_weight": Slot(module, "linear", False)}
+        both[f"{module}.out_proj.weight"] = Slot(module + INNER, "linear", False)
+        held = [plain[name][1] if name in plain else _nothing(shapes[name], plain, both) for name in both]
+        downs, ups, factor = of_one_rank(held)
+        for (name, slot), down, up in zip(both.items(), downs, ups, strict=True):
+            found[name] = slot, Factors(down, up, factor)
+    return found
+
+
+def _nothing(shape: Sequence[int], plain: Mapping[str, tuple[Slot, Factors]], both: Mapping[str, Slot]) -> Factors:
+    """Return factors of a zero matrix, like those of the other weight of the module."""
+    other = next(plain[name][1] for name in both if name in plain)
+    return Factors(other.down.new_zeros(1, shape[1]), other.up.new_zeros(shape[0], 1), other.factor)

@@ -8,7 +8,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.alignment.groups import Group, Place

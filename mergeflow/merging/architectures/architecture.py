@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.merging.architectures.cuts import Config, Form, Rule
 from mergeflow.merging.architectures.families import BARE, EVERYWHERE, UNKNOWN, Family, family_of
 from mergeflow.merging.architectures.roles import TREATED, Role, Word, role_of

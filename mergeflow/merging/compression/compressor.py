@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Elementwise, Model, Stack

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of
-from mergeflow.checkpoints.dtype import CODES, DTYPES, DType
 from mergeflow.checkpoints.fingerprint import fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.header import CODES, DTYPES, DType
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name

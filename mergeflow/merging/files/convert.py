@@ -10,11 +10,10 @@ from shutil import rmtree
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
-from mergeflow.checkpoints.config import config_of
-from mergeflow.checkpoints.dtype import FLOAT32, FLOATS, DType
 from mergeflow.checkpoints.fingerprint import BLOCK, combine
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.formats import open_checkpoint
-from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.header import FLOAT32, FLOATS, DType, TensorInfo
 from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_info, quantised
 from mergeflow.checkpoints.reader import TIED, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter, write_text

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
 from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.header import DType
 from mergeflow.checkpoints.reader import LazyStateDict
 
 
@@ -45,7 +45,7 @@ class TensorDiff:
         """How type and shape changed, for people; "" where they did not or the tensor is missing.
 
         Example:
-            >>> from mergeflow.checkpoints.dtype import FLOAT16, FLOAT32
+            >>> from mergeflow.checkpoints.header import FLOAT16, FLOAT32
             >>> types, shapes = (FLOAT32, FLOAT16), ((6, 4), (4, 6))
             >>> TensorDiff("w", shapes, types, 1.0, 1.0, 0.0, 1.0, False, ("", "")).change
             'float32 → float16, [6, 4] → [4, 6]'

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
 
-from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.merging.code import Code
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.values import leaves, varies

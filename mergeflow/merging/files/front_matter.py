@@ -7,9 +7,8 @@ from typing import Any
 
 import yaml
 
-from mergeflow.checkpoints.config import config_of, folder_at, folder_of
-from mergeflow.checkpoints.formats import read_json
-from mergeflow.checkpoints.hub import cached_id
+from mergeflow.checkpoints.folders import config_of, folder_at, folder_of
+from mergeflow.checkpoints.formats import cached_id, read_json
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.recipe import Recipe

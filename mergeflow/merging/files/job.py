@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mergeflow.checkpoints.config import config_of
 from mergeflow.checkpoints.fingerprint import combine, matches
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mergeflow.checkpoints.config import config_of
-from mergeflow.checkpoints.dtype import DType
-from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.folders import config_of
+from mergeflow.checkpoints.header import DType, TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together
 from mergeflow.late import torch

@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mergeflow.checkpoints.adapter_base import adapters_of
-from mergeflow.checkpoints.config import folder_of
+from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.checkpoints.fingerprint import scheme_of
-from mergeflow.checkpoints.fitted import fit_inputs
+from mergeflow.checkpoints.folders import adapters_of, folder_of
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together

@@ -11,14 +11,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from mergeflow.checkpoints.config import named_folders
-from mergeflow.checkpoints.dtype import FLOATS
 from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, combine, leaf_digests, tensor_digest
-from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.naming import loaded_name
-from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.folders import named_folders
+from mergeflow.checkpoints.formats import PICKLES
+from mergeflow.checkpoints.header import FLOATS, TensorInfo
+from mergeflow.checkpoints.names import head_and_embedding, loaded_name
 from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.checkpoints.ties import head_and_embedding
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
 from mergeflow.merging.vocabulary.templates import MORE

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mergeflow.checkpoints.pickles import PICKLES
+from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.checkpoints.reader import KIND, open_safetensors
 from mergeflow.errors import MergeflowError
 

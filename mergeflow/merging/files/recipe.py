@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from mergeflow.checkpoints.adapter_base import common_base
+from mergeflow.checkpoints.folders import common_base
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of

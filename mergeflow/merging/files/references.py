@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from mergeflow.checkpoints.hub import fixed_id
+from mergeflow.checkpoints.formats import fixed_id
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.recipe import Recipe

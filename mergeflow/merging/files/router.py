@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.config import folder_of
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.folders import folder_of
+from mergeflow.checkpoints.header import DType
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch

@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mergeflow.checkpoints.align_names import doubtful, fit_inputs
 from mergeflow.checkpoints.checks import all_finite, not_finite
-from mergeflow.checkpoints.conv1d import doubtful
-from mergeflow.checkpoints.dtype import FLOAT32, FLOAT64
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
-from mergeflow.checkpoints.fitted import fit_inputs
 from mergeflow.checkpoints.formats import open_checkpoint
-from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError

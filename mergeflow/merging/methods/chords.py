@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.methods.inner_products import arc_shares, combined, in_blocks, inner_product_pass, inner_products

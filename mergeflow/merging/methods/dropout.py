@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
 from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass

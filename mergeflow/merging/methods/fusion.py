@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Model, Parts, Stack, method
 from mergeflow.merging.passes import Pass

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model, Stack

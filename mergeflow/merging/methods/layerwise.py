@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method

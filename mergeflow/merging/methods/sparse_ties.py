@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.merging.method import Parts, Stack, method
 from mergeflow.merging.methods.dropout import (
     DareArgs,

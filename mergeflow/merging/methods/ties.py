@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mergeflow.checkpoints.dtype import DType
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Parts, Stack, method
 from mergeflow.merging.passes import Pass

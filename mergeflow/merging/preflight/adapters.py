@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.adapter_base import NamedBase, named_base
 from mergeflow.checkpoints.checks import same_values
-from mergeflow.checkpoints.formats import open_checkpoint
-from mergeflow.checkpoints.hub import cached_id
+from mergeflow.checkpoints.folders import NamedBase, named_base
+from mergeflow.checkpoints.formats import cached_id, open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.preflight.findings import Finding

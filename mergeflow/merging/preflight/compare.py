@@ -5,7 +5,7 @@ from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
-from mergeflow.checkpoints.config import config_of, folder_of, named_folders
+from mergeflow.checkpoints.folders import config_of, folder_of, named_folders
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.preflight.configs import config_findings
 from mergeflow.merging.preflight.findings import Finding

@@ -13,7 +13,7 @@ from functools import partial
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.dtype import FLOAT32, DType
+from mergeflow.checkpoints.header import FLOAT32, DType
 from mergeflow.late import torch
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model, Stack

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from mergeflow.checkpoints.config import folder_of
+from mergeflow.checkpoints.folders import folder_of
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import together, unknown_name
 from mergeflow.merging.architectures.architecture import architecture_of

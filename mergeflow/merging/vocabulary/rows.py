@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.dtype import FLOAT64, DType
+from mergeflow.checkpoints.header import FLOAT64, DType
 from mergeflow.checkpoints.reader import Entry
 from mergeflow.late import np, torch
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mergeflow.checkpoints.config import config_of
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.merging.adapters.configuration import adapter_config, alpha_of
-from mergeflow.merging.adapters.contents import contents
 from mergeflow.merging.adapters.factors import Factors, approximated, compressed, summed
-from mergeflow.merging.adapters.slots import Slot
+from mergeflow.merging.adapters.slots import Slot, contents
 
 sizes = st.integers(1, 12)
 ranks = st.lists(st.tuples(st.integers(1, 6), st.floats(-3, 3), st.floats(0.01, 9)), min_size=1, max_size=4)

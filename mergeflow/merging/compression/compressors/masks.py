@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from mergeflow.checkpoints.dtype import DType
+from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
 from mergeflow.merging.methods.sparse import tall_masks

@@ -1,4 +1,4 @@
-"""Files that are not checkpoints, whatever their names say, recognised by their first bytes."""
+"""Recognise files that are not checkpoints, whatever their names say, by their first bytes."""
 
 import os
 from pathlib import Path, PurePosixPath

@@ -1,4 +1,4 @@
-"""Inputs brought to their base's names: wrappers' prefixes, tied weights stored once or twice, tensors left out."""
+"""Bring inputs to their base's names and layout: prefixes, ties, buffers, listed or fused experts, Conv1D."""
 
 from __future__ import annotations
 
@@ -7,22 +7,167 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from threading import local
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.adapted import DoraEntry, TokensEntry
-from mergeflow.checkpoints.as_stored import as_stored
 from mergeflow.checkpoints.checks import check_compatible, infos_of, same_values
-from mergeflow.checkpoints.config import config_of
-from mergeflow.checkpoints.conv1d import oriented
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry
-from mergeflow.checkpoints.ties import head_and_embedding, may_be_tied
-from mergeflow.checkpoints.views import view
+from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, ExpertsEntry, LoraEntry, TokensEntry
+from mergeflow.checkpoints.names import (
+    IN_OUT_EXPERTS,
+    copies_of_embedding,
+    head_and_embedding,
+    loaded_name,
+    may_be_tied,
+    names_in_memory,
+    renamed,
+)
+from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, view
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Model types whose classes use Conv1D, and the modules that are of it there.
+_TYPES = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
+_MODULES = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.weight$")
+
+
+def is_conv1d(config: Mapping[str, object], name: str) -> bool | None:
+    """Whether a linear weight is stored [in, out], by the model's class; None where `model_type` does not tell."""
+    return bool(_MODULES.search(name)) if config.get("model_type") in _TYPES else None
+
+
+def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
+    """Return an adapter whose changes of linear weights are turned as the base stores these weights.
+
+    Args:
+        expert: What messages call the adapter.
+        base: The base.
+        state: The adapter, under the base's names; any other state comes back as it is.
+
+    Raises:
+        MergeflowError: Nothing tells how a square matrix is stored.
+    """
+    entries, infos = dict(state.entries), dict(state.infos)
+    stored, config = infos_of(base), config_of(base)
+    linear = {name: lora for name, lora in _linear(state).items() if name in stored}
+    ways = {name: _way(stored[name].shape, lora.shape) for name, lora in linear.items()}
+    for name, lora in linear.items():
+        inputs_first = ways[name]
+        if inputs_first is None:
+            inputs_first = _of_square(name, config, stored, ways)
+        contradicted = any(way not in (None, lora.transposed) for way in ways.values())
+        if inputs_first is None and (contradicted or (lora.transposed and not _MODULES.search(name))):
+            raise MergeflowError(
+                f"'{expert}' adapts the square '{name}', and nothing tells whether the base stores it [in, out] or "
+                "[out, in]: give a base with its config.json, or merge the adapter into its base with PEFT first."
+            )
+        if inputs_first is not None and inputs_first != lora.transposed:
+            entries[name] = _reoriented(entries[name], inputs_first)
+            infos[name] = TensorInfo(stored[name].shape, infos[name].dtype)
+    return view(state, list(state), entries, infos) if entries != state.entries else state
+
+
+def doubtful(state: LazyStateDict) -> str | None:
+    """Return a weight of which an adapter alone does not tell whether it is stored [in, out]; None if there is none."""
+    square = {name: lora for name, lora in _linear(state).items() if lora.shape[0] == lora.shape[1]}
+    return next((name for name, lora in square.items() if lora.transposed or _MODULES.search(name)), None)
+
+
+def _linear(state: LazyStateDict) -> dict[str, LoraEntry]:
+    """Return the factors of an adapter's linear weights."""
+    wrapped = (AddedEntry, DoraEntry)
+    loras = {name: entry.lora if isinstance(entry, wrapped) else entry for name, entry in state.entries.items()}
+    return {name: lora for name, lora in loras.items() if isinstance(lora, LoraEntry) and not lora.embedding}
+
+
+def _way(stored: tuple[int, ...], shape: tuple[int, int]) -> bool | None:
+    """Whether a weight is stored [in, out] by its shape; None where it is square, or does not fit."""
+    return stored != shape if shape[0] != shape[1] and stored in (shape, shape[::-1]) else None
+
+
+def _of_square(
+    name: str, config: Mapping[str, object], infos: Mapping[str, TensorInfo], ways: Mapping[str, bool | None]
+) -> bool | None:
+    """Whether a square weight is stored [in, out]: by its class, or as others are whose module has the same name."""
+    by_class = is_conv1d(config, name)
+    if by_class is not None:
+        return by_class
+    end = name.split(".")[-2:]
+    alike = [way for other, way in ways.items() if way is not None and other.split(".")[-2:] == end]
+    for other, info in infos.items():
+        bias = infos.get(f"{other.removesuffix('.weight')}.bias")
+        if other.split(".")[-2:] == end and bias is not None and len(info.shape) == 2 and len(set(info.shape)) == 2:
+            alike.append(bias.shape == info.shape[1:])
+    return alike[0] if alike and len(set(alike)) == 1 else None
+
+
+def _reoriented(entry: Entry, inputs_first: bool) -> Entry:
+    if isinstance(entry, LoraEntry):
+        return replace(entry, transposed=inputs_first, kept=local())
+    assert isinstance(entry, AddedEntry | DoraEntry)
+    return replace(entry, lora=replace(entry.lora, transposed=inputs_first, kept=local()), kept=local())
+
+
+def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
+    """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed.
+
+    Args:
+        expert: What notes call the state.
+        base: The base, with the names and stacks that are wanted.
+        state: An expert, of the base's architecture.
+        notes: Gets a line where listed experts are read as stacks or the other way round.
+    """
+    config = config_of(base)
+    # The bias of a masked model's head: its module's own, under the name that the head gives it.
+    biases = {
+        copy: name
+        for copy, name in copies_of_embedding(config, base).items()
+        if copy.endswith(".bias") and copy in state and name not in state
+    }
+    state = view(state, list(state), rename=biases) if biases else state
+    state = _turned(config, _as_in_memory(config, base, state))
+    found = renamed(config, base.infos, state.infos, state.entries)
+    if not found:
+        return state
+    taken = {name for _, _, names in found.values() for name in names}
+    kept = [name for name in state if name not in taken]
+    absolute = {name for name, (_, _, names) in found.items() if state.absolute.issuperset(names)}
+    if len(found) != len(taken):
+        notes.append(f"{len(taken)} tensors of experts of '{expert}' are read as the {len(found)} that the base has")
+    entries = {name: state.entries[name] for name in kept} | {name: one[0] for name, one in found.items()}
+    infos = {name: state.infos[name] for name in kept} | {name: one[1] for name, one in found.items()}
+    made = view(state, list(entries), entries, infos)
+    made.absolute = state.absolute & set(kept) | absolute
+    return made
+
+
+def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: LazyStateDict) -> LazyStateDict:
+    """Return a state under the names of the base's file, where both are the same tensors in memory.
+
+    transformers' tables are asked, and only where names are strange otherwise, because it is slow to import.
+    """
+    known = {*base, *(loaded_name(config, name) for name in base)}
+    strange = [name for name in state if loaded_name(config, name) not in known and not name.endswith(EXPERT_STACKS)]
+    if not strange:
+        return state
+    wanted, own = names_in_memory(config, base), names_in_memory(config, strange)
+    names = {name: wanted[loaded] for loaded, name in own.items() if wanted.get(loaded, name) not in state}
+    return view(state, list(state), rename=names) if names else state
+
+
+def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict:
+    """Return an adapter whose stacked experts are turned as the architecture holds them."""
+    stacks = {name: one for name, one in state.entries.items() if isinstance(one, ExpertsEntry)}
+    if not stacks or config.get("model_type") not in IN_OUT_EXPERTS:
+        return state
+    infos = {name: TensorInfo((one.experts, *one.shape[::-1]), state.infos[name].dtype) for name, one in stacks.items()}
+    entries = {name: one.turned() for name, one in stacks.items()}
+    return view(state, list(state), {**state.entries, **entries}, {**state.infos, **infos})
+
 
 # The length of a weight under weight norm, as torch and older versions of it name it.
 _NORMED = (".parametrizations.weight.original0", ".weight_g")

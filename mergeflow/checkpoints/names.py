@@ -1,11 +1,12 @@
-"""Names of a model's tensors in files of transformers 4 and 5 and in memory; experts of a mixture listed or fused."""
+"""Names of a model's tensors: in files of transformers 4 and 5, in memory, and of weights that are tied."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,116 @@ from mergeflow.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Names of the head by `model_type`, for the classes whose head has another name than `lm_head`.
+_MASKED = {
+    "bert": "cls.predictions.decoder",
+    "deberta-v2": "cls.predictions.decoder",
+    "deberta": "cls.predictions.decoder",
+    "roberta": "lm_head.decoder",
+    "xlm-roberta": "lm_head.decoder",
+    "distilbert": "vocab_projector",
+    "electra": "generator_lm_head",
+    "albert": "predictions.decoder",
+    "modernbert": "decoder",
+}
+_GENERATING = {
+    "whisper": "proj_out",
+    "moonshine": "proj_out",
+    "modernbert-decoder": "decoder",
+    "biogpt": "output_projection",
+    "trocr": "output_projection",
+    "t5gemma": "lm_head.out_proj",
+    "t5gemma2": "lm_head.out_proj",
+    "gpt_neox_japanese": "embed_out",
+    "xlm": "pred_layer.proj",
+    "flaubert": "pred_layer.proj",
+}
+_CLASS = re.compile(r"For(?:CausalLM|ConditionalGeneration)$|LMHeadModel$")
+# Embeddings of words in order of preference: T5's and BART's first, whose towers hold copies of their own.
+_WORDS = re.compile(r"(?:^|\.)(?:shared|embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$")
+_TOWERS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+def head_and_embedding(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, str] | None:
+    """Return the names in memory of a language model's head and of the embedding that transformers may tie it to.
+
+    Args:
+        config: config.json.
+        names: The names that the model has in memory and that are stored.
+
+    Example:
+        >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+        >>> head_and_embedding(config, ["transformer.wte.weight"])
+        ('lm_head.weight', 'transformer.wte.weight')
+    """
+    made = config.get("architectures")
+    cls = made[0] if isinstance(made, list) and made and isinstance(made[0], str) else ""
+    kind = str(config.get("model_type"))
+    embedding = _embedding(names)
+    masked = _MASKED.get(kind) if cls.endswith("ForMaskedLM") else None
+    head = masked or (_GENERATING.get(kind, "lm_head") if _CLASS.search(cls) else None)
+    return (f"{head}.weight", embedding) if head is not None and embedding is not None else None
+
+
+def _embedding(names: Collection[str]) -> str | None:
+    words = [name for name in names if _WORDS.search(name)]
+    return next((name for name in words if name.endswith("shared.weight")), min(words, default=None))
+
+
+_HEADS = {"lm_head", "output", "head", *_MASKED.values(), *_GENERATING.values()}
+
+
+def may_be_tied(a: str, b: str) -> bool:
+    """Whether two names are among a language model's head, embeddings of words, and biases of the head.
+
+    Example:
+        >>> may_be_tied("lm_head.weight", "model.embed_tokens.weight"), may_be_tied("h.0.ln.weight", "h.1.ln.weight")
+        (True, False)
+    """
+    return _is_table(a) and _is_table(b)
+
+
+def _is_table(name: str) -> bool:
+    module, _, end = name.rpartition(".")
+    head = any(f".{module}".endswith(f".{one}") for one in _HEADS)
+    biased = any(f".{one}".endswith(f".{module}.decoder") or f".{module}".endswith(f".{one}") for one in _HEADS)
+    return bool(_WORDS.search(name)) or (head and end == "weight") or (biased and end == "bias")
+
+
+def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """Return the names of weights that transformers ties to a stored one, each with that one's name.
+
+    Args:
+        config: config.json.
+        names: The names that the model has in memory and that are stored; a head among them is not a copy.
+
+    Example:
+        >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+        >>> copies_of_embedding(config, ["transformer.wte.weight"])
+        {'lm_head.weight': 'transformer.wte.weight'}
+    """
+    found: dict[str, str] = {}
+    pair, embedding = head_and_embedding(config, names), _embedding(names)
+    if pair is not None:
+        found[pair[0]] = pair[1]
+        decoder = module_of(pair[0])
+        if f"{module_of(decoder)}.bias" in names:  # the bias of a masked model's decoder is its module's
+            found[f"{decoder}.bias"] = f"{module_of(decoder)}.bias"
+    if embedding is not None and embedding.endswith("shared.weight"):
+        found |= {embedding.removesuffix("shared.weight") + tower: embedding for tower in _TOWERS}
+    return {name: origin for name, origin in found.items() if name not in names}
+
+
+def module_of(name: str) -> str:
+    """Return the module that holds a tensor, or a module; "" for the model itself.
+
+    Example:
+        >>> module_of("lm_head.weight"), module_of("cls_token")
+        ('lm_head', '')
+    """
+    return name.rpartition(".")[0]
+
 
 # Architectures whose classes say that they hold stacked experts as [experts, in, out], which PEFT goes by.
 IN_OUT_EXPERTS = ("gpt_oss", "aria", "openai_privacy_filter")
@@ -190,4 +301,43 @@ def _listed(
             for one, shape, offset in zip(listed, shapes, offsets, strict=False):
                 part = TensorInfo(shape.shape, info.dtype)
                 found[named[one]] = (PartEntry(entries[name], offset), part, (name,))
+    return found
+
+
+def names_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Return the names that files have for tensors, by the names that these have in memory.
+
+    Where transformers is installed and knows the class that config.json names, its own conversion tables say it: a
+    ViT's `vit.encoder.layer.0.…` is `vit.layers.0.…` in memory since transformers 5. Else the renamings known here do.
+    A weight of a listed expert that is part of a stack in memory is called so: `mlp.experts.gate_up_proj[3].up`.
+    """
+    made = config.get("architectures")
+    if isinstance(made, list) and made and find_spec("transformers") is not None:
+        found = _by_transformers(str(made[0]), config, list(names))
+        if found is not None:
+            return found
+    return {loaded_name(config, name): name for name in names}
+
+
+def _by_transformers(cls: str, config: Mapping[str, Any], names: list[str]) -> dict[str, str] | None:
+    """Ask transformers; None for a version without conversion tables, or a class that it does not have."""
+    import transformers
+
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:
+        return None
+    kind: Any = getattr(transformers, cls, None)
+    if getattr(kind, "config_class", None) is None:
+        return None
+    with torch.device("meta"):
+        model = kind(kind.config_class.from_dict(dict(config)))
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    known = model.state_dict()
+    found = {}
+    for name in names:
+        loaded, _ = rename_source_key(name, renamings, [], model.base_model_prefix, known)
+        loaded = loaded if loaded in known else loaded_name(config, name)
+        found[piece_of_stack(loaded, known) or loaded] = name
     return found
