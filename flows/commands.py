@@ -56,6 +56,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     finetune_command.add_commands(app, root)
     linearity_command.add_commands(app, root, project)
     advise_command.add_commands(app, root, project)
+    _add_accept(app, root)
     stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
     app.add_typer(stages, name="stage")
 
@@ -125,6 +126,23 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
 
         for address, stage in load_graph(root).items():
             typer.echo(f"{address}{'  (frozen)' if stage.frozen else ''}")
+
+
+def _add_accept(app: typer.Typer, root: Path) -> None:
+    @app.command("accept")
+    def accept(
+        stages: Annotated[
+            list[str], typer.Argument(metavar="STAGE…", help="A stage, or one of its items: sweep@ties.")
+        ],
+        because: Annotated[str, typer.Option(help="Why its outputs need not be made again.")],
+        who: Annotated[str, typer.Option(help="Who decided; by default the user of this machine.")] = "",
+    ) -> None:
+        """Count the outputs of older code as they are; who decided so, and why, stands in the lineage."""
+        from flows.staleness import accept_outputs
+
+        accepted = accept_outputs(root, stages, because, who)
+        lines = [f"{stage}: its outputs, of code {code}, count as they are." for stage, code in accepted.items()]
+        typer.echo("\n".join(lines) or "The code of these stages has not changed.")
 
 
 def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:

@@ -4,14 +4,17 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flows.lockfile import mend_locks
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.layout import CODE
-from tasks.project.digests import CODE_STAGE, write_digests
+from tasks.project.accepted import accept
+from tasks.project.digests import CODE_STAGE, digest_key, strict_digest, write_digests
 from tasks.project.dvc_lock import locked_stages
+from tasks.project.graph import load_graph
 from tasks.project.stage import MAIN, Stage, covers
 
 
@@ -29,6 +32,46 @@ def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
     files = {stage.file for stage in stages.values()}
     status = json.loads(_dvc(root, "status", "--json", *sorted(files)) or "{}")
     return {address: said for address, said in status.items() if address in stages and not stages[address].frozen}
+
+
+def accept_outputs(root: Path, names: Sequence[str], because: str, who: str = "") -> dict[str, str]:
+    """Let the outputs of stages count, although their code has changed since they were made.
+
+    Args:
+        root: the project folder.
+        names: stages, or items of stages such as `sweep@ties`.
+        because: why, for the lineage.
+        who: who decided; by default the user of this machine.
+
+    Returns:
+        The digest of the older code, by what the digest stands under; nothing for a stage whose code did not change.
+
+    Raises:
+        MergeflowError: there is no such stage, it never ran, or its items were made by different code.
+    """
+    stages = load_graph(root, studies=True)
+    codes: dict[str, tuple[str, str]] = {}
+    for name in names:
+        chosen = [stage for stage in stages.values() if name in (stage.name, stage.address)]
+        if not chosen:
+            raise unknown_name("stage", name, {stage.name for stage in stages.values()})
+        for stage in chosen:
+            key, older = digest_key(stage), _recorded_code(root, stage)
+            if codes.setdefault(key, (strict_digest(root, stage), older))[1] != older:
+                raise MergeflowError(f"the items of '{key}' were made by different code: run them again.")
+    changed = {key: code for key, code in codes.items() if code[0] != code[1]}
+    if changed:
+        accept(root, changed, because, who)
+    return {key: older for key, (_, older) in changed.items()}
+
+
+def _recorded_code(root: Path, stage: Stage) -> str:
+    address = stage.address.rpartition(":")[2]
+    recorded = locked_stages(root, stage.file).get(address, {}).get("params", {})
+    for file, digests in recorded.items():
+        if file.endswith(CODE):
+            return str(digests[digest_key(stage)])
+    raise MergeflowError(f"{stage.address} has no recorded outputs, so there is nothing to accept: run it.")
 
 
 def record_outputs(root: Path, addresses: list[str]) -> None:

@@ -11,6 +11,7 @@ Example:
 
 OUTPUTS = "outputs"
 CODE = f"{OUTPUTS}/code.yaml"
+ACCEPTED = "accepted.yaml"  # in the project folder, for git: whose outputs of older code count
 MODEL_FILE, HEAD_FILE, TRAINING_FILE, MANIFEST_FILE = (
     "model.safetensors",
     "head.safetensors",

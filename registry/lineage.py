@@ -37,8 +37,9 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
     Returns:
         `model`, `version`, `aliases`, `fingerprint`, `created`; `kind` (pipeline, unmerge, unlearn or add-task) and
         `parent`; `recipe`; `base`; `experts`, each with task, run, regime, seed, settings, fingerprint, DVC hash,
-        manifest and data splits with their digests; `run` (id, parameters); `git_commit`; `environment`;
-        `requirements`; `missing`: what could not be found, in words.
+        manifest and data splits with their digests; `run` (id, parameters); `git_commit`; `accepted`: stages whose
+        outputs are of older code, with who accepted them and why; `environment`; `requirements`;
+        `missing`: what could not be found, in words.
 
     Raises:
         MergeflowError: no such model, version or alias.
@@ -62,6 +63,7 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
         "experts": experts,
         "run": None if run is None else _describe_run(run),
         "git_commit": origin.get("git_commit"),
+        "accepted": origin.get("accepted", []),
         "environment": origin.get("environment"),
         "requirements": _requirements(store, name, found.version, missing),
         "missing": missing,
@@ -89,6 +91,8 @@ def lineage_nodes(tree: dict[str, Any]) -> Node:
     if tree["git_commit"]:
         commit, _, changes = tree["git_commit"].partition(" ")
         top.children.append(Node(f"git commit {_short(commit)} {changes}".rstrip()))
+    for entry in tree.get("accepted", []):
+        top.children.append(Node(f"{entry['stage']} is of older code, accepted by {entry['who']}: {entry['because']}"))
     if tree["environment"]:
         top.children.append(Node(f"environment {_environment_text(tree['environment'])}"))
     top.children.extend(Node(f"missing: {text}") for text in tree["missing"])

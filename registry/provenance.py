@@ -5,7 +5,10 @@ It is a JSON document beside the recipe. What can be read from it does not depen
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
@@ -48,8 +51,22 @@ def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str
         "experts": {task: describe_expert(io, task, hashes, commit, runs.get(task)) for task in selection["tasks"]},
         "params": {key: _plain(io.section(key)) for key in SECTIONS},
         "git_commit": commit,
+        "accepted": accepted(io.root),
         "environment": environment(),
     }
+
+
+def accepted(root: Path) -> list[dict[str, str]]:
+    """Return whose outputs of older code a project counts, with who decided so and why: what is in force now."""
+    path, codes = root / layout.ACCEPTED, root / layout.CODE
+    entries = yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
+    digests = yaml.safe_load(codes.read_text("utf-8")) if codes.exists() else {}
+    return [entry for entry in entries or [] if _lookup(digests, entry["stage"]) == entry["outputs_of"]]
+
+
+def _lookup(digests: Any, key: str) -> Any:
+    name, _, item = key.partition(".")
+    return digests.get(name, {}).get(item) if item else digests.get(name)
 
 
 def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str, run: str | None) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The code that a stage depends on: every module that its imports reach, as one digest of what that code means.
 
-A module counts by its syntax tree without comments, docstrings and layout, so that a better comment makes nothing
-stale. A file beside it that is not Python (an architecture, a vocabulary, a page's template) counts by its bytes where
-the module has its name, or the name of its folder, as a string. A package's `__init__` that only passes names on is a
-front door: what counts is the module behind each name that is used. What is not ours (torch, the standard library)
-does not count: its versions are recorded with the results.
+A module counts by its syntax tree without comments, docstrings, layout and the texts of errors and log lines, so that
+a better comment or message makes nothing stale. A file beside it that is not Python (an architecture, a vocabulary, a
+page's template) counts by its bytes where the module has its name, or the name of its folder, as a string. A package's
+`__init__` that only passes names on is a front door: what counts is the module behind each name that is used. What is
+not ours (torch, the standard library) does not count: its versions are recorded with the results.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from tasks.project.syntax import Source, read_source
 from tasks.project.writing import write_atomically
 
 ALWAYS = "tasks.project.bits"  # decides the bits of every stage, although no stage imports it
-RULES = "1"  # which rules made a digest; part of each
+RULES = "2"  # which rules made a digest; part of each
 LENGTH = 16
 MOST = 3000  # files that are remembered, some 700 bytes each
 

@@ -11,6 +11,7 @@ import yaml
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from mergeflow.training.settings import IterativeSettings
+from tasks.project.accepted import equivalents, of_older_code
 from tasks.project.code import LENGTH, code_of
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
@@ -26,7 +27,25 @@ _HEAD = "# By `mergeflow stage digests`: what the code means that each stage dep
 
 
 def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yaml) -> str:
+    """Return the digest that decides whether a stage is stale: of its code, or of older code that counts the same.
+
+    Args:
+        root: the project folder.
+        stage: the stage.
+        read: reads the project's files of parameters.
+    """
+    return of_older_code(root, digest_key(stage), strict_digest(root, stage, read))
+
+
+def digest_key(stage: Stage) -> str:
+    """Return what a stage's digest of code stands under, as dvc.yaml names it: `finetune`, `sweep.ties`."""
+    return f"{stage.name}.{stage.item}" if stage.digest_by_item else stage.name
+
+
+def strict_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yaml) -> str:
     """Return the digest of the code that a stage depends on with the project's choices.
+
+    Code that a release has shown to make the same bits as older code has the digest of the older one.
 
     Only training in rounds merges, by one method. In every other regime a new merge method, or a change of one, trains
     nothing again; in this one, as in the sweep of a method, only a change of that method counts. Where a run takes
@@ -40,6 +59,7 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
     """
     unused = () if stage.regime == "iterative" else _ROUNDS
     code = code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, unused)
+    code = equivalents().get(code, code)
     files = _published(root, stage, read)
     lines = [f"{name} {_bytes_of(path)}" for name, path in files.items()]
     return hashlib.sha256("\n".join([code, *lines]).encode()).hexdigest()[:LENGTH] if files else code

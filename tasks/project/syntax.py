@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _EMPTY: tuple[Any, ...] = (None, [], ())
+_LOGGERS = ("logging", "logger", "log")
+_LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Source:
     """What one Python file says.
 
     Attributes:
-        meaning: SHA-256 of its syntax tree without comments, docstrings, layout and imports for type checkers.
+        meaning: SHA-256 of its syntax tree without comments, docstrings, layout, imports for type checkers and the
+            texts of errors, warnings and log lines.
         names: what it imports, reaches through an import, or has as a string: `module`, or `module:name.name`.
         whole: whose `__path__` or `__name__` it reads, and the packages of a `Shelf` that it makes: the modules of such
             a package are found by name.
@@ -49,6 +52,7 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
     """
     tree = ast.parse(text)
     _leave_out_what_means_nothing(tree)
+    _empty_messages(tree)
     bound = dict(_bindings(tree, package))
     reached = {name for node in ast.walk(tree) if isinstance(node, ast.Attribute) and (name := _dotted(node, bound))}
     whole = {name[: match.start()] for name in reached if (match := re.search(r"[.:]__(path|name)__$", name))}
@@ -82,6 +86,39 @@ def _meant(statement: ast.stmt) -> list[ast.stmt]:
     if isinstance(statement, ast.If) and _last_name(statement.test) == "TYPE_CHECKING":
         return [kept for one in statement.orelse for kept in _meant(one)]
     return [statement]
+
+
+def _empty_messages(tree: ast.Module) -> None:
+    """Empty the texts that only people read: a corrected message in a reader must not train every expert again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and node.msg and _is_text(node.msg):
+            node.msg = ast.Constant("")
+        elif isinstance(node, ast.Call) and _says(node):
+            node.args = [ast.Constant("") if _is_text(one) else one for one in node.args]
+
+
+def _says(call: ast.Call) -> bool:
+    """Whether a call makes an error or a warning, logs, or prints to the terminal (a `file` could be a result)."""
+    name = _last_name(call.func)
+    if name.endswith(("Error", "Exception", "Warning")) or (name == "warn" and isinstance(call.func, ast.Attribute)):
+        return True
+    if name in ("print", "echo"):
+        return not any(keyword.arg in ("file", None) for keyword in call.keywords)
+    home = _last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return name in _LEVELS and home.lower().strip("_") in _LOGGERS
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an argument is a sentence. A single word may be a key that somebody reads again: it counts."""
+    if any(isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom) for inner in ast.walk(node)):
+        return False
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_text(node.left) or _is_text(node.right)
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    if isinstance(node, ast.JoinedStr):
+        return any(isinstance(part, ast.Constant) and " " in str(part.value) for part in node.values)
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
 
 
 def _last_name(node: ast.expr) -> str:

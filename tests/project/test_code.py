@@ -285,6 +285,18 @@ def test_digests_need_no_torch_and_well_under_a_second() -> None:
         ("import a", "import a as b", False),
         ("from . import a", "from .. import a", False),
         ("f'{x!r}'", "f'{x}'", False),
+        ("raise ValueError('one sentence')", "raise ValueError(f'another, of {x}')", True),
+        ("raise m.MergeflowError('a b' + c)", "raise m.MergeflowError('a b c')", True),
+        ("assert a, 'no a'", "assert a, 'an a is missing'", True),
+        ("logging.info('a step')", "logging.info('one step')", True),
+        ("print('a step')", "print('one step')", True),
+        ("print('a step', file=f)", "print('one step', file=f)", False),
+        ("raise KeyError('a')", "raise KeyError('b')", False),
+        ("raise ValueError('a b')", "raise TypeError('a b')", False),
+        ("if x: raise ValueError('a b')", "if y: raise ValueError('a b')", False),
+        ("raise ValueError(f'a {(x := 1)}')", "raise ValueError(f'a {(x := 2)}')", False),
+        ("x = 'a sentence'", "x = 'another sentence'", False),
+        ("scores.error('a b')", "scores.error('c d')", False),
     ],
 )
 def test_the_digest_is_of_the_meaning(one: str, other: str, same: bool) -> None:
