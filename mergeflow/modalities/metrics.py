@@ -173,10 +173,6 @@ def metric_of(manifest: Mapping[str, Any]) -> str:
 def best_guess(manifest: Mapping[str, Any], split: str) -> float:
     """Return the figure of the best answer that is the same for all examples of a split.
 
-    Args:
-        manifest: of a prepared task.
-        split: train, validation or test.
-
     Example:
         >>> found = {"transforms": [], "class_names": ["no", "yes"], "splits": {"test": {"per_class": [3, 1]}}}
         >>> best_guess(found, "test"), best_guess({**found, "transforms": ["metric=matthews"]}, "test")

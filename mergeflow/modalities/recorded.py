@@ -30,10 +30,6 @@ def is_recorded(architecture: str) -> bool:
 def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modality, Model]:
     """Return the modality and the model of a base, with the base's weights.
 
-    Args:
-        base: the file of its weights.
-        device: where the model goes.
-
     Raises:
         MergeflowError: the file has no such record.
     """
@@ -47,9 +43,6 @@ def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modalit
 
 def read_record(base: str | Path) -> tuple[Modality, Any, Mapping[str, str]]:
     """Return the modality of a base, its section `model`, and all that its file records; no weight is read.
-
-    Args:
-        base: the file of its weights.
 
     Raises:
         MergeflowError: the file has no such record.

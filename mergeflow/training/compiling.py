@@ -12,12 +12,7 @@ T = TypeVar("T")
 
 
 class Forward:
-    """A model's forward pass, compiled where that is asked for and works.
-
-    Args:
-        model: The model.
-        compiled: Whether to try.
-    """
+    """A model's forward pass, compiled where that is asked for and works."""
 
     def __init__(self, model: Model, compiled: bool) -> None:
         self._plain, self.compiled = model, compiled

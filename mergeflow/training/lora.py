@@ -109,13 +109,7 @@ class LoraModel:
 
     @classmethod
     def of(cls, base: Model, settings: LoraSettings, seed: int = 0) -> "LoraModel":
-        """Return the model with adapters that change nothing yet; `base` is frozen, see `LoraModule`.
-
-        Args:
-            base: the model, on its device.
-            settings: rank, scale and targets.
-            seed: of the adapters' first factors.
-        """
+        """Return the model with adapters that change nothing yet; `base` is frozen, see `LoraModule`."""
         return cls(base, LoraModule(base.module, settings, seed))
 
     @torch.no_grad()

@@ -63,13 +63,6 @@ def open_examples(
 ) -> PackedText | Questions:
     """Return one prepared split: texts as blocks, or questions.
 
-    Args:
-        task: the task's name.
-        folder: of the prepared split.
-        split: train, validation or test.
-        head: none.
-        device: to which batches go.
-
     Raises:
         MergeflowError: the training split is shorter than a block.
     """
@@ -92,15 +85,7 @@ def open_examples(
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> PackedText:
-    """Return blocks without content.
-
-    Args:
-        model: as `build` makes it.
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-        count: how many blocks.
-        classes: not used.
-    """
+    """Return blocks without content."""
     ids, lengths = torch.zeros(count, data.block, dtype=torch.int32), torch.full((count,), data.block)
     return PackedText("blank", Blocks(ids, lengths), torch.device("cpu"))
 

@@ -22,9 +22,6 @@ class LanguageModule(nn.Module):
 
     Training, adapters and linearisation call a module with tensors and get a tensor; transformers' models take names
     and give records.
-
-    Args:
-        whole: the model.
     """
 
     def __init__(self, whole: Any) -> None:
@@ -138,10 +135,6 @@ def _drawn(values: Mapping[str, Any], seed: int) -> LanguageModule:
 def load_model(place: str, root: Path) -> tuple[LanguageModel, str]:
     """Load a pre-trained causal model.
 
-    Args:
-        place: as params.yaml names it.
-        root: the project folder.
-
     Returns:
         The model in float32, and its configuration as a text.
 
@@ -163,11 +156,6 @@ def load_model(place: str, root: Path) -> tuple[LanguageModel, str]:
 
 def check_vocabulary(model: LanguageModel, tokens: int, block: int) -> None:
     """Refuse a tokenizer with more tokens, or blocks with more positions, than the model knows.
-
-    Args:
-        model: the base.
-        tokens: of the tokenizer's vocabulary.
-        block: tokens of a block.
 
     Raises:
         MergeflowError: naming both numbers.

@@ -32,13 +32,7 @@ class Continued:
 
 
 def held_out(folder: Path, split: str, count: int) -> list[str]:
-    """Return pieces of a prepared split of texts, spread evenly over it; none of a split of questions.
-
-    Args:
-        folder: the prepared split.
-        split: train, validation or test.
-        count: how many at most.
-    """
+    """Return pieces of a prepared split of texts, spread evenly over it; none of a split of questions."""
     rows = pq.read_table(folder / f"{split}.parquet", columns=["text", "document"]).to_pylist()
     texts = [row["text"] for row in rows if row["document"] is not None]
     if not texts:

@@ -56,10 +56,6 @@ def rouge_l(reference: str, written: str) -> tuple[float, float]:
     L the length of the longest common subsequence of words: recall L/|reference|, precision L/|written|, F1 their
     harmonic mean. Words are runs of letters and digits in lower case.
 
-    Args:
-        reference: the right text.
-        written: the other.
-
     Returns:
         Both in [0, 1].
 

@@ -106,10 +106,6 @@ class CausalTokenizer:
 def load_tokenizer(place: str, root: Path) -> CausalTokenizer:
     """Load the tokenizer of a base.
 
-    Args:
-        place: as params.yaml names it.
-        root: the project folder.
-
     Raises:
         MergeflowError: there is none, it has no fast form, or no token that ends a text.
     """

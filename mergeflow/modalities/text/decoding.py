@@ -19,9 +19,6 @@ def text_decoding(tokenizer: TextTokenizer) -> Decoding:
 
     These are `ids` (int32 [N, L], the tokens and padding behind them), `lengths` (int32 [N]), where the encoder takes
     them `segments` (uint8 [N, L]), and `labels` (int64 [N]) of classes or `targets` (float64 [N]).
-
-    Args:
-        tokenizer: of the base.
     """
 
     def decode(example: Example, where: str) -> Decoded:

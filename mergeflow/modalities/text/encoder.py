@@ -63,13 +63,7 @@ class TextEncoder(nn.Module):
 
 
 def watched(module: nn.Module, batch: TokenBatch, layers: Sequence[str]) -> dict[str, Tensor]:
-    """Return what layers give for a batch: of a layer that gives [n, L, D], the pooled [n, D].
-
-    Args:
-        module: a `TextEncoder`.
-        batch: the examples.
-        layers: names of submodules.
-    """
+    """Return what layers give for a batch: of a layer that gives [n, L, D], the pooled [n, D]."""
     assert isinstance(module, TextEncoder)
     found = [_of_group(module, group, layers) for group in batch.groups]
     return {layer: module.gathered(batch, [one[layer] for one in found]) for layer in layers}
@@ -95,11 +89,6 @@ def build_encoder(config: str, pooling: str) -> TextEncoder:
 
 def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str]:
     """Load a pre-trained encoder.
-
-    Args:
-        place: as params.yaml names it.
-        root: the project folder.
-        pooling: as `TextEncoder` takes it.
 
     Returns:
         The encoder in float32, and its configuration as a text.

@@ -10,10 +10,6 @@ from mergeflow.modalities.metrics import METRICS, find_metric
 def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
     """Judge the task by a figure; its examples stay as they are.
 
-    Args:
-        value: the figure's name.
-        class_names: of the task.
-
     Raises:
         MergeflowError: an unknown name, a figure of classes for a task of numbers and the reverse, or F1 for a task
             that has not two classes.
@@ -42,11 +38,7 @@ PAIRS = "pairs"
 
 
 def of_pairs(class_names: Sequence[str] | None) -> Transform:
-    """Say in the manifest that every example is two texts; the examples stay as they are.
-
-    Args:
-        class_names: of the task.
-    """
+    """Say in the manifest that every example is two texts; the examples stay as they are."""
     return Transform(PAIRS, class_names, _unchanged)
 
 

@@ -112,15 +112,7 @@ def warm(section: ModelSection, model: Model, examples: Examples) -> None:
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
-    """Return texts without content, as long as they may be, with a trained head.
-
-    Args:
-        model: as `build` makes it.
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-        count: how many texts.
-        classes: of their task.
-    """
+    """Return texts without content, as long as they may be, with a trained head."""
     encoder = model.module
     assert isinstance(encoder, TextEncoder)
     head = _drawn_head("blank", [""] * classes, encoder.width)

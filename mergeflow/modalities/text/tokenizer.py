@@ -72,11 +72,6 @@ class TextTokenizer:
 def load_tokenizer(place: str, root: Path, max_length: int) -> TextTokenizer:
     """Load the tokenizer of a base.
 
-    Args:
-        place: as params.yaml names it.
-        root: the project folder.
-        max_length: tokens of an example.
-
     Raises:
         MergeflowError: there is none, it has no fast form, or no token for padding.
     """

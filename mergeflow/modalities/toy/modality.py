@@ -63,15 +63,7 @@ def _drawn_head(section: ModelSection, task: str, class_names: list[str]) -> Hea
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
-    """Return examples without content.
-
-    Args:
-        model: as `build` makes it.
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-        count: how many examples.
-        classes: of their task.
-    """
+    """Return examples without content."""
     head = None if section.head == "none" else _drawn_head(section, "blank", [""] * classes)
     return Classification("blank", torch.zeros(count, data.inputs), torch.zeros(count, dtype=torch.int64), head)
 

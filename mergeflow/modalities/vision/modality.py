@@ -49,15 +49,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
-    """Return images without content, with a zero-shot head.
-
-    Args:
-        model: as `build` makes it.
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-        count: how many images.
-        classes: of their task.
-    """
+    """Return images without content, with a zero-shot head."""
     images = torch.zeros(count, data.image_size, data.image_size, 3, dtype=torch.uint8)
     encoder = model.module
     assert isinstance(encoder, ImageEncoder)

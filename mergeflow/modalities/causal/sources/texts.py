@@ -20,13 +20,7 @@ ACCURACY = Transform("metric=accuracy", None, _unchanged)
 
 
 def text_task(task: str, splits: Mapping[str, Documents], seed: int) -> RawTask:
-    """Return the task that documents amount to.
-
-    Args:
-        task: the task's name.
-        splits: the documents of each split.
-        seed: decides the carved splits.
-    """
+    """Return the task that documents amount to."""
     examples = {split: partial(_examples, documents) for split, documents in splits.items()}
     return RawTask(task, None, None, examples, seed=seed, transforms=(ACCURACY,))
 
@@ -42,10 +36,6 @@ def _examples(documents: Documents) -> Iterator[Example]:
 
 def checked(text: str, name: str) -> str:
     """Return a text that UTF-8 can write.
-
-    Args:
-        text: what was read.
-        name: what a message calls it.
 
     Raises:
         MergeflowError: it has half of a surrogate pair, as JSON may.

@@ -44,10 +44,6 @@ class Columns:
 def find_columns(names: Sequence[str], where: str) -> Columns:
     """Return which columns are texts and which is the label.
 
-    Args:
-        names: of the table's columns.
-        where: the table, for the message.
-
     Raises:
         MergeflowError: the names say it of none, or of several.
 

@@ -75,9 +75,6 @@ SOURCES: Mapping[str, Opener] = {
 def open_samples(source: str) -> RawTask:
     """Open images that are looked at without their labels: of a folder without classes, all images below it.
 
-    Args:
-        source: as of `open_images`.
-
     Raises:
         MergeflowError: as of `open_images`.
     """
