@@ -191,7 +191,6 @@ LONG_FUNCTIONS = {
     "studies/old/papers/linearity_stitches/study.py:findings": 44,
     "studies/old/papers/linearity_why/study.py:_findings": 66,
     "studies/old/papers/one_epoch/study.py:findings": 69,
-    "studies/old/papers/rank_curve/findings.py:_findings": 67,
     "studies/old/papers/sentence_arithmetic/results.py:_of_negation": 43,
 }
 

@@ -10,9 +10,9 @@ import pandas as pd
 from mergeflow.evaluation.averages import mean_interval
 
 Values: TypeAlias = Sequence[float] | pd.Series
-Samples = Mapping[str, Values]
+Samples: TypeAlias = Mapping[str, Values]
 """By the quantity in words, one value for each seed; of a comparison the paired differences."""
-Verdict = bool | None
+Verdict: TypeAlias = bool | None
 WORDS: dict[Verdict, str] = {True: "holds", False: "does not hold", None: "undecided"}
 
 

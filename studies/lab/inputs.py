@@ -19,7 +19,7 @@ from mergeflow.modalities.heads import Head
 from mergeflow.modality import Examples, Model
 from mergeflow.search.candidates import best_on_line, line, score_all
 from mergeflow.search.candidates import grid as grid_of
-from studies.lab.caching import cached_all
+from studies.lab.caching import cached, cached_all
 from studies.lab.rows import Row
 from tasks.models import choose_device, load_base_head, load_examples, load_model
 from tasks.project.stage import CHOICES, STUDIES, StageIO
@@ -186,6 +186,10 @@ class Laboratory:
         """
         pieces = {name: partial(_listed, measure) for name, measure in measures.items()}
         return [row for piece in cached_all(self.io, pieces, what) for row in piece["rows"]]
+
+    def keep(self, name: str, measure: Callable[[], Iterable[Row]]) -> list[Row]:
+        """Return the rows of `measure()`, a part of a piece, kept under `name` as a piece is."""
+        return list(cached(self.io, name, partial(_listed, measure))["rows"])
 
     def by_seed(
         self, measure: Callable[[int], Iterable[Row]], seeds: Sequence[int] | None = None, name: str = "seed"

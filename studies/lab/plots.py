@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -116,6 +117,14 @@ def by_seed(rows: pd.DataFrame, x: str, value: str = "accuracy") -> dict[Any, li
     """Return x → one value for each seed, the mean over everything else; what a `curve` draws."""
     means = rows.groupby([x, "seed"])[value].mean()
     return {place: list(values) for place, values in means.groupby(level=0)}
+
+
+def root_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """Make x the square root of a share, 0 … 1: small shares, where curves bend, get half of the room."""
+    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+    axes.set_xticks([], minor=True)
+    axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axes.set_xlim(0, 1.02)
 
 
 def _dash(axis: Axes, height: float, label: str) -> None:

@@ -85,6 +85,16 @@ def samples(rows: pd.DataFrame, value: str = "accuracy", **where: Any) -> pd.Ser
     return select(rows, **where).groupby("seed")[value].mean()
 
 
+def shares(accuracy: pd.Series, experts: pd.Series) -> pd.Series:
+    """Return accuracy relative to the experts', in %; of an expert at 0 there is no share: 100 + the difference counts.
+
+    Args:
+        accuracy: in %.
+        experts: accuracy of the task's own expert in %, with the same index.
+    """
+    return (100 * accuracy / experts).where(experts > 0, 100 + accuracy - experts)
+
+
 def steps(frame: pd.DataFrame, label: str = "N", sign: int = 1) -> dict[str, pd.Series]:
     """Return the paired difference from each value of the index to the next; with sign −1 that of a fall."""
     return {f"{label} = {a:g} → {b:g}": sign * (frame.loc[b] - frame.loc[a]) for a, b in pairwise(frame.index)}

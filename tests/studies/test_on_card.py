@@ -12,17 +12,15 @@ from tests.card import card
 from tests.studies import (
     test_adaptation,
     test_adviser_suites,
+    test_cart,
     test_cart_landscape,
     test_compression,
     test_equivalence,
     test_interference,
     test_landscape,
     test_linearity_experts,
-    test_many_tasks,
     test_mergeability,
     test_projection,
-    test_rank_curve,
-    test_subset_scaling,
 )
 from tests.studies.small_lab import ROOT, study_io
 
@@ -36,9 +34,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "cost": {"joint": ["joint"], "rates": [], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.1]},
     "merge_frequency": {"rounds": [1, 4], "multiples": [1, 2], "course": ["mima_4"]},
     "gradients": {"runs": {"paper": "cold"}, "images": 12, "steps": [1e-5]},
-    "many_tasks": test_many_tasks.SMALL,
-    "rank_curve": test_rank_curve.SMALL,
-    "subset_scaling": test_subset_scaling.SMALL,
+    "many_tasks": test_cart.MANY,
+    "rank_curve": test_cart.CURVE,
+    "subset_scaling": test_cart.SUBSETS,
     "interference": test_interference.SMALL,
     "adaptation": test_adaptation.SMALL,
     "cart_landscape": test_cart_landscape.SMALL,

@@ -6,7 +6,7 @@ from statistics import fmean, median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from studies.old.papers.rank_curve.figures import ratio_axis
+from studies.lab.plots import root_axis
 from studies.old.rows import Row
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK, MUTED, SERIES
@@ -33,7 +33,7 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
             layers = _mean_layers(rows, origin, measure)
             label = f"{origin} task vectors" if not index else f"_{origin}"
             _cloud(panel, rows[0]["layers"][0]["ratios"], layers, label, number)
-        ratio_axis(panel, (0, 0.08, 0.32, 1))
+        root_axis(panel, (0, 0.08, 0.32, 1))
         panel.set_ylim(bottom=0)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
@@ -75,7 +75,7 @@ def kinds_figure(rows: Sequence[Row]) -> Figure:
             panel.plot(ratios, shares, label=_once(f"I(k) {origin} / I(r) original", index), **style)
         error = _mean(rows, "centred", "error", kind)
         panel.plot(ratios, error, label=_once("R(k) / R(0), centred", index), color=INK, linestyle="--", linewidth=1.5)
-        ratio_axis(panel, (0, 0.08, 0.32, 1))
+        root_axis(panel, (0, 0.08, 0.32, 1))
         panel.set_ylim(bottom=0)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure

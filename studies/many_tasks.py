@@ -1,0 +1,433 @@
+"""Study `many_tasks` (C1, C2, C4, C6): how do the merge methods compare on 8, 14 and 20 tasks?
+
+**Question.** One expert per task, merged by every method of the field: who leads, and who loses least as tasks are
+added? Above them stand the experts and joint training, below them the base.
+
+**Method.** Every method merges the same experts of the first 8, 14 and 20 tasks. Its scale is chosen on validation,
+walking a grid from its usual value until the mean has fallen by one point; every combination of its other arguments is
+tried. Larger ranks than are tried here are the study rank_curve's. Then one look at test. AdaMerging learns its
+coefficients, one per task and tensor, from the entropy of unlabelled test batches, starting from task arithmetic as
+chosen on validation and from CART as the paper has it, 8 % and λ = 1. Its rate is chosen on validation for each number
+of tasks, on the first seed, by the rule of the study `adaptation`. Joint training sees every task's images in every
+step; MIMA merges and tunes in rounds; all training has as many steps a task as the experts. Normalised accuracy is
+(1/T) Σ_t merged_t / expert_t. ± is over seeds: the order of the batches.
+
+**Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from mergeflow.evaluation.averages import mean
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.merging import configure
+from mergeflow.search.candidates import grid_of
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid, table
+from studies.lab.adapting import CART_START, NOT_WORSE, Adaptation, Direction, adapt, choose_rate
+from studies.lab.claims import Samples, with_interval
+from studies.lab.inputs import Accuracy, ChosenScale, State
+from studies.lab.rows import select, shares
+from studies.lab.study import Tables
+from studies.lab.sweeps import ADAPTED, NAMES, Scales, Sweep, at_end, leader, ranges_of
+from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, legend, new_figure, plain, series_style
+from tasks.plotting.intervals import curve
+from tasks.plotting.palette import INK
+
+BASELINES = ("task_arithmetic", "ties", "consensus")
+LADDER = ("zero_shot", "average", "task_arithmetic", "cart", "individual")
+RADAR = ("task_arithmetic", "ties", "consensus", "cart", "adamerging_cart")
+PEAKED = ("task_arithmetic", "ties", "adamerging_ta")
+ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio")
+WITH_DATA = ("zero_shot", "individual", *ADAPTED.values())
+# Half of what the paper's Table 1 has, in points
+SUBSTANTIAL = 4.75  # CART less Consensus TA, 8 tasks
+FAR = 7.3  # individual less average, the smallest
+PEAK = 2.3  # CART less AdaMerging, 8 tasks
+
+
+class Adapting(Section):
+    """AdaMerging. directions: what is scaled. counts: numbers of tasks. rates: tried on validation. steps: of Adam."""
+
+    directions: list[Direction]
+    counts: list[int]
+    rates: list[float]
+    steps: int = Field(ge=1)
+
+
+class Together(Section):
+    """Training beside the merges. label: for readers. counts: the numbers of tasks of its runs NAME_COUNT."""
+
+    label: str
+    counts: list[int] = Field(min_length=1)
+
+
+class Options(Section):
+    """The study's choices.
+
+    counts: numbers of tasks. methods: name in the catalog → what is tried. together: joint and iterative runs by name.
+    adapted: AdaMerging.
+    """
+
+    counts: list[int] = Field(min_length=1)
+    methods: dict[str, Sweep]
+    together: dict[str, Together]
+    adapted: Adapting
+
+
+# Design and measurement
+
+
+def runs(options: Options) -> list[str]:
+    return ["experts", *(f"{name}_{count}" for name, own in options.together.items() for count in own.counts)]
+
+
+def measure(lab: Laboratory, options: Options) -> list[Row]:
+    """Return the accuracy of every model for each number of tasks, seed, split and task, with what was chosen.
+
+    The split `start` has the test accuracy of what AdaMerging starts from; `tried` is how many candidates validation
+    chose from; rows with `rate` and `step` are the course of AdaMerging on validation, the chosen rate first.
+    """
+    first, *others = lab.run("experts").seeds
+    rows: list[Row] = []
+    for seeds in ([first], others):  # the first chooses AdaMerging's rates, which the others read
+        # the longest first, so that no processor waits long at the end
+        asked = [(count, seed) for count in sorted(options.counts, reverse=True) for seed in seeds]
+        pieces = {f"{n}_{seed}": partial(measure_models, lab, options, n, seed) for n, seed in asked}
+        rows += lab.cached(pieces, "counts and seeds")
+    return sorted(rows, key=lambda row: options.counts.index(row["tasks"]))
+
+
+def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -> Iterator[Row]:
+    """Yield the rows of every model of the first `count` tasks."""
+    lab = whole.first(count)
+    experts = lab.run("experts").experts(seed)
+    scorer = lab.blind().scorer(experts)
+    # The largest ratio that is asked for: factors beyond it need not be kept.
+    scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
+    trained = {
+        name: f"{name}_{count}"
+        for name, own in options.together.items()
+        if count in own.counts and seed in lab.run(f"{name}_{count}").seeds
+    }
+    measures: dict[str, Callable[[], list[Row]]] = {
+        "zero_shot": lambda: accuracy_rows(lab.accuracy(lab.base, "test")),
+        "individual": lambda: accuracy_rows(lab.individual(experts, "test")),
+        **{name: partial(measure_trained, lab, run, seed) for name, run in trained.items()},
+        **{name: partial(measure_method, lab, scorer, name, sweep) for name, sweep in options.methods.items()},
+    }
+    scale = math.nan
+    for model, own in measures.items():
+        about = {"seed": seed, "tasks": count, "model": model, "split": "test"}
+        rows = lab.keep(f"{count}_{seed}_{model}", own)
+        scale = rows[0]["scale"] if model == "task_arithmetic" else scale
+        yield from ({**about, **row} for row in rows)
+    for on in options.adapted.directions if count in options.adapted.counts else []:
+        init = scale if on == "task_vectors" else CART_START
+        plan = Adaptation(on, "layer", "test", init=init, lr=options.adapted.rates[0], steps=options.adapted.steps)
+        adapted = partial(measure_adapted, lab, experts, plan, options.adapted.rates, count, seed)
+        yield from lab.keep(f"{count}_{seed}_{ADAPTED[on]}", adapted)
+
+
+def measure_trained(lab: Laboratory, name: str, seed: int) -> list[Row]:
+    """Return the accuracy of the one model that a joint or an iterative run ends with."""
+    run = lab.run(name)
+    state = run.model(seed) if name.startswith("joint") else run.merged(seed, len(run.rounds(seed)))
+    return accuracy_rows(lab.accuracy(state, "test"))
+
+
+def measure_method(lab: Laboratory, scorer: CandidateScorer, method: str, sweep: Sweep) -> list[Row]:
+    """Choose a method's arguments on validation, look at test once."""
+    tried = [along(lab, scorer, method, sweep.scale, args) for args in grid_of(method, sweep.args)]
+    best = max(tried, key=lambda chosen: mean(chosen.validation))
+    test = lab.accuracy(scorer.merge(configure(method, best.args)), "test")
+    chosen = {**best.args, "tried": sum(chosen.tried for chosen in tried)}
+    splits: dict[str, Accuracy] = {"test": test, "validation": best.validation}
+    return [row | chosen for split, own in splits.items() for row in accuracy_rows(own, split=split)]
+
+
+def along(
+    lab: Laboratory, scorer: CandidateScorer, method: str, scales: Scales | None, args: Mapping[str, Any]
+) -> ChosenScale:
+    if scales is None:
+        return ChosenScale(dict(args), scorer.candidate(configure(method, args)), {}, 1)
+    values = grid(scales.low, scales.high, scales.step)
+    return choose_scale(lab, scorer, method, values, scales.start, args, test=False)
+
+
+def measure_adapted(
+    lab: Laboratory, experts: Mapping[str, State], plan: Adaptation, rates: list[float], count: int, seed: int
+) -> Iterator[Row]:
+    """Adapt a coefficient per task and tensor on unlabelled test images, with the rate that validation chose."""
+    first = lab.run("experts").seeds[0]
+
+    def choose() -> list[Row]:
+        assert seed == first, "the first seed is measured first"
+        return choose_rate(lab, experts, plan, rates, every=max(plan.steps // 4, 1))
+
+    tried = lab.keep(f"{count}_rates_{plan.on}", choose)
+    plan = replace(plan, lr=tried[0]["lr"], seed=seed)
+    about = {"seed": seed, "tasks": count, "model": ADAPTED[plan.on]}
+    start = lab.accuracy(lab.scorer(experts).merge(plan.static), "test")
+    yield from accuracy_rows(lab.accuracy(adapt(lab, experts, plan).state, "test"), **about, split="test")
+    yield from accuracy_rows(start, **about, split="start")
+    for own in tried:
+        for step, value in own["course"].items():
+            yield {**about, "split": "validation", "rate": own["lr"], "step": int(step), "accuracy": value}
+
+
+# What the rows are asked
+
+
+def mean_test(rows: pd.DataFrame, model: str, split: str = "test") -> pd.DataFrame:
+    """Return the mean test accuracy: a row for each number of tasks, a column for each seed."""
+    return select(rows, split=split, model=model).groupby(["tasks", "seed"]).accuracy.mean().unstack("seed")
+
+
+def relative(rows: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Return the normalised accuracy in %, as `mean_test` does."""
+    test = select(rows, split="test").set_index(["tasks", "seed", "task"])
+    kept = shares(select(test, model=model).accuracy, select(test, model="individual").accuracy)
+    return kept.dropna().groupby(["tasks", "seed"]).mean().unstack("seed")
+
+
+def by_count(frame: pd.DataFrame) -> Samples:
+    """Return what was measured at each number of tasks, of the seeds that it was measured with."""
+    return {f"{count} tasks": own for count in frame.index if len(own := frame.loc[count].dropna())}
+
+
+def lead(better: str, worse: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return mean_test(rows, better) - mean_test(rows, worse)
+
+
+def leads(better: str, worse: str, rows: pd.DataFrame) -> Samples:
+    return by_count(lead(better, worse, rows))
+
+
+def gain(model: str, rows: pd.DataFrame) -> Samples:
+    """Return what adapting gains over its static start."""
+    return by_count(mean_test(rows, model) - mean_test(rows, model, "start"))
+
+
+def ladder(rows: pd.DataFrame) -> Samples:
+    steps = [(high, leads(high, low, rows)) for low, high in pairwise(m for m in LADDER if m in set(rows.model))]
+    lower = dict(zip(LADDER[1:], LADDER, strict=False))
+    names = {f"{count}, {NAMES[high]} less {NAMES[lower[high]]}": own[count] for high, own in steps for count in own}
+    return dict(sorted(names.items(), key=lambda item: int(item[0].split()[0])))
+
+
+def lost(model: str, rows: pd.DataFrame) -> pd.Series:
+    """Return by seed what a model loses of normalised accuracy from the fewest tasks to the most, in points."""
+    kept = relative(rows, model)
+    return (kept.iloc[0] - kept.iloc[-1]).dropna()
+
+
+def more_lost(rows: pd.DataFrame) -> Samples:
+    others = [model for model in NAMES if model in set(rows.model) and model not in (*WITH_DATA, "cart")]
+    return {f"{NAMES[m]} loses more by": (lost(m, rows) - lost("cart", rows)).dropna() for m in others}
+
+
+def ahead_at_the_peak(rows: pd.DataFrame) -> Samples:
+    fewest = rows.tasks.min()
+    return {f"less {NAMES[m]}": lead("cart", m, rows).loc[fewest] for m in PEAKED if m in set(rows.model)}
+
+
+# Claims, written before the run
+
+# fmt: off
+
+def claims(options: Options) -> list[Claim]:
+    always, fewest, most = "paired difference at every number of tasks", min(options.counts), max(options.counts)
+    return [
+        *(Claim("C1", f"CART beats {NAMES[m]}, whatever the number of tasks.", partial(leads, "cart", m),
+                low=0, of=always) for m in BASELINES),
+        Claim("C1", "CART outperforms Consensus TA by a substantial margin, whatever the number of tasks.",
+              partial(leads, "cart", "consensus"),
+              low=SUBSTANTIAL, of=f"{always}, half of the paper's,", paper="9.5 points, 8 tasks (Table 1)"),
+        Claim("C6", "Weight averaging is far below the individual experts.", partial(leads, "individual", "average"),
+              low=FAR, of=f"{always}, half of the paper's smallest,", paper="14.6 points, the smallest of Table 1"),
+        Claim("C6", "Weight averaging generally performs worse than task arithmetic.",
+              lambda rows: {"mean over the numbers of tasks": lead("task_arithmetic", "average", rows).mean()},
+              low=0, of="task arithmetic less average, in the mean over the numbers of tasks,"),
+        Claim("C6", "zero-shot < average < task arithmetic < CART < individual, whatever the number of tasks.", ladder,
+              low=0, of="each paired difference", ours=True,
+              paper="task arithmetic is below the average with 20 tasks (Table 1)"),
+        Claim("C2", f"{fewest} tasks: at its peak over the rank CART significantly outperforms task arithmetic, TIES "
+              "and AdaMerging.", ahead_at_the_peak,
+              low=PEAK, of="paired difference, half of the paper's smallest, rank and λ as chosen on validation,",
+              paper="4.6 points over AdaMerging, 8 tasks"),
+        Claim("C6", f"From {fewest} to {most} tasks CART loses least of all merges without data.", more_lost,
+              low=0, of="paired difference of what is lost, normalised, against every other merge without data",
+              paper="does not say so: in its Table 1 the average loses less", ours=True,
+              also=lambda rows: f"; CART loses {with_interval(lost('cart', rows))}"),
+        Claim("C1", "CART beats AdaMerging + TA, whatever the number of tasks.",
+              partial(leads, "cart", "adamerging_ta"), low=0, of=always),
+        Claim("C4", "Combined with test-time adaptation CART improves further.",
+              partial(leads, "adamerging_cart", "cart"),
+              low=0, of="AdaMerging on CART's directions less CART as chosen on validation, at every number of tasks,"),
+        Claim("C4", "Adapting is at least as good as its static start, task arithmetic (λ from validation).",
+              partial(gain, "adamerging_ta"), low=NOT_WORSE, of=always),
+        Claim("C4", "Adapting is at least as good as its static start, CART (8 %, λ = 1).",
+              partial(gain, "adamerging_cart"), low=NOT_WORSE, of=always),
+        Claim("C4", "AdaMerging on CART's directions is better than on task vectors.",
+              partial(leads, "adamerging_cart", "adamerging_ta"), low=0, of=always),
+    ]
+
+# fmt: on
+
+# What is shown
+
+
+def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:
+    """Return model → what readers call it, in the order of the tables."""
+    labels = {name: own.label for name, own in options.together.items()}
+    zero_shot, individual, *rest = NAMES.items()
+    return {
+        m: name for m, name in dict([zero_shot, individual, *labels.items(), *rest]).items() if m in set(rows.model)
+    }
+
+
+def summary(options: Options, values: Callable[[pd.DataFrame, str], pd.DataFrame], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each model: its values at each number of tasks, and the change from the fewest to the most."""
+    lines, fewest, most = {}, rows.tasks.min(), rows.tasks.max()
+    for model, name in names_of(rows, options).items():
+        frame = values(rows, model).reindex(sorted(rows.tasks.unique()))
+        measured = {**by_count(frame), f"{fewest} → {most}": (frame.loc[most] - frame.loc[fewest]).dropna()}
+        lines[name] = {what: with_interval(own) for what, own in measured.items() if len(own)}
+    columns = [*(f"{count} tasks" for count in sorted(rows.tasks.unique())), f"{fewest} → {most}"]
+    return pd.DataFrame(lines).T.reindex(columns=columns).fillna("")
+
+
+def per_task(options: Options, count: int, rows: pd.DataFrame) -> pd.DataFrame:
+    own, names = select(rows, split="test", tasks=count), names_of(rows, options)
+    means = own.pivot_table(index="model", columns="task", values="accuracy", sort=False).round(1)
+    return means.loc[[model for model in names if model in means.index]].rename(names)
+
+
+def chosen(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what validation chose in how many seeds, the most frequent first, and from how many candidates."""
+    own = select(rows, split="test")
+    own = own[own.tried.notna()].drop_duplicates(["tasks", "seed", "model"])
+    arguments = own[[name for name in ARGUMENTS if name in own]].to_dict("records")
+    words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
+    own = own.assign(chosen=[text or "–" for text in words], model=own.model.map(names_of(rows, options)))
+    lines: dict[str, dict[str, str]] = {}
+    for (model, count), seeds in own.groupby(["model", "tasks"], sort=False):
+        counted = Counter(seeds.chosen).most_common()
+        said = "; ".join(text if text == "–" else f"{text} ({times} of {len(seeds)})" for text, times in counted)
+        least, most = int(seeds.tried.min()), int(seeds.tried.max())
+        lines.setdefault(model, {})[f"{count} tasks"] = f"{said}, tried {least}" + f" to {most}" * (most > least)
+    return pd.DataFrame(lines).T
+
+
+def rates(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the course of AdaMerging for each rate, the chosen one first."""
+    courses = rows[rows.rate.notna() & (rows.seed == rows.seed.iloc[0])]
+    courses = courses.assign(model=courses.model.map(NAMES), step=courses.step.astype(int))
+    return table(courses, ["model", "tasks", "rate"], "step") if len(courses) else courses
+
+
+def tables(options: Options) -> Tables:
+    return {
+        "Mean test accuracy, %": partial(summary, options, mean_test),
+        "Normalised test accuracy, %": partial(summary, options, relative),
+        **{
+            f"Test accuracy per task, %, {count} tasks, mean over seeds": partial(per_task, options, count)
+            for count in options.counts
+        },
+        "Chosen on validation, in so many of the seeds": partial(chosen, options),
+        "AdaMerging's rates on validation images, first seed, % over the steps, the chosen first": partial(
+            rates, options
+        ),
+    }
+
+
+def radar_figure(options: Options, rows: pd.DataFrame) -> Figure:
+    """Draw normalised accuracy per task around a circle, from 40 % on, for each number of tasks (Figure 4)."""
+    figure = new_figure(FULL_WIDTH, 4.6)
+    counts = sorted(rows.tasks.unique())
+    axes = figure.subplots(1, len(counts), subplot_kw={"projection": "polar"}, squeeze=False)[0]
+    for panel, count in zip(axes, counts, strict=True):
+        dress(panel, f"{count} tasks\n", grid="both")
+        own = select(rows, split="test", tasks=count)
+        means = own.pivot_table(index="model", columns="task", values="accuracy", sort=False)
+        angles = [2 * math.pi * index / means.shape[1] for index in range(means.shape[1])]
+        for number, model in enumerate(model for model in RADAR if model in means.index):
+            heights = list(100 * means.loc[model] / means.loc["individual"])
+            style = {**series_style(number), "marker": ""}
+            panel.plot([*angles, angles[0]], [*heights, heights[0]], label=plain(NAMES[model]), **style)
+        panel.set_theta_offset(math.pi / 2)
+        panel.set_theta_direction(-1)
+        panel.set_rlabel_position(180 / len(angles))
+        panel.set_ylim(40, 103)  # what matters lies above zero-shot
+        panel.set_yticks([50, 75, 100], labels=["50", "75", "100"])
+        panel.set_xticks(angles, labels=[plain(task) for task in means.columns])
+        panel.tick_params(axis="x", labelcolor=INK, labelsize=NORMAL if len(angles) < 10 else SMALL - 1)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=SMALL, frameon=False)
+    return figure
+
+
+def loss_figure(options: Options, rows: pd.DataFrame) -> Figure:
+    """Draw normalised accuracy over the number of tasks, a line per model (Figure 9)."""
+    figure = new_figure(0.75 * FULL_WIDTH, 5.6)
+    panel = figure.subplots()
+    dress(panel, "Accuracy and number of tasks", "tasks", "normalised test accuracy, %", grid="both")
+    drawn = [(m, name) for m, name in names_of(rows, options).items() if m != "individual"]  # 100 by definition
+    for number, (model, name) in enumerate(drawn):
+        frame = relative(rows, model)
+        curve(panel, {count: list(frame.loc[count].dropna()) for count in frame.index}, name, number)
+    panel.set_xticks(sorted(rows.tasks.unique()))
+    legend(figure, 7.0, loc="outside lower center")
+    return figure
+
+
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    names, below = names_of(rows, options), []
+    merged = [model for model in names if model not in ("zero_shot", "individual", *options.together)]
+    for count in sorted(rows.tasks.unique()):
+        at = {m: list(own.loc[count].dropna()) for m in merged if count in (own := mean_test(rows, m)).index}
+        best, words = leader(at, names)
+        below.append(f"{with_interval(lead('individual', best, rows).loc[count])} points ({count} tasks)")
+    return [
+        f"Of the merges of {rows.tasks.max()} tasks the highest mean is that of {words}. The highest mean of a merge "
+        f"stays below the experts by {', '.join(below)}.",
+        "Tasks differ in what there is to lose: the tables per task show where merging fails.",
+        *ends_note(rows, options, names),
+    ]
+
+
+def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> list[str]:
+    """Say of which arguments the smallest or the largest value that was tried was taken."""
+    ends: Counter[str] = Counter()
+    for row in select(rows, split="test").drop_duplicates(["tasks", "seed", "model"]).to_dict("records"):
+        tried = ranges_of(options.methods[row["model"]]) if row["model"] in options.methods else {}
+        taken = [name for name, values in tried.items() if at_end(row[name], values)]
+        ends.update(f"{name} of {names[row['model']]} ({row['tasks']} tasks)" for name in taken)
+    rated = rows[rows.rate.notna()].drop_duplicates(["tasks", "model"])  # one choice, for all seeds
+    for row in rated[rated.rate.map(lambda rate: at_end(rate, options.adapted.rates))].to_dict("records"):
+        ends[f"rate of {names[row['model']]} ({row['tasks']} tasks)"] += 1
+    told = ", ".join(f"{name} for {times} seed{'s' * (times > 1)}" for name, times in ends.items())
+    return [f"At an end of what was tried stood {told}."] if ends else []
+
+
+STUDY = Study(
+    options=Options,
+    runs=runs,
+    splits=("validation", "test"),
+    systems=("C1", "C2", "C4", "C6"),
+    measure=measure,
+    claims=claims,
+    tables=tables,
+    figures=lambda options: {"radar": partial(radar_figure, options), "counts": partial(loss_figure, options)},
+    notes=notes,
+    paper="cart",
+)

@@ -1,0 +1,537 @@
+"""Study `subset_scaling` (C7): what does one more task cost each merge method?
+
+**Question.** Normalised accuracy over the number N of merged tasks, as a mean over subsets of the twenty tasks: which
+method loses least from few tasks to many?
+
+**Method.** For each N, subsets are drawn without repetition, each equally likely. *How many.* The paper's rule is
+m = ⌈(1.96 σ/ε)²⌉ with Popoviciu's bound σ = (b − a)/2 of the standard deviation of a value in [a, b]; a is the mean of
+the N lowest zero-shot accuracies, b that of the N highest individual ones (on validation, so that test plays no part in
+the plan). With an ε that means something that bound asks for hundreds of subsets, because it knows the ends alone. So
+m is found in two stages (Stein 1945): the first `pilot` subsets give s, the largest standard deviation of mean
+validation accuracy of any method, and m = ⌈(t s/ε)²⌉ with t of pilot − 1 degrees, at least `pilot`, at most `most` and
+at most the number C(20, N) of subsets, which are then all measured. Both m are in the table, and whether the interval
+of the mean then is as narrow as ε is measured on test. All methods merge the same subsets:
+
+    average,    θ0 + λ Σ_t τ_t (task arithmetic),    TIES (λ = 1, share kept),    CART (λ = 1, rank ratio),
+
+each with its argument chosen per subset by mean accuracy on the first validation images of the subset's own tasks, and
+then one look at its first test images. The paper's λ of task arithmetic end at 0.3, less than the average's 1/N at N =
+2, so the same choice is also made with larger ones ("wider λ"). Normalised accuracy is (1/N) Σ_t merged_t /
+individual_t. Of two tasks CART is the average, whatever k and λ: the centred task vectors are ± (θ_1 − θ_2)/2, and
+their low-rank parts cancel. The grids are the paper's; how often a choice stands at an end of one is told below the
+findings. The interval is t_{m−1} s/√m √(1 − m/M) with M = C(20, N): zero where all
+subsets were measured. Methods are compared subset by subset, and the same subsets are merged for the experts of every
+seed. *±*: tables have the interval over subsets of the first seed's experts; verdicts are over seeds, of means over
+subsets.
+
+**Source.** CART, Section 5.3 ("Scalability on number of tasks"), Figure 7 and Appendix D.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from math import ceil, comb, inf, sqrt
+from statistics import stdev
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from pydantic import Field
+from scipy import stats
+
+from mergeflow.evaluation.averages import mean
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size, subset_interval
+from mergeflow.merging import configure
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples
+from mergeflow.search.candidates import grid_of
+from studies.lab import Claim, Laboratory, Row, Section, Study
+from studies.lab.claims import Samples, Verdict, with_interval
+from studies.lab.inputs import State
+from studies.lab.rows import select, shares
+from studies.lab.study import Tables
+from studies.lab.sweeps import at_end
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain, series_style
+from tasks.plotting.palette import MUTED
+
+WIDER = ", wider λ"
+OURS = "cart"
+NAMES = {"average": "average", "task_arithmetic": "task arithmetic", "ties": "TIES", OURS: "CART"}
+ARGUMENTS = ("scale", "keep", "rank_ratio")
+SUPERIOR = 0.1  # points: the least that a table prints
+
+Split = Mapping[str, Examples]
+Interval = tuple[float, float]  # mean and half-width
+
+
+class Options(Section):
+    """The study's choices.
+
+    experts: the run whose experts are merged. sizes: the N. starts: those from which the loss up to the largest N is
+    told. margin: ε, a share. pilot, most: subsets of one N, in the first stage and at most. draw: seed of the draw.
+    validation, test: images per task.
+    grids: method → argument → values. wider: method → further scales, with which the choice is made once more.
+    """
+
+    experts: str
+    sizes: list[int] = Field(min_length=2)
+    starts: list[int] = Field(min_length=1)
+    margin: float = Field(gt=0, le=0.03)
+    pilot: int = Field(ge=3)
+    most: int = Field(ge=3)
+    draw: int = 0
+    validation: int = Field(ge=1)
+    test: int = Field(ge=1)
+    grids: dict[str, dict[str, list[float]]]
+    wider: dict[str, list[float]]
+
+
+# Design and measurement
+
+
+def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
+    """Yield test accuracy for each seed, subset, method and task, with what was chosen and the plan of the sample."""
+    first, *others = lab.run(options.experts).seeds
+    rows = lab.by_seed(partial(measure_seed, lab, options, None), [first])
+    yield from rows
+    plans = []  # the first seed decides which subsets all merge
+    for _, group in groupby(rows, key=lambda row: row["size"]):
+        own = list(group)
+        plan = {name: own[0][name] for name in ("size", "a", "b", "epsilon", "population")}
+        plans.append(plan | {"subsets": [text.split() for text in dict.fromkeys(row["subset"] for row in own)]})
+    yield from lab.by_seed(partial(measure_seed, lab, options, plans), others)
+
+
+def measure_seed(lab: Laboratory, options: Options, plans: list[Row] | None, seed: int) -> Iterator[Row]:
+    """Yield the rows of one seed's experts; which subsets are merged is decided here if no plans are given."""
+    splits = [
+        {task: Subset.first(data, count) for task, data in opened.items()}
+        for opened, count in (
+            (lab.blind().examples("validation"), options.validation),
+            (lab.examples("test"), options.test),
+        )
+    ]
+    experts = lab.run(options.experts).experts(seed)
+    validation, test = lab.keep(f"known_{seed}", partial(references, lab, experts, splits))
+
+    def work(size: int, number: int, subset: Sequence[str]) -> list[Row]:
+        return lab.keep(f"{seed}_{size}_{number}", partial(measure_subset, lab, options, splits, experts, subset))
+
+    for plan in plans or [plan_sample(lab.tasks, validation, options, size, work) for size in options.sizes]:
+        planned = {name: plan[name] for name in ("a", "b", "epsilon", "population")}
+        for number, subset in enumerate(plan["subsets"]):
+            about = {"seed": seed, "size": plan["size"], "subset": " ".join(subset)}
+            for row in work(plan["size"], number, subset):
+                levels = {f"{name}": 100 * test[name][row["task"]] for name in ("expert", "zero_shot")}
+                yield {**about, **row, **levels, **planned}
+
+
+def references(lab: Laboratory, experts: Mapping[str, State], splits: Sequence[Split]) -> Iterator[Row]:
+    """Yield zero-shot and individual accuracy per task on the images that the study uses of each split."""
+    scorer = lab.scorer({})
+    for split in splits:
+        own = {task: scorer.state(experts[task], {task: split[task]})[task] for task in split}
+        yield {"zero_shot": scorer.state(lab.base, split), "expert": own}
+
+
+def plan_sample(
+    tasks: Sequence[str], known: Row, options: Options, size: int, work: Callable[..., list[Row]]
+) -> dict[str, Any]:
+    """Return which subsets of one N are merged: those of the pilot, and as many more as its spread asks for.
+
+    Args:
+        tasks: all of them, in order.
+        known: `zero_shot` and `expert`, accuracy per task on validation.
+        options: the study's choices.
+        size: N.
+        work: returns the rows of a subset, by N, number and tasks.
+    """
+    low, high = accuracy_range(known["zero_shot"], known["expert"], size)
+    pilot = draw_subsets(tasks, size, options.pilot, options.draw)
+    chosen = [{row["method"]: row["validation"] for row in work(size, n, subset)} for n, subset in enumerate(pilot)]
+    spread = max(stdev(own[method] for own in chosen) for method in options.grids) if len(pilot) > 1 else 0.0
+    asked = two_stage_size(spread / 100, options.margin, max(len(pilot), 2))
+    count = min(max(asked, len(pilot)), options.most)
+    return {
+        "size": size,
+        "subsets": draw_subsets(tasks, size, count, options.draw),
+        "a": 100 * low,
+        "b": 100 * max(low, high),  # experts may be no better than the base
+        "epsilon": 100 * options.margin,
+        "population": comb(len(tasks), size),
+    }
+
+
+def two_stage_size(deviation: float, margin: float, pilot: int) -> int:
+    """Return m = ⌈(t s/ε)²⌉ with t of pilot − 1 degrees of freedom, at least the pilot.
+
+    Args:
+        deviation: s of the pilot.
+        margin: ε, in the units of s.
+        pilot: how many subsets the pilot has, at least 2.
+
+    Example:
+        >>> two_stage_size(0.03, 0.02, 10)
+        12
+
+    Source: Stein 1945, A two-sample test for a linear hypothesis whose power is independent of the variance.
+    """
+    quantile = float(stats.t.ppf(0.975, pilot - 1))
+    return max(ceil((quantile * deviation / margin) ** 2), pilot)
+
+
+def measure_subset(
+    lab: Laboratory, options: Options, splits: Sequence[Split], experts: Mapping[str, State], subset: Sequence[str]
+) -> Iterator[Row]:
+    """Yield test accuracy of one subset for each method and task, with what validation chose."""
+    validation, test = ({task: split[task] for task in subset} for split in splits)
+    scorer = lab.blind().scorer({task: experts[task] for task in subset})
+    scorer.renew_cache(max(options.grids.get(OURS, {}).get("rank_ratio", [1.0])))
+    looks: dict[str, dict[str, float]] = {}
+    for name, (args, value) in choose(scorer, options, validation).items():
+        call = configure(name.removesuffix(WIDER), args)
+        if str(call) not in looks:  # a wider choice that is the same is not looked at again
+            looks[str(call)] = scorer.state(scorer.merge(call), test)
+        for task, accuracy in looks[str(call)].items():
+            yield {"method": name, "task": task, "accuracy": 100 * accuracy, "validation": 100 * value, **args}
+
+
+def choose(scorer: CandidateScorer, options: Options, examples: Split) -> dict[str, tuple[dict[str, Any], float]]:
+    """Return by method the arguments that are best on validation, of equals the first, and the accuracy there.
+
+    Args:
+        scorer: of the subset's experts.
+        options: grids, and the wider scales with which a method's choice is made once more.
+        examples: of validation, by task of the subset.
+    """
+
+    def score(method: str, tried: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+        return [(args, mean(scorer.state(scorer.merge(configure(method, args)), examples))) for args in tried]
+
+    chosen = {}
+    for method, grid in options.grids.items():
+        tried = grid_of(method, grid)
+        scored = score(method, tried)
+        chosen[method] = max(scored, key=lambda pair: pair[1])
+        if method in options.wider:
+            further = [{**args, "scale": scale} for args in tried for scale in options.wider[method]]
+            chosen[method + WIDER] = max([*scored, *score(method, further)], key=lambda pair: pair[1])
+    return chosen
+
+
+# What the rows are asked
+
+
+def by_subset(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each seed, subset and method: mean and normalised accuracy in %, and how far CART is ahead."""
+    key = ["method", "size", "seed", "subset"]
+    first = rows.groupby(key, sort=False)[["validation", *ARGUMENTS, "a", "b", "epsilon", "population"]].first()
+    whole = rows.assign(normalised=shares(rows.accuracy, rows.expert), zero=shares(rows.zero_shot, rows.expert))
+    found = first.join(whole.groupby(key, sort=False)[["accuracy", "normalised", "zero"]].mean()).reset_index()
+    ours = found.set_index(key[1:]).normalised[(found.method == OURS).to_numpy()]
+    return found.assign(ahead=found[key[1:]].merge(ours.reset_index(), how="left").normalised - found.normalised)
+
+
+def methods_of(rows: pd.DataFrame) -> list[str]:
+    return list(rows.method.drop_duplicates())
+
+
+def name_of(method: str) -> str:
+    """Return a method's name for readers.
+
+    Example:
+        >>> name_of("task_arithmetic, wider λ")
+        'task arithmetic, wider λ'
+    """
+    own = method.removesuffix(WIDER)
+    return NAMES.get(own, own) + method[len(own) :]
+
+
+def means(rows: pd.DataFrame, method: str, value: str) -> pd.DataFrame:
+    """Return the mean over subsets: a row for each N, a column for each seed."""
+    return select(by_subset(rows), method=method).groupby(["size", "seed"])[value].mean().unstack("seed")
+
+
+def leads(methods: Sequence[str], rows: pd.DataFrame) -> Samples:
+    frames = {name_of(method): means(rows, method, "ahead") for method in methods}
+    return {f"less {name}, N = {size}": frame.loc[size] for name, frame in frames.items() for size in frame.index}
+
+
+def falls(methods: Sequence[str], rows: pd.DataFrame) -> Samples:
+    frames = {name_of(method): means(rows, method, "accuracy") for method in methods}
+    first, last = rows["size"].min(), rows["size"].max()
+    return {f"{name}, N = {first} → {last}": frame.loc[last] - frame.loc[first] for name, frame in frames.items()}
+
+
+def growth(start: int, rows: pd.DataFrame) -> Samples:
+    """Return how CART's lead grows from one N to the largest: it loses less where it grows."""
+    frames = {name_of(method): means(rows, method, "ahead") for method in methods_of(rows) if method != OURS}
+    return {f"CART's lead over {name} grows by": own.iloc[-1] - own.loc[start] for name, own in frames.items()}
+
+
+def spreads(rows: pd.DataFrame, value: str = "normalised") -> pd.DataFrame:
+    """Return the standard deviation over subsets: a row for each N and seed, a column for each method."""
+    return by_subset(rows).groupby(["size", "seed", "method"])[value].std().unstack("method")
+
+
+def unsteadiness(methods: Sequence[str], rows: pd.DataFrame) -> Samples:
+    """Return CART's spread over subsets less the smallest of the others', at each N that has more than one subset.
+
+    The paper finds TIES's error bars comparable with four tasks. With two, CART is the average.
+    """
+    found: dict[str, pd.Series] = {}
+    for size, frame in spreads(rows).dropna().groupby(level="size"):
+        compared = [method for method in methods if (method, size) not in (("ties", 4), ("average", 2))]
+        if compared:
+            found[f"N = {size}"] = frame[OURS] - frame[compared].min(axis=1)
+    return found
+
+
+def intervals(rows: pd.DataFrame, value: str) -> pd.Series:
+    """Return mean and half interval over subsets, by N, seed and method."""
+    groups = by_subset(rows).groupby(["size", "seed", "method"], sort=False)
+    return groups.apply(lambda own: subset_interval(list(own[value]), int(own.population.iloc[0])))
+
+
+def widest(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Return the widest half interval over subsets of all methods: a row for each N, a column for each seed."""
+    return intervals(rows, value).map(lambda interval: interval[1]).groupby(["size", "seed"]).max().unstack("seed")
+
+
+def counts(rows: pd.DataFrame) -> pd.Series:
+    """Return by N how many subsets were measured."""
+    return rows.groupby("size").subset.nunique()
+
+
+def widest_of_samples(rows: pd.DataFrame) -> Samples:
+    """Return the widest half interval of each N of which not all subsets were measured."""
+    halves, populations = widest(rows, "accuracy"), rows.groupby("size").population.first()
+    return {f"N = {n}, m = {m}": halves.loc[n] for n, m in counts(rows).items() if m < populations[n]}
+
+
+def in_range(rows: pd.DataFrame) -> tuple[Verdict, str]:
+    """Say whether every mean accuracy lies in [a, b]; the bound of σ rests on it, and merging does not guarantee it."""
+    ends = by_subset(rows).groupby("size").agg(
+        least=("accuracy", "min"), most=("accuracy", "max"), a=("a", "first"), b=("b", "first")
+    )  # fmt: skip
+    inside = bool(((ends.a <= ends.least) & (ends.most <= ends.b)).all())
+    return inside, ", ".join(
+        f"{own.least:.1f} … {own.most:.1f} in {own.a:.1f} … {own.b:.1f} (N = {size})" for size, own in ends.iterrows()
+    )
+
+
+# Claims, written before the run
+
+# fmt: off
+
+def claims(options: Options) -> list[Claim]:
+    others = [method for method in options.grids if method != OURS]
+    wide = [method + WIDER for method in options.wider]
+    first, last = min(options.sizes), max(options.sizes)
+    lead = "mean paired difference over the subsets, the least that is printed and more, at every N (of two tasks CART "
+    lead += "is the average, and no better than it),"
+    spread = "standard deviation over subsets less the smallest of the others (with two tasks CART is the average, "
+    spread += "which does not count there)"
+    return [
+        Claim("C7", "CART is superior to averaging, task arithmetic and TIES at every number of tasks.",
+              partial(leads, others), low=SUPERIOR, of=lead),
+        Claim("C7", "So it is against task arithmetic that may choose larger λ.", partial(leads, wide),
+              low=SUPERIOR, of=lead, ours=True),
+        Claim("C7", "Averaging, task arithmetic and TIES degrade notably as the number of tasks increases.",
+              partial(falls, others),
+              high=-1, of="change of mean accuracy over the subsets from the smallest number of tasks to the largest"),
+        *(Claim("C7", f"CART degrades least from {start} to {last} tasks.", partial(growth, start),
+                low=0, of="growth of the mean paired lead, against every method,", ours=True)
+          for start in options.starts if first <= start),
+        Claim("C7", "CART has the smallest error bars at every number of tasks, but for TIES with four.",
+              partial(unsteadiness, others), high=0, of=spread),
+        Claim("C7", "CART's error bars are no larger than those of task arithmetic that may choose larger λ.",
+              partial(unsteadiness, wide), high=0, of=spread, ours=True),
+        Claim("C7", "The sample is large enough: no method's 95 % interval of mean accuracy over subsets is wider than "
+              "± ε.", widest_of_samples, high=100 * options.margin, of="widest half interval on test, against ε,"),
+        Claim("C7", "Every measured mean accuracy lies in [a, b], as the bound of σ assumes.",
+              of="no subset of any seed outside: one refutes it", decide=in_range),
+    ]
+
+# fmt: on
+
+# What is shown: the subsets of the first seed
+
+
+def of_first(rows: pd.DataFrame) -> pd.DataFrame:
+    return select(rows, seed=rows.seed.iloc[0])
+
+
+def shown(interval: Interval, digits: int = 1, sign: str = "") -> str:
+    """Return mean ± half-width; the mean alone where all subsets were measured or one says nothing about others.
+
+    Args:
+        interval: mean and half-width.
+        digits: after the point.
+        sign: "+" shows the sign of positive numbers too.
+
+    Example:
+        >>> shown((71.04, 1.26)), shown((3.0, 0.0), sign="+")
+        ('71.0 ± 1.3', '+3.0')
+    """
+    centre, half = interval
+    spread = f" ± {half:.{digits}f}" if 0 < half < inf else ""
+    return f"{centre:{sign}.{digits}f}{spread}"
+
+
+def over_sizes(value: str, sign: str, rows: pd.DataFrame) -> pd.DataFrame:
+    own = of_first(rows)
+    cells = intervals(own, value).map(lambda interval: shown(interval, sign=sign)).droplevel("seed").unstack("method")
+    methods = [method for method in methods_of(rows) if value != "ahead" or method != OURS]
+    return cells[methods].rename(columns=name_of).assign(subsets=counts(own)).rename_axis("N")
+
+
+def losses(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what more tasks cost, with the interval of two independent samples, and the slope over N."""
+    found, last = intervals(of_first(rows), "normalised").droplevel("seed"), max(options.sizes)
+    lines: dict[str, dict[str, str]] = {}
+    for method in methods_of(rows):
+        own = found.xs(method, level="method").sort_index()
+        falls = {n: (own[n][0] - own[last][0], sqrt(own[n][1] ** 2 + own[last][1] ** 2)) for n in options.starts}
+        lines[name_of(method)] = {f"lost from N = {n} to {last}": shown(fall) for n, fall in falls.items()}
+        slope = np.polyfit(own.index, [centre for centre, _ in own], 1)[0]
+        lines[name_of(method)]["slope, points per task"] = f"{slope:+.2f}"
+    return pd.DataFrame(lines).T
+
+
+def sampling(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
+    own, lines = of_first(rows), {}
+    halves = {value: widest(own, value).iloc[:, 0] for value in ("accuracy", "normalised")}
+    for size, group in by_subset(own).groupby("size"):
+        first, count = group.iloc[0], group.subset.nunique()
+        planned = group[group.method.isin(list(options.grids))].groupby("method").head(options.pilot)
+        spread, pilot = planned.groupby("method").validation.std().max(), min(options.pilot, count)
+        spread = 0.0 if pilot < 2 else spread
+        bound = popoviciu_bound(first.a / 100, first.b / 100)
+        lines[size] = {
+            "subsets there are": int(first.population),
+            "a, %": f"{first.a:.1f}",
+            "b, %": f"{first.b:.1f}",
+            "bound of σ, points": f"{100 * bound:.1f}",
+            "m by the rule": sample_size(bound, first.epsilon / 100),
+            "s of the pilot, points": f"{spread:.1f}",
+            "m in two stages": two_stage_size(spread / 100, first.epsilon / 100, max(pilot, 2)),
+            "m measured": count,
+            "widest ±, accuracy": f"{halves['accuracy'][size]:.1f}",
+            "widest ±, normalised": f"{halves['normalised'][size]:.1f}",
+        }
+    return pd.DataFrame(lines).T.rename_axis("N")
+
+
+def chosen(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the chosen values of what was searched, and how often each."""
+    own = by_subset(of_first(rows))
+    own = own[own.method != "average"].dropna(axis=1, how="all")
+    searched = [name for name in ("keep", "rank_ratio", "scale") if name in own]  # the first that a method has
+    own = own.assign(value=own[searched].bfill(axis=1).iloc[:, 0])
+
+    def cell(values: pd.Series) -> str:
+        return ", ".join(f"{value:g} × {times}" for value, times in sorted(Counter(values).items()))
+
+    return own.groupby(["size", "method"], sort=False).value.agg(cell).unstack("method").rename(columns=name_of)
+
+
+def tables(options: Options) -> Tables:
+    return {
+        "Normalised test accuracy, %": partial(over_sizes, "normalised", ""),
+        "Normalised accuracy of CART less that of the others, subset by subset, points": partial(
+            over_sizes, "ahead", "+"
+        ),
+        "What more tasks cost, normalised accuracy in points": partial(losses, options),
+        "Mean test accuracy, %": partial(over_sizes, "accuracy", ""),
+        "Standard deviation of normalised accuracy over subsets, points": lambda rows: (
+            spreads(of_first(rows)).droplevel("seed").dropna()[methods_of(rows)].rename(columns=name_of).round(1)
+        ),
+        "The sample: promised and realised half intervals, points": partial(sampling, options),
+        "What validation chose, how often": chosen,
+    }
+
+
+def scaling_figure(rows: pd.DataFrame) -> Figure:
+    """Draw normalised accuracy over N (the paper's Figure 7), and how far CART is ahead subset by subset."""
+    figure, (left, right) = panels(2, 2, 3.9)
+    dress(left, "Normalised accuracy", "merged tasks N", "test, %")
+    dress(right, "CART's lead, subset by subset", "merged tasks N", "points")
+    own = of_first(rows)
+    for panel, value in ((left, "normalised"), (right, "ahead")):
+        found = intervals(own, value).droplevel("seed")
+        for number, method in enumerate(methods_of(rows)):
+            if value == "ahead" and method == OURS:
+                continue
+            points = found.xs(method, level="method").sort_index()
+            bars = [half if half < inf else 0.0 for _, half in points]
+            label, style = ("" if panel is left else "_") + plain(name_of(method)), series_style(number)
+            centres = [centre for centre, _ in points]
+            panel.errorbar(points.index, centres, yerr=bars, label=label, capsize=2.5, elinewidth=1.0, **style)
+    zero = select(by_subset(own), method=OURS).groupby("size").zero.mean()
+    left.plot(zero.index, zero, color=MUTED, linestyle=(0, (4, 3)), label="zero-shot")
+    right.axhline(0, color=MUTED, linewidth=1.1)
+    for panel in (left, right):
+        panel.set_xticks(zero.index)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    few, many = min(options.sizes), max(options.sizes)
+    found = [
+        "CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so that their spread says "
+        "nothing about tasks that are not among these."
+    ]
+    first = of_first(rows)
+    largest = spreads(first, "accuracy").droplevel("seed").dropna().max(axis=1)
+    for size, deviation in largest.iloc[:1].items():
+        a, b = select(first, size=size)[["a", "b"]].iloc[0]
+        found.append(
+            f"Popoviciu's bound knows only the ends: at N = {size} it allows a standard deviation of "
+            f"{popoviciu_bound(a, b):.1f} points, the largest measured is {deviation:.1f}."
+        )
+    for method in options.wider:
+        gains = means(rows, method + WIDER, "normalised") - means(rows, method, "normalised")
+        found.append(
+            f"What a wider choice of λ is worth to {name_of(method)}: "
+            + ", ".join(f"{with_interval(gains.loc[n])} (N = {n})" for n in gains.index)
+            + f" points. λ = 1/N is the average, so λ ≤ 0.3 shrinks it at N = {few} and stretches it "
+            f"{0.3 * many:.0f} times at N = {many}: the paper's grid makes task arithmetic look flatter "
+            "over N than it is at its best."
+        )
+    return [*found, *ends_note(rows, options)]
+
+
+def ends_note(rows: pd.DataFrame, options: Options) -> list[str]:
+    """Say how often the smallest or the largest value of an argument was taken."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for row in by_subset(rows).sort_values(["seed", "size"], kind="stable").to_dict("records"):
+        own = row["method"].removesuffix(WIDER)
+        tried = dict(options.grids[own])
+        if own != row["method"]:
+            tried["scale"] = [*tried["scale"], *options.wider[own]]
+        found.update((row["method"], name, row["size"]) for name in tried if at_end(row[name], tried[name]))
+    subsets = rows.groupby("size").apply(lambda own: len(own.drop_duplicates(["seed", "subset"])))
+    told = ", ".join(
+        f"{name_of(method)}'s {argument} with {size} tasks {100 * times / subsets[size]:.0f} %"
+        for (method, argument, size), times in found.items()
+    )
+    return [f"How often an end of what was tried was taken, of all subsets and seeds: {told}."] if told else []
+
+
+STUDY = Study(
+    options=Options,
+    runs=lambda options: [options.experts],
+    splits=("validation", "test"),
+    systems=("C7",),
+    measure=measure,
+    claims=claims,
+    tables=tables,
+    figures={"scaling": scaling_figure},
+    notes=notes,
+    paper="cart",
+)

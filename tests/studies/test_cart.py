@@ -1,0 +1,246 @@
+"""The studies of CART's tables and curves, on a small laboratory and on small nets that really learn."""
+
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from mergeflow.merging import configure
+from studies import many_tasks, rank_curve, subset_scaling
+from studies.lab import Laboratory, Row
+from studies.lab.rows import select
+from studies.lab.study import Result, read_rows
+from tasks.project.stage import StageIO
+from tests.studies.small_lab import run_study, study_io
+from tests.studies.toy_lab import SEEDS, WrongTest
+
+SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
+MANY: dict[str, Any] = {
+    "counts": [2, 3],
+    "together": {"joint": {"label": "joint training", "counts": [2, 3]}},
+    "adapted": {"directions": ["cart"], "counts": [3], "rates": [0.01, 0.02], "steps": 4},
+    "methods": {
+        "average": {},
+        "task_arithmetic": {"scale": SCALE},
+        "cart": {"scale": SCALE, "args": {"rank_ratio": [0.04, 0.16]}},
+    },
+}
+CURVE: dict[str, Any] = {
+    "suites": [{"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08]}],
+    "scales": {"centred": [1.0, 2.0], "original": [0.3, 0.6]},
+}
+SUBSETS: dict[str, Any] = {
+    "sizes": [2, 3],
+    "starts": [2],
+    "margin": 0.01,
+    "pilot": 3,
+    "most": 3,
+    "validation": 6,
+    "test": 6,
+    "grids": {
+        "average": {},
+        "task_arithmetic": {"scale": [0.3]},
+        "ties": {"keep": [0.2], "scale": [1.0]},
+        "cart": {"rank_ratio": [0.08], "scale": [1.0]},
+    },
+    "wider": {"task_arithmetic": [0.5]},
+}
+
+
+def small(lab: Path, study: str, scratch: Path, **options: Any) -> Result:
+    """Run a study, and return what its tables and claims make of its rows."""
+    module = {"many_tasks": many_tasks, "rank_curve": rank_curve, "subset_scaling": subset_scaling}[study]
+    rows = read_rows(run_study(lab, study, scratch, **options) / "rows.parquet")
+    chosen = module.STUDY.chosen(study_io(lab, study, scratch / "again", **options))
+    return Result(module.STUDY, chosen, rows)
+
+
+@pytest.mark.slow
+def test_many_tasks_measures_every_model_at_every_count(many_lab: Path, tmp_path: Path) -> None:
+    result = small(many_lab, "many_tasks", tmp_path, **MANY)
+    absolute = result.tables["Mean test accuracy, %"]
+    models = ["zero-shot", "individual", "joint training", "average", "task arithmetic", "CART", "AdaMerging + CART"]
+    assert list(absolute.index) == models
+    assert list(absolute.columns) == ["2 tasks", "3 tasks", "2 → 3"]
+    assert absolute.loc["AdaMerging + CART", "2 tasks"] == "", "a model that a count lacks leaves its cell empty"
+    assert set(select(result.rows, model="cart").rank_ratio) <= {0.04, 0.16}
+    assert set(select(result.rows, model="cart").tried) == {4}
+    courses = result.rows[result.rows.rate.notna()]
+    assert set(courses.groupby(["rate", "step"]).groups) == {(rate, step) for rate in (0.01, 0.02) for step in range(5)}
+    assert {finding.holds for finding in result.findings if "AdaMerging + TA" in finding.claim} == {None}
+    assert any(note.startswith("At an end of what was tried stood scale of task arithmetic") for note in result.notes)
+
+
+def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> None:
+    lab = Laboratory(study_io(many_lab, "many_tasks", tmp_path, **MANY))
+    options = many_tasks.Options.model_validate({**MANY, "methods": {"average": {}}})
+    rows = pd.DataFrame(many_tasks.measure_models(lab, options, 2, 0))
+    experts = lab.first(2).run("experts").experts(0)
+    mean = {name: sum(state[name] for state in experts.values()) / 2 for name in lab.base}
+    average = select(rows, model="average", split="test").set_index("task").accuracy / 100
+    assert dict(average) == pytest.approx(lab.first(2).accuracy(mean, "test"))
+
+
+def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_path: Path) -> None:
+    lab = Laboratory(study_io(many_lab, "many_tasks", tmp_path, **MANY))
+    scorer = lab.blind().scorer(lab.run("experts").experts(0))
+    sweep = many_tasks.Sweep.model_validate(MANY["methods"]["cart"])
+    assert {row["tried"] for row in many_tasks.measure_method(lab, scorer, "cart", sweep)} == {4}
+    assert len({digest for digest, split, _ in lab._judged if split == "test"}) == 1
+
+
+@pytest.mark.slow
+def test_cart_leads_the_baselines_and_the_experts_all_merges_on_small_nets(toy_experts: Path, tmp_path: Path) -> None:
+    scale = {"low": 0.2, "high": 2.0, "step": 0.2, "start": 1.0}
+    choices: dict[str, Any] = {
+        "counts": [3],
+        "together": {},
+        "adapted": {"directions": [], "counts": [], "rates": [0.01], "steps": 1},
+        "methods": {
+            "average": {},
+            "task_arithmetic": {"scale": scale},
+            "ties": {"scale": scale},
+            "cart": {"scale": scale, "args": {"rank_ratio": [0.04, 0.1, 0.2]}},
+        },
+    }
+    rows = small(toy_experts, "many_tasks", tmp_path, **choices).rows
+    mean = select(rows, split="test").groupby("model").accuracy.mean()
+    assert mean["zero_shot"] + 5 < mean["average"] < mean["cart"] < mean["individual"] - 5
+    assert mean["cart"] > max(mean["task_arithmetic"], mean["ties"])
+
+
+def test_the_curves_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp_path: Path) -> None:
+    lab = Laboratory(study_io(many_lab, "rank_curve", tmp_path, **CURVE))
+    scorer = lab.scorer(lab.run("experts").experts(0))
+    walk = rank_curve.Walk(lab, scorer, {})
+    average = scorer.merge(configure("average"))
+    addition = scorer.merge(configure("task_arithmetic", {"scale": 0.3}))
+    none, whole = (walk.merged("centred", ratio, 2.0) for ratio in (0.0, 1.0))
+    base, all_of_it = (walk.merged("original", ratio, 0.3) for ratio in (0.0, 1.0))
+    for name, tensor in average.items():
+        assert tensor.equal(none[name])
+        assert (tensor - whole[name]).abs().max() < 1e-5
+        assert (addition[name] - all_of_it[name]).abs().max() < 1e-5
+        treated = ("attn" in name or "mlp" in name) and tensor.ndim == 2
+        assert base[name].equal(lab.base[name] if treated else all_of_it[name])
+
+
+@pytest.mark.slow
+def test_the_centred_curve_is_a_bell_between_two_averages_on_small_nets(toy_experts: Path, tmp_path: Path) -> None:
+    suites = [{"tasks": 3, "ratios": [0.0, 0.02, 0.08, 0.4, 1.0], "tuned": [0.08]}]
+    result = small(toy_experts, "rank_curve", tmp_path, suites=suites)
+    centred = rank_curve.over(result.rows, "centred").mean(axis=1)
+    assert centred[0.0] == pytest.approx(centred[1.0], abs=0.1)
+    assert max(centred[0.02], centred[0.08]) > centred[0.0] + 2
+    original, alone = (rank_curve.over(result.rows, kind).mean(axis=1) for kind in ("original", rank_curve.ALONE))
+    assert original[1.0] > alone[0.0] + 5
+    assert result.notes
+    assert result.tables
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ratios": [0.0, 0.5, 0.2, 1.0]}, "must ascend"),
+        ({"ratios": [0.1, 0.5, 1.0]}, "from 0 to 1"),
+        ({"tuned": [0.0, 0.08]}, r"lie in \(0, 1\]"),
+        ({"ratios": [0.0, 0.1, 1.0]}, "ratios need 0.08"),
+    ],
+)
+def test_ratios_that_draw_no_curve_are_refused(change: dict[str, list[float]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        rank_curve.Suite.model_validate({"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08], **change})
+
+
+def test_of_equal_points_the_smaller_ratio_is_the_peak() -> None:
+    assert rank_curve.peak(pd.Series({0.32: 1.0, 0.08: 1.0, 0.0: 0.5})) == 0.08
+
+
+@pytest.fixture(scope="module")
+def subsets_io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StageIO:
+    return study_io(many_lab, "subset_scaling", tmp_path_factory.mktemp("subset_scaling"), **SUBSETS)
+
+
+def test_a_subset_is_merged_from_its_own_experts_alone(subsets_io: StageIO) -> None:
+    lab, options = Laboratory(subsets_io), subset_scaling.STUDY.chosen(subsets_io)
+    splits = [lab.examples(split) for split in ("validation", "test")]
+    experts = lab.run("experts").experts(0)
+    few = {task: experts[task] for task in ("red", "grey")}
+    rows = pd.DataFrame(subset_scaling.measure_subset(lab, options, splits, few, ["red", "grey"]))
+    halfway = {name: (few["red"][name] + few["grey"][name]) / 2 for name in few["red"]}
+    average = select(rows, method="average").set_index("task").accuracy / 100
+    assert dict(average) == pytest.approx(lab.accuracy(halfway, "test", ["red", "grey"]))
+    assert subset_scaling.methods_of(rows) == [
+        "average", "task_arithmetic", "task_arithmetic, wider λ", "ties", "cart",
+    ]  # fmt: skip
+
+
+def test_cart_of_two_tasks_is_the_average(subsets_io: StageIO) -> None:
+    lab = Laboratory(subsets_io)
+    experts = lab.run("experts").experts(0)
+    scorer = lab.scorer({task: experts[task] for task in ("red", "blue")})
+    average = scorer.merge(configure("average"))
+    for name, tensor in scorer.merge(configure("cart", {"rank_ratio": 0.08, "scale": 3.0})).items():
+        torch.testing.assert_close(tensor, average[name], atol=1e-5, rtol=0)
+
+
+def test_a_sample_is_as_large_as_the_spread_of_its_pilot_asks(subsets_io: StageIO) -> None:
+    options = subset_scaling.STUDY.chosen(subsets_io).model_copy(update={"margin": 0.02, "pilot": 4, "most": 18})
+    tasks = [str(number) for number in range(6)]
+    known = {"zero_shot": dict.fromkeys(tasks, 0.5), "expert": dict.fromkeys(tasks, 0.9)}
+    seen: list[tuple[str, ...]] = []
+
+    def work(spread: float, size: int, number: int, subset: tuple[str, ...]) -> list[Row]:
+        seen.append(subset)
+        return [{"method": m, "validation": 70 + spread * (number % 2)} for m in (*options.grids, "more")]
+
+    few = subset_scaling.plan_sample(tasks, known, options, 3, lambda *piece: work(1, *piece))
+    assert (few["population"], few["a"], few["b"]) == (comb(6, 3), 50, pytest.approx(90))
+    assert list(few["subsets"]) == seen, "of so small a spread the pilot is enough: (3.18 · 0.0058 / 0.02)² < 1"
+    more = subset_scaling.plan_sample(tasks, known, options, 3, lambda *piece: work(5, *piece))
+    assert list(more["subsets"])[:4] == seen[:4], "the pilot belongs to the sample"
+    assert len(more["subsets"]) == 18 < subset_scaling.two_stage_size(0.05 * (1 / 3) ** 0.5, 0.02, 4) == 22
+    assert subset_scaling.two_stage_size(0.05, 0.02, 4) == 64
+
+
+NETS: dict[str, Any] = {
+    **SUBSETS,
+    "validation": 100,
+    "test": 200,
+    "grids": {**SUBSETS["grids"], "task_arithmetic": {"scale": [0.1, 0.3]}, "cart": {"rank_ratio": [0.08, 0.3]}},
+    "wider": {"task_arithmetic": [0.5, 0.7]},
+}
+
+
+@pytest.mark.slow
+def test_a_third_task_costs_every_merge_of_small_nets_and_cart_the_least(toy_experts: Path, tmp_path: Path) -> None:
+    result = small(toy_experts, "subset_scaling", tmp_path, **NETS)
+    rows = result.rows.assign(share=100 * result.rows.accuracy / result.rows.expert)
+    reached = rows.groupby(["method", "size", "seed"]).share.mean()
+    for seed in SEEDS:
+        lost = {m: reached[m, 2, seed] - reached[m, 3, seed] for m in subset_scaling.methods_of(rows)}
+        assert lost["average"] > 3
+        assert lost["cart"] < lost["average"] - 1
+        assert abs(reached["cart", 2, seed] - reached["average", 2, seed]) < 0.5
+        assert reached["cart", 3, seed] > reached["average", 3, seed] + 1
+    losses = result.tables["What more tasks cost, normalised accuracy in points"]["lost from N = 2 to 3"]
+    assert float(losses["CART"].split()[0]) == pytest.approx(reached["cart", 2, 0] - reached["cart", 3, 0], abs=0.06)
+    lead = (reached["cart"] - reached["average"])[3].mean()
+    assert f"less average, N = 3: {lead:.1f} ±" in result.findings[0].measured
+
+
+def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
+    """With every test label wrong the same candidates are taken, and their accuracy is the rest to 1."""
+    io = study_io(toy_experts, "subset_scaling", tmp_path, **NETS)
+    options, measured = subset_scaling.STUDY.chosen(io), []
+    for lab in (Laboratory(io), WrongTest(io)):
+        splits = [lab.examples(split) for split in ("validation", "test")]
+        experts = lab.run("experts").experts(0)
+        rows = subset_scaling.measure_subset(lab, options, splits, experts, list(experts))
+        measured.append(pd.DataFrame(rows).set_index(["method", "task"]))
+    right, wrong = measured
+    pd.testing.assert_frame_equal(right.drop(columns="accuracy"), wrong.drop(columns="accuracy"))
+    assert list(100 - wrong.accuracy) == pytest.approx(list(right.accuracy))
