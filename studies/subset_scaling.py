@@ -41,9 +41,15 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from scipy import stats
 
-from mergeflow.evaluation.averages import mean
+from mergeflow.evaluation.averages import (
+    accuracy_range,
+    draw_subsets,
+    mean,
+    popoviciu_bound,
+    sample_size,
+    subset_interval,
+)
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.evaluation.subsets import accuracy_range, draw_subsets, popoviciu_bound, sample_size, subset_interval
 from mergeflow.merging import configure
 from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples
