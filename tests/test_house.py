@@ -181,7 +181,6 @@ LONG_FUNCTIONS = {
     "flows/registry_commands.py:_add_questions": 50,
     "mergeflow/commands/language.py:perplexity": 58,
     "studies/old/papers/coloured_digits/results.py:_target": 41,
-    "studies/old/papers/compression/results.py:findings": 49,
     "studies/old/papers/interference/results.py:_findings": 45,
     "studies/old/papers/laboratory/editing.py:unlearning_findings": 59,
     "studies/old/papers/laboratory/findings.py:reduced_findings": 43,

@@ -1,6 +1,6 @@
 """Experts compressed into one file, and what each of them is worth when it is read back out of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,35 +9,35 @@ from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.merging.compression.catalog import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
-from studies.lab.inputs import Laboratory, State
-from studies.old.rows import Row
+from studies.lab.inputs import Accuracy, Laboratory, State
+from studies.lab.rows import Row
 
 
-def measure(
-    inputs: Laboratory, experts: dict[str, State], name: str, args: dict[str, Any], splits: Sequence[str]
-) -> Row:
-    """Write one file with all tasks, read each back out of it, and return accuracies and bytes.
+def measure_file(
+    lab: Laboratory, experts: Mapping[str, State], name: str, args: dict[str, Any], splits: Sequence[str]
+) -> tuple[dict[str, Accuracy], Row]:
+    """Write one file with all tasks, read each back out of it, and return accuracies by split, and bytes.
 
     Args:
-        inputs: the study's inputs.
+        lab: the study's inputs.
         experts: their weights by task.
         name: a compressor.
         args: its arguments.
-        splits: on which each task's model is judged; the row has one entry for each.
+        splits: on which each task's model is judged.
     """
-    small = compress(configure_compressor(name, args), inputs.base, experts)
-    found: Row = {split: {} for split in splits}
-    with TemporaryDirectory(dir=inputs.io.scratch) as folder:
-        path, base = Path(folder) / "suite.safetensors", inputs.io.dep(layout.BASE_MODEL)
+    small = compress(configure_compressor(name, args), lab.base, experts)
+    accuracy: dict[str, Accuracy] = {split: {} for split in splits}
+    with TemporaryDirectory(dir=lab.io.scratch) as folder:
+        path, base = Path(folder) / "suite.safetensors", lab.io.dep(layout.BASE_MODEL)
         small.write(path)
         for task in experts:
             state = extract_task(path, task, base)
             for split in splits:
-                found[split][task] = inputs.accuracy(state, split, [task])[task]
-        return found | _bytes(path, small, next(iter(experts))) | {"base": sum(t.nbytes for t in inputs.base.values())}
+                accuracy[split][task] = lab.accuracy(state, split, [task])[task]
+        return accuracy, _bytes(path, small, next(iter(experts)), sum(t.nbytes for t in lab.base.values()))
 
 
-def _bytes(path: Path, small: Compressed, task: str) -> Row:
+def _bytes(path: Path, small: Compressed, task: str, base: int) -> Row:
     """Return the file's bytes, those of a task's own part and of the shared part, and what reading one task takes."""
     with open_checkpoint(path) as state:
         sizes = {name: info.nbytes for name, info in state.infos.items()}
@@ -50,5 +50,11 @@ def _bytes(path: Path, small: Compressed, task: str) -> Row:
         "own": own,
         "one_task": header + shared + own,
         "all_experts": small.expert_bits // 8,
+        "base": base,
         "needs_base": small.call.method.needs_base,
     }
+
+
+def measure(lab: Laboratory, experts: dict[str, State], name: str, args: dict[str, Any], splits: Sequence[str]) -> Row:
+    accuracy, size = measure_file(lab, experts, name, args, splits)
+    return {**accuracy, **size}

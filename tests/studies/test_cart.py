@@ -1,5 +1,6 @@
 """The studies of CART's tables and curves, on a small laboratory and on small nets that really learn."""
 
+from importlib import import_module
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
+from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure
-from studies import many_tasks, rank_curve, subset_scaling
+from studies import compression, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
+from studies.lab.compressing import measure_file
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
 from tasks.project.stage import StageIO
@@ -48,11 +51,12 @@ SUBSETS: dict[str, Any] = {
     },
     "wider": {"task_arithmetic": [0.5]},
 }
+FILES: dict[str, Any] = {"counts": [2, 3], "ratios": [0.05, 1.0], "thresholds": [0.4]}
 
 
 def small(lab: Path, study: str, scratch: Path, **options: Any) -> Result:
     """Run a study, and return what its tables and claims make of its rows."""
-    module = {"many_tasks": many_tasks, "rank_curve": rank_curve, "subset_scaling": subset_scaling}[study]
+    module = import_module(f"studies.{study}")
     rows = read_rows(run_study(lab, study, scratch, **options) / "rows.parquet")
     chosen = module.STUDY.chosen(study_io(lab, study, scratch / "again", **options))
     return Result(module.STUDY, chosen, rows)
@@ -244,3 +248,65 @@ def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Pat
     right, wrong = measured
     pd.testing.assert_frame_equal(right.drop(columns="accuracy"), wrong.drop(columns="accuracy"))
     assert list(100 - wrong.accuracy) == pytest.approx(list(right.accuracy))
+
+
+@pytest.mark.slow
+def test_counted_bytes_are_those_of_the_formula_and_of_the_file(many_lab: Path, tmp_path: Path) -> None:
+    result = small(many_lab, "compression", tmp_path, **FILES)
+    assert len(next(iter(result.tables.values()))) == 2 * 6
+    rows = select(result.rows, part="suites", seed=0, tasks=3, split="test").drop_duplicates(["kind", "rank_ratio"])
+    lab = Laboratory(study_io(many_lab, "compression", tmp_path / "lab"))
+    sizes = {name: list(tensor.shape) for name, tensor in lab.base.items()}
+    model = sum(tensor.nbytes for tensor in lab.base.values())
+    (cart,) = select(rows, kind="cart", rank_ratio=0.08).itertuples()
+    (emr,) = select(rows, kind="emr").itertuples()
+    assert cart.own * 8 == compression.low_rank_bits(sizes, 0.08) == cart.formula_bits
+    assert cart.shared == emr.shared == model
+    assert emr.own == pytest.approx(model / 32, rel=0.01)
+    parts = rows.shared + rows.tasks * rows.own
+    assert set(rows.all_experts) == {3 * model}
+    assert ((parts <= rows.file) & (rows.file < parts + 120_000)).all(), "the header names every part"
+    assert (rows.one_task < rows.file).all()
+    assert set(select(result.rows, part="thresholds", chosen=True).threshold) == {0.4}
+
+
+@pytest.mark.slow
+def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path) -> None:
+    lab = Laboratory(study_io(many_lab, "compression", tmp_path))
+    experts = lab.run("experts").experts(0)
+    args = {"rank_ratio": 1.0, "non_matrices": "own"}
+    accuracy, size = measure_file(lab, experts, "cart_indexing", args, ("test",))
+    assert accuracy == {"test": lab.individual(experts, "test")}
+    assert compression.file_shares(size)["with_base_share"] > 1
+
+
+@pytest.mark.slow
+def test_the_threshold_of_masks_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
+    """With every test label wrong the same validation accuracies decide."""
+    io = study_io(toy_experts, "compression", tmp_path)
+    args = {"of": "ties", "keep": 0.2, "threshold": 0.4}
+    right, wrong = (
+        compression.mask_accuracy(lab, lab.run("experts").experts(0), args) for lab in (Laboratory(io), WrongTest(io))
+    )
+    assert right == wrong
+
+
+@pytest.mark.slow
+def test_a_rank_or_a_number_of_tasks_out_of_range_is_refused(many_lab: Path, tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match="rank_ratio"):
+        run_study(many_lab, "compression", tmp_path, **FILES | {"counts": [2], "ratios": [1.2]})
+    with pytest.raises(MergeflowError, match="first 4 tasks, but there are 3"):
+        run_study(many_lab, "compression", tmp_path / "more", **FILES | {"counts": [4]})
+
+
+def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
+    kept = {0.08: (99.5, 98.5, 98.5), 0.16: (98.0, 99.5, 99.6), 0.32: (99.5, 99.5, 99.5)}
+    about = {"part": "suites", "kind": "cart", "tasks": 8, "split": "validation", "task": "a", "expert": 100.0}
+    sizes = dict.fromkeys(("file", "own", "one_task", "all_experts", "file_share", "formula_bits", "threshold"), 1)
+    rows = pd.DataFrame(
+        {**about, **sizes, "needs_base": False, "rank_ratio": ratio, "seed": seed, "accuracy": value}
+        for ratio, values in kept.items()
+        for seed, value in enumerate(values)
+    )
+    assert compression.smallest(rows, 8, 0.99) == 0.16
+    assert compression.smallest(rows, 8, 0.997) is None
