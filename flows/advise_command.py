@@ -110,7 +110,7 @@ def show(advice: "Advice", key: str, console: Console) -> None:
             table.add_row(name, ", ".join(f"{other} ({value:+.2f})" for other, value in dearest))
         console.print(table)
     if advice.theory is not None:
-        said = "no λ solves all tasks" if advice.theory.empty else f"λ from {advice.theory.low:.2f}"
+        said = "no λ solves all tasks" if advice.theory.empty else f"λ ≥ {advice.theory.low:.2f}"
         console.print(f"For the sum of all the theory expects: {said}.", highlight=False)
     if advice.scales is not None:
         console.print("To try, by the lengths of the task vectors:", highlight=False)

@@ -5,15 +5,26 @@ from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
+
+NUMERIC = (float, int, float | None, int | None)
 
 
 class Frozen(BaseModel):
     """A frozen record: unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, values: Any) -> Any:
+        """Make a text of `true` where a number belongs, so that it is refused: pydantic takes it for 1."""
+        if not isinstance(values, dict):
+            return values
+        numbers = [key for key, field in cls.model_fields.items() if field.annotation in NUMERIC]
+        return values | {key: str(values[key]).lower() for key in numbers if isinstance(values.get(key), bool)}
 
 
 Record = TypeVar("Record", bound=BaseModel)

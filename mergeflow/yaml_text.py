@@ -9,6 +9,8 @@ from yaml.composer import Composer
 
 from mergeflow.errors import MergeflowError
 
+_LARGEST = 1_000_000
+
 
 class _OnceLoader(Composer, yaml.CSafeLoader):
     """Refuses equal keys while a mapping is composed, before any `<<` is merged into it.
@@ -20,6 +22,14 @@ class _OnceLoader(Composer, yaml.CSafeLoader):
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)
         Composer.__init__(self)
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            sizes: dict[int, int] = {}
+            if _expanded(node, sizes) > max(_LARGEST, 10 * len(sizes)):
+                raise yaml.YAMLError(f"its aliases stand for more than {_LARGEST} values: write them out, or use fewer")
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -33,6 +43,21 @@ class _OnceLoader(Composer, yaml.CSafeLoader):
                 raise yaml.YAMLError(f"the key '{key.value}' stands twice, in {where}: keep one")
             lines[key.value] = line
         return node
+
+
+def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return how many values a node stands for where each alias is a copy; of a node inside itself none.
+
+    Args:
+        node: The node.
+        sizes: Those that are known, by the identity of the node.
+    """
+    if id(node) not in sizes:
+        sizes[id(node)] = 0
+        held = node.value if isinstance(node.value, list) else []
+        inner = [one for item in held for one in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded(one, sizes) for one in inner)
+    return sizes[id(node)]
 
 
 def parse_yaml(text: str, name: str) -> Any:

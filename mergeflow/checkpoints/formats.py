@@ -41,7 +41,7 @@ def from_hub(name: str) -> Path:
     """
     found = _ID.fullmatch(name)
     if not found or not is_id(name):
-        raise MergeflowError(f"there is no checkpoint at '{name}'. Check the path.")
+        raise MergeflowError(f"there is no checkpoint at '{name}'{_seen_from(name)}. Check the path.")
     try:
         import huggingface_hub as hub
     except ImportError:
@@ -50,6 +50,11 @@ def from_hub(name: str) -> Path:
         ) from None
     repo, revision = found.group("repo"), found.group("revision")
     return _cached(hub, repo, revision) or _downloaded(hub, repo, revision)
+
+
+def _seen_from(name: str) -> str:
+    """Return which folder a path is taken from, where it is relative."""
+    return "" if Path(name).is_absolute() else f" (seen from '{Path.cwd()}')"
 
 
 def fixed_id(name: str) -> str:
@@ -128,9 +133,9 @@ def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
     except Exception as error:  # no network, no such model, no licence accepted: the client's own words say which
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
         raise MergeflowError(
-            f"there is no checkpoint at '{repo}': the path does not exist, and as a Hugging Face id it is neither in "
-            f"the local cache nor can it be downloaded ({reason}). Check the path, or run `hf download {repo}` with a "
-            "network."
+            f"there is no checkpoint at '{repo}': the path does not exist{_seen_from(repo)}, and as a Hugging Face id "
+            f"it is neither in the local cache nor can it be downloaded ({reason}). Check the path, or run "
+            f"`hf download {repo}` with a network."
         ) from None
 
 

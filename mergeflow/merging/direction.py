@@ -20,6 +20,7 @@ from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.merging.treatment import survey
+from mergeflow.merging.values import check_depth
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -179,6 +180,7 @@ def prepare(
     check_compatible(origin, states)
     infos, typed = infos_of(origin), call.arguments
     model = model_of(origin, states, weights_by_name(weights, states, call), data, cache, config)
+    check_depth(typed.varied, model.shapes)
     survey(f"method '{call.name}'", typed.selection, typed.splits, infos, model.tied, model.architecture)
     engine = Engine(call, Stacks(origin, states, model, device), workers)
     anchors = {name: origin[name].detach() for name in infos}

@@ -63,6 +63,10 @@ def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str
         wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
         raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
     call.arguments.check_experts(len(experts))
+    for key, value in call.arguments.varied.items():
+        for name in value if isinstance(value, Mapping) and "value" not in value else ():
+            if name not in experts:
+                raise unknown_name(f"expert of `{key}`", name, experts)
     known = {datum.name for method in methods().values() for datum in method.given}
     for kind, by_expert in (data or {}).items():
         if kind not in known:

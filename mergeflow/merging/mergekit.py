@@ -21,6 +21,7 @@ from mergeflow.merging.architectures.blocks import COUNTS
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.step_fields import ASSEMBLED, PREFIX
 from mergeflow.merging.mergekit_names import METHODS, Counterpart
+from mergeflow.merging.values import over_depth
 from mergeflow.merging.vocabulary.named_templates import NAMED
 from mergeflow.schema import faults_of
 from mergeflow.yaml_text import read_documents
@@ -415,7 +416,7 @@ class _Conversion:
     def _stacks(self, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> bool:
         """Whether slices are layers of one model each, without parameters of their own or over a slice's depth."""
         plain = all(len(one.sources) == 1 and not one.parameters and not one.sources[0].parameters for one in slices)
-        return plain and not any(_over_depth(scope.get("scale")) for scope in scopes)
+        return plain and not any(over_depth(scope.get("scale")) for scope in scopes)
 
     def _stack(self, document: _Merge, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return layers behind each other, as they are or scaled."""
@@ -444,7 +445,7 @@ class _Conversion:
             settings = [value for scope in (*scopes, *(s.parameters for s in sources)) for value in scope.values()]
             if any(re.search(r"\d", str(one.get("filter"))) for value in settings for one in _conditions(value)):
                 self.faults.append("a filter that names a layer's number, for slices of layers")
-            if lengths == {1} and any(map(_over_depth, settings)):
+            if lengths == {1} and any(map(over_depth, settings)):
                 self.notes.append(
                     "a list over depth in a slice of one layer is its last value; in mergekit only in that layer"
                 )
@@ -765,20 +766,13 @@ def _conditions(setting: Any) -> list[Any]:
     return [one if isinstance(one, Mapping) else {"value": one} for one in listed]
 
 
-def _over_depth(setting: Any) -> bool:
-    """Whether a parameter has a list over depth, with or without a filter."""
-    if conditions := _conditions(setting):
-        return any(_over_depth(one["value"]) for one in conditions)
-    return isinstance(setting, list) and len(setting) > 1
-
-
 def _reaches_the_head(setting: Any) -> bool:
     """Whether what stands behind the blocks may take its value from a list over depth."""
     if isinstance(setting, Mapping) and "value" not in setting:  # by expert
         return any(map(_reaches_the_head, setting.values()))
     if conditions := _conditions(setting):
-        return any(_names_a_tail(one.get("filter")) and _over_depth(one["value"]) for one in conditions)
-    return _over_depth(setting)
+        return any(_names_a_tail(one.get("filter")) and over_depth(one["value"]) for one in conditions)
+    return over_depth(setting)
 
 
 def _names_a_tail(pattern: Any) -> bool:

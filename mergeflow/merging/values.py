@@ -12,10 +12,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.architectures.blocks import BLOCK
 from mergeflow.merging.method import Args
-from mergeflow.schema import lines_of
+from mergeflow.schema import NUMERIC, lines_of
 
-_NUMERIC = (float, int, float | None, int | None)
 _KEYS = {"filter", "value"}
 
 
@@ -28,9 +28,7 @@ def split(model: type[BaseModel], given: Mapping[str, Any]) -> tuple[dict[str, A
     """Return the constant arguments and those that vary."""
     fields = model.model_fields
     varied = {
-        key: value
-        for key, value in given.items()
-        if key in fields and varies(value, fields[key].annotation in _NUMERIC)
+        key: value for key, value in given.items() if key in fields and varies(value, fields[key].annotation in NUMERIC)
     }
     return {key: value for key, value in given.items() if key not in varied}, varied
 
@@ -84,6 +82,39 @@ def leaves(value: Any, by_expert: bool = False) -> Iterator[Any]:
             yield from leaves(one)
     else:
         yield value
+
+
+def over_depth(value: Any) -> bool:
+    """Whether a value has a list over depth, in filters or for experts too.
+
+    Example:
+        >>> over_depth([0, 1]), over_depth([{"filter": "mlp", "value": [0, 1]}, 1]), over_depth([0.5])
+        (True, True, False)
+    """
+    if isinstance(value, Mapping):
+        return any(over_depth(one) for key, one in value.items() if key != "filter")
+    if not isinstance(value, list | tuple):
+        return False
+    filters = [one for one in value if isinstance(one, Mapping)]
+    return any(map(over_depth, filters)) if filters else len(value) > 1
+
+
+def check_depth(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    """Check that a model has blocks where values run over its depth: else every tensor had the last one.
+
+    Args:
+        values: Values that vary, by name.
+        shapes: Of the model's tensors, by name.
+
+    Raises:
+        MergeflowError: Not one tensor's name has the number of a block.
+    """
+    listed = [name for name, value in values.items() if over_depth(value)]
+    if listed and shapes and not any(map(BLOCK.match, shapes)):
+        raise MergeflowError(
+            f"{', '.join(listed)}: a list over depth needs blocks, and no tensor has a name such as layers.0.… or "
+            f"blocks.0.… (the first is '{min(shapes)}'). Give one number, or filters by name."
+        )
 
 
 def at(value: Any, name: str, depth: float) -> float | None:

@@ -107,5 +107,5 @@ def test_an_id_without_cache_and_network_is_one_sentence_with_the_way_out(cache)
 def test_a_mistyped_path_is_not_asked_of_a_server(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    with pytest.raises(MergeflowError, match=r"^there is no checkpoint at '[^']*'. Check the path.$"):
+    with pytest.raises(MergeflowError, match=r"^there is no checkpoint at '[^']*' \(seen from '/.*'\)."):
         open_checkpoint(name)

@@ -16,7 +16,7 @@ EDGE: dict[str, list[dict[str, Any]]] = {
     "adamerging": [{"on": "cart", "init": -1.0}],
     "arcee_fusion": [{"scale": 0.5}],
     "average": [{"scale": -1.0}, {"normalize": False}],
-    "breadcrumbs": [{"beta": 0.0, "gamma": 0.0}, {"beta": 1.0}, {"beta": 0.5, "gamma": 0.5}],
+    "breadcrumbs": [{"beta": 0.0, "gamma": 0.0}, {"beta": 1.0, "gamma": 0.0}, {"beta": 0.5, "gamma": 0.5}],
     "breadcrumbs_ties": [{"beta": 0.0, "gamma": 0.0}, {"reduce": "weighted_mean"}],
     "cart": [{"rank_ratio": 1.0}, {"rank_ratio": 1e-6, "rounding": "floor", "split_qkv": True, "matrices": "all"}],
     "consensus": [{"min_agree": 0}, {"min_agree": 3, "threshold": 0.0}],

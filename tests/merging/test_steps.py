@@ -215,3 +215,14 @@ def test_the_recipes_of_the_page_are_valid():
     assert len(recipes) >= 4
     for text in recipes:
         make_recipe(yaml.safe_load(text))
+
+
+def test_faults_of_a_step_are_told_once_a_line_each():
+    step = {"method": "ties", "experts": ["p", "q"], "weights": [1]}
+    with pytest.raises(MergeflowError) as error:
+        make_recipe({"method": "average", "experts": {"a": "step:x", "b": "b"}, "steps": {"x": step}})
+    assert str(error.value).splitlines() == [
+        "recipe has 2 faults:",
+        "  - steps: step 'x': 1 weights for 2 experts: give one per expert",
+        "  - steps: step 'x': base: is missing, and the result of 'ties' depends on it",
+    ]

@@ -7,7 +7,7 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure, make_recipe, merge, prepare
+from mergeflow.merging import check_recipe, configure, make_recipe, merge, prepare
 
 NAMES = [
     "embed_tokens.weight",
@@ -158,3 +158,43 @@ def test_weights_over_depth_in_a_recipe_that_can_be_replayed(models, tmp_path):
 def test_values_are_checked_before_any_work(method, args, message):
     with pytest.raises(MergeflowError, match=message):
         configure(method, args)
+
+
+def test_a_list_over_depth_needs_blocks(tmp_path):
+    """Every tensor took the last value."""
+    base = {"encoder.weight": torch.ones(2, 2), "decoder.weight": torch.ones(2, 2)}
+    expert = {name: value + 1 for name, value in base.items()}
+    message = r"scale: a list over depth needs blocks.*the first is 'decoder.weight'"
+    with pytest.raises(MergeflowError, match=message):
+        prepare(configure("task_arithmetic", {"scale": [0, 1]}), base, {"a": expert})
+    for name, state in (("base", base), ("a", expert)):
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+    paths = {name: f"{tmp_path}/{name}.safetensors" for name in ("base", "a")}
+    recipe = {"method": "task_arithmetic", "base": paths["base"], "experts": [paths["a"]]}
+    with pytest.raises(MergeflowError, match=message):
+        check_recipe({**recipe, "args": {"scale": [0, 1]}})
+    with pytest.raises(MergeflowError, match="weight of 'a': a list over depth"):
+        check_recipe({**recipe, "weights": {"a": [0, 1]}})
+    check_recipe({**recipe, "args": {"scale": [{"filter": "enc", "value": 1}, {"value": 0.5}]}})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"method": "task_arithmetic", "args": {"scale": True}}, "scale: must be a number, found 'true'"),
+        ({"method": "task_arithmetic", "args": {"scale": [0, True]}}, "scale: must be a number, found 'true'"),
+        ({"method": "dare", "args": {"seed": False}}, "seed: must be a whole number, found 'false'"),
+        ({"method": "dare", "args": {"drop": {"a": 0.5, "c": 0.1}}}, "expert of `drop` 'c'.*Known: a, b"),
+        ({"method": "breadcrumbs", "args": {"beta": 0.9, "gamma": 0.2}}, "beta . gamma is 1.1"),
+        ({"method": "breadcrumbs", "args": {"beta": [0.5, 0.9], "gamma": 0.2}}, "beta . gamma is 1.1"),
+    ],
+)
+def test_values_that_were_taken_in_silence(values, message):
+    with pytest.raises(MergeflowError, match=message):
+        make_recipe({"base": "o", "experts": {"a": "a", "b": "b"}, **values})
+
+
+def test_one_pattern_is_a_list_of_one():
+    plain = {"method": "average", "base": "o", "experts": ["a", "b"]}
+    recipe = make_recipe({**plain, "ignore": "*.bias", "allow": "rope_*"})
+    assert (recipe.ignore, recipe.allow) == (("*.bias",), ("rope_*",))

@@ -34,7 +34,7 @@ from mergeflow.merging.adapters.slots import (
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card
-from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.folder import OutputFolder, removed_on_failure
 from mergeflow.merging.files.front_matter import write_licences
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.output import Digests
@@ -120,7 +120,7 @@ class AdapterJob:
         modules = whole_modules([name for name in changed if name not in biases], names, slots)
         keys = {name: PREFIX + name for held in modules.values() for name in held} | biases
         held = contents(self.found.factors, slots, self._shapes())
-        with OutputFolder(target) as folder:
+        with OutputFolder(target) as folder, removed_on_failure(folder.partial):
             folder.begin({}, {}, resume=False)
             made = self._write_weights(folder.partial / ADAPTER_WEIGHTS, held.tensors, keys)
             in_out = any(slot.transposed and slot.kind == "linear" for slot in slots.values())

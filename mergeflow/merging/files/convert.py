@@ -1,11 +1,9 @@
 """Make plain weights of a checkpoint: quantised ones dequantised, any of them in another type. Streaming and atomic."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree
 
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_i
 from mergeflow.checkpoints.reader import TIED, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files.folder import OutputFolder, removed_on_failure
 from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, shard_names, write_index
 from mergeflow.merging.files.place import CONVERTED, RECORD, check_out
 from mergeflow.merging.files.published import public_name
@@ -115,7 +113,7 @@ class _Job:
         shards = {shard_file(index, len(names)): list(held) for index, held in enumerate(names)}
         plan = {file: {name: self.infos[name] for name in held} for file, held in shards.items()}
         digests: dict[str, str] = {}
-        with OutputFolder(target) as folder, _removed_on_failure(folder.partial):
+        with OutputFolder(target) as folder, removed_on_failure(folder.partial):
             folder.begin({"convert": identity_of({"source": self.state.path})}, plan, resume=False)
             for file, infos in plan.items():
                 with StreamWriter(folder.partial / file, infos, self._metadata(infos)) as writer:
@@ -160,16 +158,6 @@ class _Job:
         if not all_finite(found):
             raise MergeflowError(f"tensor '{name}' overflows {dtype}: choose a wider --dtype, such as bfloat16.")
         return found
-
-
-@contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Leave no unfinished folder: a conversion begins anew."""
-    try:
-        yield
-    except BaseException:
-        rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _forget_quantisation(config: Path) -> None:

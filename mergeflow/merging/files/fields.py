@@ -114,6 +114,7 @@ def _plain_weights(value: Any) -> Any:
     return thawed(value) if value else value
 
 
+Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Location = Annotated[str, BeforeValidator(_path)]
 Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
 Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_mapping), PlainSerializer(thawed)]

@@ -21,6 +21,16 @@ from mergeflow.merging.files.place import check_partial, check_replaceable, part
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove an unfinished folder that nothing can resume."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 class OutputFolder:
     """The folder a merge makes; entering it locks the name until the merge ends, by whatever cause.
 

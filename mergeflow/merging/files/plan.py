@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -23,6 +24,7 @@ from mergeflow.merging.files.step_plan import steps_to_write
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model
 from mergeflow.merging.treatment import Treatment, survey
+from mergeflow.merging.values import check_depth
 
 # What Python with torch (a build with CUDA) holds before any tensor is read, and a worker that reads blocks.
 _PROCESS, _WORKER = 545 * 2**20, 24 * 2**20
@@ -173,7 +175,10 @@ def make_plan(
     """
     call, model, infos = inputs.call, inputs.model, inputs.base.infos
     args, written = call.arguments, steps_to_write(recipe, inputs) if written is None else written
-    together(*(partial(_check_step, name, step) for name, step in inputs.steps.items()))
+    together(
+        lambda: check_depth({**args.varied, **_as_weights(model.varied)}, model.shapes),
+        *(partial(_check_step, name, step) for name, step in inputs.steps.items()),
+    )
     out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
     first = call.method.passes(call.arguments, model.dtype)
     found = {name for one in first for name in one.finds}
@@ -222,10 +227,16 @@ def process_bytes(threads: int, whole: bool) -> int:
     return _PROCESS + threads * _WORKER + (_ALGEBRA + threads * _HEAP if whole else 0)
 
 
+def _as_weights(varied: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"weight of '{name}'": value for name, value in varied.items()}
+
+
 def _check_step(name: str, step: Computed) -> None:
     call, model, args = step.inputs.call, step.inputs.model, step.inputs.call.arguments
     infos = {key: step.inputs.base.infos[key] for key in model.shapes}
     owner = f"step '{name}', method '{call.name}'"
+    varied = {**args.varied, **_as_weights(model.varied)}
+    check_depth({f"step '{name}', {key}": value for key, value in varied.items()}, infos)
     survey(owner, args.selection, args.splits, infos, model.tied, model.architecture)
 
 

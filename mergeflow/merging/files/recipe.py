@@ -13,7 +13,17 @@ from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of
 from mergeflow.merging.files.adapter_options import Adapter
-from mergeflow.merging.files.fields import Arguments, Codes, Location, Paths, Statistics, Weights, parse_size, shown
+from mergeflow.merging.files.fields import (
+    Arguments,
+    Codes,
+    Location,
+    Paths,
+    Patterns,
+    Statistics,
+    Weights,
+    parse_size,
+    shown,
+)
 from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted, parse_steps
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.frozen import frozen, thawed
@@ -68,13 +78,13 @@ class Recipe(Frozen):
     task_vectors: Paths = ()
     weights: Weights = None
     data: Statistics = ()
-    ignore: tuple[str, ...] | None = None
-    only: tuple[str, ...] | None = None
+    ignore: Patterns | None = None
+    only: Patterns | None = None
     missing: Literal["refuse", "base"] | None = None
     align: Literal["weight_matching"] | None = None
     tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None
     chat_template: str | None = None
-    allow: tuple[str, ...] | None = None
+    allow: Patterns | None = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     out: Location | None = None
@@ -284,6 +294,8 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool
         faults += str(error).splitlines()
     except RecursionError:
         raise MergeflowError(f"{origin}: a value holds itself, or lists are nested too deeply.") from None
+    if step:  # a line for each, which the whole recipe's faults are listed with
+        raise MergeflowError("\n".join(f"{origin}: {fault.removesuffix('.')}" for fault in faults))
     raise refusal(origin, faults)
 
 

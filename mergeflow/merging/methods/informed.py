@@ -31,14 +31,12 @@ COEFFICIENTS = Datum("coefficients", lambda shape: (), needed=False)
 class FisherArgs(Args):
     """Arguments of `fisher`."""
 
-    samples: int = Field(256, ge=1, description="samples per expert the Fishers are estimated from, ≥ 1")
     eps: float = Field(1e-6, gt=0, description="added to every Fisher entry, > 0")
 
 
 class RegmeanArgs(Args):
     """Arguments of `regmean`."""
 
-    samples: int = Field(256, ge=1, description="samples per expert the Grams are made from, ≥ 1")
     off_diagonal: float = Field(0.95, ge=0, le=1, description="factor of the Grams' off-diagonal entries, 0 … 1")
 
 
@@ -109,7 +107,8 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
             f"the Fisher information of tensor '{stack.name}' has negative entries, but squares are never negative."
         )
     shares = (fishers + args.eps) * stack.weight_column
-    if float(shares.abs().max()) > 2.0**64:  # their sum may be infinite in float32; a power of two changes no bit
+    # Their sum may be infinite in float32; a power of two changes no bit.
+    if shares.numel() and float(shares.abs().max()) > 2.0**64:
         shares = shares * 2.0**-64
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 

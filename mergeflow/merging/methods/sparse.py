@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mergeflow.checkpoints.header import DType
 from mergeflow.errors import MergeflowError
@@ -28,6 +28,11 @@ class BreadcrumbsArgs(Args):
     beta: float = Field(0.85, ge=0, le=1, description="share of smallest magnitudes dropped per tensor, 0 … 1")
     gamma: float = Field(0.01, ge=0, le=1, description="share of largest magnitudes dropped per tensor, 0 … 1")
     per_expert: ClassVar[tuple[str, ...]] = ("beta", "gamma")
+
+    @model_validator(mode="after")
+    def _leave_something(self) -> Self:
+        check_cuts(self.beta, self.gamma)
+        return self
 
 
 class MagmaxArgs(Args):
@@ -84,9 +89,21 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     return stack.base, breadcrumbs_sparsify(stack, args).sum(0)
 
 
+def check_cuts(beta: float, gamma: float) -> None:
+    """Check that two cuts do not take more than the whole of a task vector.
+
+    Raises:
+        ValueError: They do.
+    """
+    if beta + gamma > 1 + 1e-9:
+        raise ValueError(f"beta + gamma is {beta + gamma:g}, and more than 1 leaves the base: lower one of them")
+
+
 def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t, [T, *base.shape], without the smallest and the largest magnitudes of each task vector."""
     count, n = len(stack.taus), stack.base.numel()
+    for beta, gamma in zip(args.each("beta", count), args.each("gamma", count), strict=True):
+        check_cuts(beta, gamma)
     cuts = [
         (floor(beta * n + 1e-9), floor(gamma * n + 1e-9))
         for beta, gamma in zip(args.each("beta", count), args.each("gamma", count), strict=True)
