@@ -25,7 +25,7 @@ from mergeflow.evaluation.adamerging import AdamergeOrder, entropies, entropy_gr
 from mergeflow.evaluation.memory import foretell_coefficients
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
-from mergeflow.merging.compression.catalog import configure_compressor
+from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.device_memory import check_room
 from mergeflow.merging.files.opening import open_inputs

@@ -36,7 +36,7 @@ def compress(
     from contextlib import ExitStack
 
     from mergeflow.checkpoints import open_checkpoint
-    from mergeflow.merging.compression.catalog import configure_compressor
+    from mergeflow.merging.compression.compressor import configure_compressor
     from mergeflow.merging.compression.suite_file import compress as run
     from mergeflow.merging.files.opening import open_base
     from mergeflow.merging.files.place import check_file

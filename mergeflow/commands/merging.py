@@ -179,7 +179,7 @@ def methods(
 
 def _methods_table() -> Table:
     from mergeflow.merging.catalog import METHODS
-    from mergeflow.merging.compression.catalog import COMPRESSORS
+    from mergeflow.merging.compression.compressor import COMPRESSORS
 
     table = Table(box=None, pad_edge=False)
     for column in ("method", "what it is", "anchor", "arguments", "from"):

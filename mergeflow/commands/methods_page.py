@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mergeflow.merging.catalog import get, methods
-from mergeflow.merging.compression.catalog import compressors
-from mergeflow.merging.compression.compressor import Compressor
+from mergeflow.merging.compression.compressor import Compressor, compressors
 from mergeflow.merging.method import Method, section_of
 
 _HEAD = """# Merge methods

@@ -22,7 +22,7 @@ from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.step_fields import ASSEMBLED, PREFIX
 from mergeflow.merging.mergekit_names import METHODS, Counterpart
 from mergeflow.merging.values import over_depth
-from mergeflow.merging.vocabulary.named_templates import NAMED
+from mergeflow.merging.vocabulary.companions import NAMED
 from mergeflow.schema import faults_of
 from mergeflow.yaml_text import read_documents
 

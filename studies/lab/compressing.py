@@ -7,7 +7,7 @@ from typing import Any
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.merging.compression.catalog import configure_compressor
+from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from studies.lab.inputs import Accuracy, Laboratory, State
 from studies.lab.rows import Row

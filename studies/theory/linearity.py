@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mergeflow.linearity.affine import Featured, apart, borrowed
 from mergeflow.linearity.layers import check_layers
-from mergeflow.merging.alignment.groups import Group
+from mergeflow.merging.alignment import Group
 from mergeflow.modality import Examples, Model, State
 
 

@@ -19,7 +19,7 @@ from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import entropies
 from mergeflow.merging import configure, load_recipe, merge, prepare
-from mergeflow.merging.compression.catalog import compressors, configure_compressor
+from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language

@@ -15,7 +15,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, short
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
-from mergeflow.merging.compression.catalog import configure_compressor
+from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from mergeflow.merging.files.vectors import add, extract
 from mergeflow.search.sweep import Journal, _scheme

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mergeflow.merging.alignment.groups import permute
-from mergeflow.merging.alignment.layouts import find_groups
+from mergeflow.merging.alignment import find_groups, permute
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import SmallResNet, mlp, on_pixels
 from mergeflow.modality import Network

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
-from mergeflow.merging.alignment.groups import Group, permute
-from mergeflow.merging.alignment.layouts import find_groups
-from mergeflow.merging.alignment.weight_matching import weight_matching
+from mergeflow.merging.alignment import Group, find_groups, permute, weight_matching
 from mergeflow.modalities.nets import SmallResNet, mlp
 from mergeflow.modalities.vision.models import image_model, load_clip
 

@@ -8,7 +8,7 @@ import torch
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.compression.catalog import compressors, configure_compressor
+from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from tests.merging.helpers import awkward, one
 

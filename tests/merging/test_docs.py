@@ -7,7 +7,7 @@ import pytest
 from mergeflow.commands.methods_page import method_section, methods_page
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, methods
-from mergeflow.merging.compression.catalog import compressors
+from mergeflow.merging.compression.compressor import compressors
 
 ROOT = Path(__file__).parents[2]
 

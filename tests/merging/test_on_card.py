@@ -13,7 +13,7 @@ import torch
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.merging import FactorCache, configure, merge, methods, prepare
-from mergeflow.merging.compression.catalog import compressors, configure_compressor
+from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.learned.adamerging import learn
 from tests.card import OnCard, card

@@ -10,9 +10,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.architectures import settings
 from mergeflow.merging.architectures.blocks import check_alike
-from mergeflow.merging.preflight.configs import config_findings
-from mergeflow.merging.preflight.licences import merged_licence
-from mergeflow.merging.vocabulary.named_templates import NAMED
+from mergeflow.merging.preflight import config_findings, merged_licence
+from mergeflow.merging.vocabulary.companions import NAMED
 from tests.merging.model_folders import OTHER, TEXT, llama, permuted, save, tokenizer
 
 

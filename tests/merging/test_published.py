@@ -20,7 +20,6 @@ from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.merging.files.convert import convert
 from mergeflow.merging.files.published import published
 from mergeflow.merging.files.push import push
-from mergeflow.merging.preflight.licence_texts import licence_of_text
 from tests.merging.model_folders import TEXT, llama, save, tokenizer
 
 
@@ -106,6 +105,7 @@ def test_licence_texts_of_all_inputs_go_with_the_result(models, tmp_path):
     for seed, (name, text) in enumerate((("base", free), ("c", bound), ("d", free))):
         save(tmp_path / name, llama(300, seed), tokenizer("BPE", TEXT))
         (tmp_path / name / "LICENSE.txt").write_text(text)
+        card(tmp_path / name, f"license: {'apache-2.0' if text == free else 'llama3.1'}")
     (tmp_path / "c/NOTICE").write_text("Llama 3.1 is licensed under …")
     experts = {name: str(tmp_path / name) for name in "cd"}
     made = merge(plan(tmp_path, tmp_path / "out", experts=experts))
@@ -119,26 +119,12 @@ def test_licence_texts_of_all_inputs_go_with_the_result(models, tmp_path):
         json.loads((out / "mergeflow.json").read_text())["files"]
     )
     (tmp_path / "d/LICENSE.txt").write_text("Ask us first.")
+    (tmp_path / "d/README.md").unlink()
     merge(plan(tmp_path, tmp_path / "out", experts=experts))
     assert {path.name for path in out.glob("L*")} == {f"LICENSE-{name}.txt" for name in ("base", "c", "d")}
     assert "'d' see LICENSE.txt" in (out / "README.md").read_text()
     adapter = merge(plan(tmp_path, tmp_path / "adapter", experts={"c": experts["c"]}, adapter=4))
     assert (adapter.path / "LICENSE.txt").read_text() == bound
-
-
-@pytest.mark.parametrize(
-    ("text", "licence"),
-    [
-        ("MIT License\n\nCopyright", "mit"),
-        ("Copyright X\n\nPermission is hereby granted, free of charge, to any", "mit"),
-        ("META LLAMA 3 COMMUNITY LICENSE AGREEMENT", "llama3"),
-        ("                    GNU GENERAL PUBLIC LICENSE\n                       Version 3, 29 June 2007", "gpl-3.0"),
-        ("Redistribution and use in source and binary forms …\n3. Neither the name of the", "bsd-3-clause"),
-        ("Creative Commons Attribution-NonCommercial 4.0 International", "cc-by-nc-4.0"),
-    ],
-)
-def test_licences_are_told_by_their_texts(text, licence):
-    assert licence_of_text(text) == licence
 
 
 def test_files_without_folders_have_a_card_too(files, monkeypatch):

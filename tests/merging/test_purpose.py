@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mergeflow.merging import configure, methods, prepare
-from mergeflow.merging.compression.catalog import compressors, configure_compressor
+from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 
 TASKS, WIDTH, RANK = 4, 24, 3

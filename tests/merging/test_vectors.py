@@ -9,7 +9,7 @@ import torch
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, make_recipe, merge
-from mergeflow.merging.compression.catalog import configure_compressor
+from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.files.diff import diff
 from mergeflow.merging.files.vectors import add, analogy, extract, negate, scale

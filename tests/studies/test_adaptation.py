@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from studies.old.judging.cart import of_adaptation
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
@@ -14,7 +15,6 @@ from mergeflow.merging import load_recipe, merge
 from mergeflow.modalities.subset import Subset
 from studies.lab.adapting import Adaptation, adapt, choose_rate
 from studies.lab.inputs import Laboratory
-from studies.old.judging.cart import of_adaptation
 from studies.old.papers.adaptation import study as adaptation
 from studies.old.papers.adaptation.results import _rate_note, findings
 from studies.old.papers.adaptation.variants import Variant

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from studies.old.judging.merging import of_bases
+from studies.old.judging.notes import NOTES
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import POCKET, load_clip
 from studies.lab.inputs import Laboratory
-from studies.old.judging.merging import of_bases
-from studies.old.judging.notes import NOTES
 from studies.old.papers.bases import arms, study
 from studies.old.papers.bases.arms import Arm, make_base
 from studies.old.papers.bases.ranks import rank_share

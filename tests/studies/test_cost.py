@@ -4,11 +4,11 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from studies.old.judging.merging import of_cost
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from studies.lab.inputs import Laboratory
-from studies.old.judging.merging import of_cost
 from studies.old.papers.cost import study as cost
 from studies.old.papers.cost.rates import best_rate, rate_note, try_rates
 from studies.old.results import StudyResult

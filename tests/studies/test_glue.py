@@ -8,13 +8,13 @@ import pytest
 import torch
 import yaml
 from pydantic import ValidationError
+from studies.old.judging.merging import of_glue
+from studies.old.judging.notes import NOTES
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from studies.lab.inputs import Laboratory
 from studies.lab.sweeps import NAMES
-from studies.old.judging.merging import of_glue
-from studies.old.judging.notes import NOTES
 from studies.old.papers.glue.compressed import compressed_findings
 from studies.old.papers.glue.heads import left_heads, probed_heads
 from studies.old.papers.glue.results import PRINTED, Results, findings, tables

@@ -4,10 +4,10 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from studies.old.judging.merging import of_merge_frequency
 
 from mergeflow.merging import configure
 from studies.lab.inputs import Laboratory
-from studies.old.judging.merging import of_merge_frequency
 from studies.old.papers.merge_frequency import study as merge_frequency
 from studies.old.results import StudyResult
 from studies.old.rows import Row, by_seed, picked

@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from studies.old.judging.merging import of_one_epoch
+
 from studies.old.papers.one_epoch import study as one_epoch
 from studies.old.results import StudyResult
 from studies.old.rows import Row

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 from pydantic import ValidationError
+from studies.old.judging.merging import of_projection
 
 from mergeflow.merging import methods
-from studies.old.judging.merging import of_projection
 from studies.old.papers.projection import study as projection
 from studies.old.papers.projection.findings import findings
 from studies.old.papers.projection.results import OTHERS, Space

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mergeflow.evaluation import accuracies
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.compression.catalog import compressors, configure_compressor
+from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.text.modality import build, open_examples

@@ -1,4 +1,4 @@
-"""What a compressor is: a pure function from the task vectors of one tensor to a shared part and one per task."""
+"""Compressors: how task vectors are stored small, what one declares, and the catalog of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
+from mergeflow.merging.catalog import Call, arguments_of
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Elementwise, Model, Stack
 from mergeflow.merging.workspace import TWO_TENSORS, Workspace
+from mergeflow.plugins import Shelf
 from mergeflow.schema import Frozen
 
 if TYPE_CHECKING:
@@ -135,3 +137,37 @@ def pack(mask: Tensor) -> Tensor:
 def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
     """Return the mask of the given shape that was packed into bytes [⌈numel / 8⌉]."""
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).bool().reshape(shape)
+
+
+COMPRESSORS = Shelf(
+    "compressor",
+    Compressor,
+    "mergeflow.merging.compression.compressors",
+    "compressors",
+    "`@compressor(…)` of mergeflow.merging.compression.compressor",
+)
+CompressorCall = Call[Compressor]
+
+
+def compressors() -> dict[str, Compressor]:
+    """Return every compressor by name, in alphabetical order: ours, those of installed packages and of the project.
+
+    Raises:
+        MergeflowError: Two compressors have one name, or a file of compressors cannot be loaded or declares none.
+
+    Example:
+        >>> list(compressors())
+        ['cart_indexing', 'emr', 'tall_mask', 'tsv_compress']
+    """
+    return COMPRESSORS.all()
+
+
+def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> CompressorCall:
+    """Validate a compressor's arguments and return the frozen call.
+
+    Raises:
+        MergeflowError: Unknown compressor or argument (with the nearest right one), or a value out of range; all at
+            once.
+    """
+    found = COMPRESSORS.get(name)
+    return Call(found, arguments_of("compressor", name, found.args, args))

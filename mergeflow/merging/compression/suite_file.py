@@ -17,8 +17,7 @@ from mergeflow.checkpoints.header import CODES, DTYPES, DType
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.compression.catalog import CompressorCall, configure_compressor
-from mergeflow.merging.compression.compressor import Payload, Stored
+from mergeflow.merging.compression.compressor import CompressorCall, Payload, Stored, configure_compressor
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.origin import check_origin
 from mergeflow.merging.known import model_of

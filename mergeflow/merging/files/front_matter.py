@@ -13,8 +13,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.merging.files.inputs import Inputs
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import PREFIX, step_named
-from mergeflow.merging.preflight.licence_texts import licence_files, licence_paths
-from mergeflow.merging.preflight.licences import front_matter, licence_of, merged_licence
+from mergeflow.merging.preflight import front_matter, licence_files, licence_of, licence_paths, merged_licence
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 # A snapshot in the cache of huggingface_hub: models--OWNER--NAME/snapshots/COMMIT.

@@ -18,8 +18,7 @@ from mergeflow.merging.engine import Engine, treats_elements_alone
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.stack import Model
 from mergeflow.merging.stacks import OnPiece, Stacks, Unit
-from mergeflow.merging.vocabulary.companions import TokenizerFiles
-from mergeflow.merging.vocabulary.templates import write_templates
+from mergeflow.merging.vocabulary.companions import TokenizerFiles, write_templates
 
 if TYPE_CHECKING:
     from torch import Tensor

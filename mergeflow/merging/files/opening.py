@@ -12,7 +12,7 @@ from mergeflow.checkpoints.folders import adapters_of, folder_of
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError, together
-from mergeflow.merging.alignment.files import match_experts
+from mergeflow.merging.alignment import match_experts
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.files.inputs import Computed, Inputs
 from mergeflow.merging.files.mixture import Mixture, mixed
@@ -23,11 +23,9 @@ from mergeflow.merging.files.references import Resolve, local_path
 from mergeflow.merging.files.slices import stacked
 from mergeflow.merging.files.step_fields import Slices, step_named
 from mergeflow.merging.known import model_of
-from mergeflow.merging.preflight.adapters import adapter_findings
-from mergeflow.merging.preflight.compare import compare
-from mergeflow.merging.preflight.findings import check_findings, running_findings
-from mergeflow.merging.vocabulary.fitting import fit_vocabularies
-from mergeflow.merging.vocabulary.templates import chosen_templates
+from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
+from mergeflow.merging.vocabulary.alignment import fit_vocabularies
+from mergeflow.merging.vocabulary.companions import chosen_templates
 
 
 @contextmanager

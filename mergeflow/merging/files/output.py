@@ -19,7 +19,7 @@ from mergeflow.checkpoints.names import head_and_embedding, loaded_name
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.merging.files.place import RECORD
-from mergeflow.merging.vocabulary.templates import MORE
+from mergeflow.merging.vocabulary.companions import MORE
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")

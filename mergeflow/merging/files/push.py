@@ -12,7 +12,7 @@ from mergeflow.checkpoints.lora import ADAPTER_WEIGHTS
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.place import RECORD
-from mergeflow.merging.preflight.licences import front_matter
+from mergeflow.merging.preflight import front_matter
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 

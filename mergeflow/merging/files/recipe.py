@@ -29,7 +29,7 @@ from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.mergekit_names import is_configuration
 from mergeflow.merging.values import varies
-from mergeflow.merging.vocabulary.choice import TokenizerChoice, tokenizer_choice
+from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_choice
 from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
 

@@ -8,7 +8,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.mixture import Mixture
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.files.step_fields import Slices, step_named
-from mergeflow.merging.vocabulary.templates import read_template
+from mergeflow.merging.vocabulary.companions import read_template
 
 Resolve = Callable[[str], str]
 """Turns a reference into a local path; the project half supplies it.

@@ -1,21 +1,39 @@
-"""Which row of each model a row of the merged vocabulary is."""
+"""Models of different vocabularies, brought to one before a merge: which row of each model a token is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.folders import config_of, folder_of
+from mergeflow.checkpoints.header import FLOAT64, DType, TensorInfo
+from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together, unknown_name
-from mergeflow.late import np
-from mergeflow.merging.vocabulary.choice import BASE, Source, TokenChoice, TokenizerChoice
+from mergeflow.late import np, torch
+from mergeflow.merging.architectures.architecture import Architecture, architecture_of
+from mergeflow.merging.vocabulary.companions import (
+    BASE,
+    TOKENIZER,
+    UNION,
+    Source,
+    TokenChoice,
+    TokenizerChoice,
+    TokenizerFiles,
+    Vocabulary,
+    added_tokens,
+    read_vocabulary,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = NDArray[np.int64]
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -141,3 +159,398 @@ def rows_wanted(choice: TokenizerChoice, needed: int, held: int) -> int:
     if choice.pad_to_multiple_of is None:
         return max(needed, held)
     return -(-needed // choice.pad_to_multiple_of) * choice.pad_to_multiple_of
+
+
+"""Of each row of the result the row to take, -1 where none."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A table and which of its rows are taken."""
+
+    entry: Entry
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class AlignedEntry:
+    """A table in the rows of another vocabulary, formed when it is read.
+
+    row i = own[own row of i], or where it has none (1/n) Σ over n donors of donor[its row for i], or 0 without a donor
+
+    A row that is no token's and that no model has is the mean of the tokens' rows: as a row of a head it is never the
+    most likely one, which a row of zeros is where all other scores are negative.
+
+    Attributes:
+        own: The table, and the row of each token there.
+        donors: Tables of the models that give rows to those without an own one.
+        width: Elements of a row.
+        dtype: The table's type.
+        spare: Which rows are no token's, [rows].
+    """
+
+    own: Picked
+    donors: tuple[Picked, ...]
+    width: int
+    dtype: DType
+    spare: NDArray[np.bool_]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened table, [stop − start], in its type."""
+        first, last = start // self.width, ceil(stop / self.width)
+        out = torch.zeros(last - first, self.width, dtype=self.dtype.torch)
+        rows = self.own.rows[first:last]
+        self._fill(out, self.own.entry, rows)
+        absent = rows < 0
+        if absent.any():
+            given = [np.where(absent, donor.rows[first:last], -1) for donor in self.donors]
+            self._give(out, given)
+            empty = absent & self.spare[first:last] & np.all([one < 0 for one in given], axis=0)
+            if empty.any():
+                out[empty] = self._mean.to(out.dtype)
+        return out.reshape(-1)[start - first * self.width : stop - first * self.width]
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        """The mean of the tokens' rows, [width] in float64."""
+        tokens = np.flatnonzero(~self.spare)
+        total = torch.zeros(self.width, dtype=torch.float64)
+        for part in np.array_split(tokens, ceil(len(tokens) / 4096)):
+            start, stop = int(part[0]), int(part[-1]) + 1
+            rows = self.read(start * self.width, stop * self.width).reshape(-1, self.width)
+            total += rows[torch.from_numpy(part - start)].double().sum(0)
+        return total / len(tokens)
+
+    def _give(self, out: Tensor, given: list[Rows]) -> None:
+        """Fill the rows that donors give: copied from a single one, the mean of several."""
+        count = sum(((rows >= 0).astype(np.int64) for rows in given), np.zeros(len(out), np.int64))
+        for donor, rows in zip(self.donors, given, strict=True):
+            self._fill(out, donor.entry, np.where(count == 1, rows, -1))
+        places = np.flatnonzero(count > 1)
+        if len(places):
+            wide = torch.float64 if self.dtype == FLOAT64 else torch.float32
+            total = torch.zeros(len(places), self.width, dtype=wide)
+            for donor, rows in zip(self.donors, given, strict=True):
+                part = torch.zeros_like(total)
+                self._fill(part, donor.entry, rows[places])
+                total += part
+            out[places] = (total / torch.from_numpy(count[places])[:, None]).to(self.dtype.torch)
+
+    def _fill(self, out: Tensor, entry: Entry, rows: Rows) -> None:
+        for begin, end in _runs(rows):
+            row = int(rows[begin])
+            piece = entry.read(row * self.width, (row + end - begin) * self.width)
+            out[begin:end] = piece.reshape(-1, self.width).to(out.dtype)
+
+
+def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
+    """Yield where runs of rows that follow each other begin and end; rows of -1 are left out."""
+    if not len(rows):
+        return
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] < 0)) + 1
+    edges = [0, *breaks.tolist(), len(rows)]
+    yield from ((begin, end) for begin, end in pairwise(edges) if rows[begin] >= 0)
+
+
+States = Mapping[str, LazyStateDict]
+
+
+def rows_of(state: LazyStateDict, architecture: Architecture, owner: str) -> int:
+    """Return the number of rows that a model's tables of tokens have.
+
+    Args:
+        state: The model.
+        architecture: What its tensors are.
+        owner: What messages call the model.
+
+    Raises:
+        MergeflowError: No tensor is such a table.
+    """
+    lengths = [
+        info.shape[0]
+        for name, info in state.infos.items()
+        if len(info.shape) == 2 and architecture.role(name, info.shape) == "embedding"
+    ]
+    declared = [size for size in vocab_sizes(config_of(state)) if size in lengths]
+    if not lengths:
+        raise MergeflowError(
+            f"'{owner}' ({state.path}) has no embeddings of tokens: `tokenizer` is for language models. Remove it."
+        )
+    return declared[0] if declared else max(lengths)
+
+
+def vocab_sizes(config: Mapping[str, Any]) -> list[int]:
+    """Return every `vocab_size` of config.json, those of its parts too."""
+    found = [config["vocab_size"]] if isinstance(config.get("vocab_size"), int) else []
+    return found + [size for part in config.values() if isinstance(part, dict) for size in vocab_sizes(part)]
+
+
+def token_axes(state: LazyStateDict, architecture: Architecture, rows: int) -> dict[str, int]:
+    """Return the tensors with one row for each token (embeddings, heads and their biases), with the axis of the rows.
+
+    An axis that is not the first has only axes of length 1 before it, as in `final_logits_bias` [1, V].
+
+    Args:
+        state: The model.
+        architecture: What its tensors are.
+        rows: How many rows its tables of tokens have.
+    """
+    found = {}
+    for name, info in state.infos.items():
+        if architecture.role(name, info.shape) in ("embedding", "head") and rows in info.shape:
+            axis = info.shape.index(rows)
+            if all(length == 1 for length in info.shape[:axis]):
+                found[name] = axis
+    return found
+
+
+def aligned(
+    name: str, states: States, axes: Mapping[str, int], held: Mapping[str, int], plan: Alignment
+) -> LazyStateDict:
+    """Return one model's state with its tables in the rows of the merged vocabulary.
+
+    Args:
+        name: The model.
+        states: All models by name, the base among them.
+        axes: As `token_axes` gives them for the base.
+        held: Rows of each model's tables.
+        plan: Which rows are taken.
+    """
+    state = states[name]
+    entries, infos = dict(state.entries), dict(state.infos)
+    for tensor, axis in axes.items():
+        info = state.infos.get(tensor)
+        if info is None or not _fits(info, states[BASE].infos[tensor], axis, held[name]):
+            continue
+        taken_from_base = name != BASE and state.entries[tensor] is states[BASE].entries[tensor]
+        rows = BASE if taken_from_base else name
+        if plan.is_identity(rows, info.shape[axis]):
+            continue
+        shape = tuple(plan.rows if at == axis else length for at, length in enumerate(info.shape))
+        difference = state.is_task_vector and tensor not in state.absolute
+        donors = () if difference else _donors(tensor, states, axis, held, plan)
+        width = int(np.prod(info.shape[axis + 1 :], dtype=np.int64))
+        own = Picked(state.entries[tensor], plan.own[rows])
+        entries[tensor] = AlignedEntry(own, donors, width, info.dtype, plan.spare)
+        infos[tensor] = TensorInfo(shape, info.dtype)
+    return _with(state, entries, infos)
+
+
+def _donors(tensor: str, states: States, axis: int, held: Mapping[str, int], plan: Alignment) -> tuple[Picked, ...]:
+    """Return the models that give rows of a tensor to others; a difference from the base cannot."""
+    base, found = states[BASE].infos[tensor], []
+    for name, state in states.items():
+        whole = tensor in state and not (state.is_task_vector and tensor not in state.absolute)
+        if whole and _fits(state.infos[tensor], base, axis, held[name]) and bool((plan.donors[name] >= 0).any()):
+            found.append(Picked(state.entries[tensor], plan.donors[name]))
+    return tuple(found)
+
+
+def _fits(info: TensorInfo, base: TensorInfo, axis: int, held: int) -> bool:
+    """Whether a tensor is the base's but for its number of rows."""
+    return len(info.shape) == len(base.shape) and info.shape == (*base.shape[:axis], held, *base.shape[axis + 1 :])
+
+
+def _with(state: LazyStateDict, entries: Mapping[str, Entry], infos: Mapping[str, TensorInfo]) -> LazyStateDict:
+    return LazyStateDict(
+        state.path,
+        entries,
+        infos,
+        state.metadata,
+        is_task_vector=state.is_task_vector,
+        tied=state.tied,
+        absolute=state.absolute,
+        shards=state.shards,
+        config=state.config,
+    )
+
+
+# Pieces of an added token are found before the model is asked; a score this far below all others keeps it so.
+_UNLIKELY = 10.0
+_CUTTING = ("normalizer", "pre_tokenizer", "decoder")
+
+
+def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabulary, list[str]]:
+    """Return the union of tokenizers, and what is to be said of it.
+
+    rows of the base's tokens: as they are;  a new token's row: the next, experts in order, each in order of its rows
+
+    New merges of BPE come after all of the base's, new pieces of Unigram have their expert's score; text is normalised
+    and cut up as the base does it. Added tokens become part of the model's vocabulary, which fixes their ids.
+
+    Args:
+        base: The base's tokenizer.
+        others: The experts' tokenizers by name.
+
+    Returns:
+        The union (the base's own where no expert has more), and notes.
+
+    Raises:
+        MergeflowError: Tokenizers of different kinds, all of them.
+    """
+    other = {name: one.kind for name, one in others.items() if one.kind != base.kind}
+    if other:
+        listed = ", ".join(f"'{name}' {kind}" for name, kind in other.items())
+        raise MergeflowError(
+            f"the tokenizer of the base is a {base.kind} model, others are not ({listed}): no tokenizer is the union "
+            "of both. Choose `tokenizer_source: base` or an expert's name."
+        )
+    notes = [note for name, one in others.items() if (note := _cut_otherwise(name, base, one))]
+    tokens = dict.fromkeys(token for one in others.values() for token in sorted(one.ids, key=one.ids.__getitem__))
+    new = [token for token in tokens if token not in base.ids]
+    ids = {**base.ids, **{token: base.rows + place for place, token in enumerate(new)}}
+    added = _added(base, others, ids)
+    if not new and len(added) == len(added_tokens(base.content)):
+        return base, notes
+    model = dict(base.content["model"])
+    new_merges = _extend(model, ids, [base.content["model"], *(one.content["model"] for one in others.values())])
+    if new_merges:
+        notes.append(
+            f"{new_merges} merges of experts' tokenizers come after the base's: text with their tokens may be cut up "
+            "otherwise than either model has seen it"
+        )
+    return Vocabulary(base.folder, {**base.content, "added_tokens": added, "model": model}, ids), notes
+
+
+def _added(base: Vocabulary, others: Mapping[str, Vocabulary], ids: Mapping[str, int]) -> list[dict[str, Any]]:
+    found = {one["content"]: one for one in added_tokens(base.content)}
+    for other in others.values():
+        for one in added_tokens(other.content):
+            found.setdefault(one["content"], {**one, "id": ids[one["content"]]})
+    return sorted(found.values(), key=lambda one: int(one["id"]))
+
+
+def _extend(model: dict[str, Any], ids: Mapping[str, int], models: Sequence[Mapping[str, Any]]) -> int:
+    """Put all tokens, and what the model needs to find the new ones, into a tokenizer's model; return new merges."""
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {token: ids[token] for token in sorted(ids, key=ids.__getitem__)}
+    else:
+        scores = {piece: score for one in reversed(models) for piece, score in one["vocab"]}
+        low = min((score for _, score in model["vocab"]), default=0.0) - _UNLIKELY
+        own = len(model["vocab"])
+        in_order = sorted(ids, key=ids.__getitem__)
+        if [ids[token] for token in in_order] != list(range(len(ids))):
+            raise MergeflowError(
+                "the base's tokenizer leaves rows without a token between others, which a Unigram model cannot: save "
+                "it again with its library, or choose `tokenizer_source: base`."
+            )
+        model["vocab"] = [*model["vocab"], *([token, scores.get(token, low)] for token in in_order[own:])]
+    if "merges" not in model:
+        return 0
+    known = {_pair(merge) for merge in model["merges"]}
+    new = dict.fromkeys(_pair(merge) for one in models[1:] for merge in one["merges"] if _pair(merge) not in known)
+    as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
+    model["merges"] = [*model["merges"], *(" ".join(pair) if as_text else list(pair) for pair in new)]
+    return len(new)
+
+
+def _pair(merge: Any) -> tuple[str, ...]:
+    """Return a merge as two tokens; older files write them as one text."""
+    return tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge)
+
+
+def _cut_otherwise(name: str, base: Vocabulary, other: Vocabulary) -> str | None:
+    parts = [part for part in _CUTTING if base.content.get(part) != other.content.get(part)]
+    listed = ", ".join(parts)
+    return f"the tokenizer of '{name}' has another {listed} than the base's, which the union has" if parts else None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Models of one vocabulary.
+
+    Attributes:
+        base: The base.
+        experts: The experts by name.
+        files: What the result's folder holds for it.
+        notes: What was done, a sentence each.
+    """
+
+    base: LazyStateDict
+    experts: dict[str, LazyStateDict]
+    files: TokenizerFiles
+    notes: tuple[str, ...]
+
+
+def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> Fitted:
+    """Bring the embeddings and heads of all models to one vocabulary, token by token.
+
+    Args:
+        choice: Which vocabulary, and what single tokens' embeddings are.
+        base: The base.
+        experts: The experts by name; an adapter without a tokenizer has the base's.
+
+    Raises:
+        MergeflowError: Models without a readable tokenizer.json (all at once), tokenizers that have no union, or tokens
+            and models of the recipe that are not there.
+    """
+    states = {BASE: base, **experts}
+    vocabularies = _read(states)
+    source, result, notes = _result(choice, vocabularies)
+    architecture = architecture_of(base)
+    held = {BASE: rows_of(base, architecture, BASE)}
+    axes = token_axes(base, architecture, held[BASE])
+    for name, state in experts.items():
+        listed = [state.infos[tensor].shape[axis] for tensor, axis in axes.items() if tensor in state]
+        held[name] = rows_of(state, architecture, name) if not state.is_task_vector else max(listed, default=held[BASE])
+    rows = rows_wanted(choice, result.rows, held[BASE if choice.source == UNION else choice.source])
+    models = {name: (one.ids, held[name]) for name, one in vocabularies.items()}
+    plan = align(result.ids, rows, models, dict(choice.tokens))
+    changed = {name: aligned(name, states, axes, held, plan) for name in states}
+    moved = frozenset(tensor for tensor in axes if changed[BASE].entries[tensor] is not base.entries[tensor])
+    return Fitted(
+        changed.pop(BASE),
+        changed,
+        TokenizerFiles(result, vocabularies[BASE], source, (rows, held[BASE]), moved),
+        (*_told(choice, result, plan, vocabularies, held), *notes),
+    )
+
+
+def _read(states: States) -> dict[str, Vocabulary]:
+    """Read the tokenizer of each model."""
+    found: dict[str, Vocabulary] = {}
+
+    def read(name: str, state: LazyStateDict) -> None:
+        folder = folder_of(state)
+        if state.is_task_vector and (folder is None or not (folder / TOKENIZER).is_file()):
+            return
+        found[name] = read_vocabulary(folder, name, state.path)
+
+    together(*(partial(read, name, state) for name, state in states.items()))
+    return {name: found.get(name, found[BASE]) for name in states}
+
+
+def _result(
+    choice: TokenizerChoice, vocabularies: Mapping[str, Vocabulary]
+) -> tuple[Vocabulary, Vocabulary, list[str]]:
+    """Return the vocabulary whose files are copied, the merged one, and notes."""
+    base = vocabularies[BASE]
+    if choice.source == UNION:
+        result, notes = union(base, {name: one for name, one in vocabularies.items() if name != BASE})
+        return base, result, notes
+    if choice.source not in vocabularies:
+        raise unknown_name("source of the tokenizer", choice.source, (UNION, *vocabularies))
+    return vocabularies[choice.source], vocabularies[choice.source], []
+
+
+def _told(
+    choice: TokenizerChoice,
+    result: Vocabulary,
+    plan: Alignment,
+    vocabularies: Mapping[str, Vocabulary],
+    held: Mapping[str, int],
+) -> list[str]:
+    kind = "the union" if choice.source == UNION else f"that of '{choice.source}'"
+    notes = [f"vocabulary: {kind}, {len(result.ids)} tokens in {plan.rows} rows; the base has {held[BASE]} rows"]
+    for name, one in vocabularies.items():
+        lacking = [token for token, row in result.ids.items() if one.ids.get(token, held[name]) >= held[name]]
+        dropped = sum(token not in result.ids for token in one.ids)
+        if lacking:
+            some = ", ".join(f"'{token}'" for token in lacking[:3]) + ", …" * (len(lacking) > 3)
+            notes.append(f"'{name}' lacks {len(lacking)} of its tokens ({some}): their embeddings there are others'")
+        if dropped:
+            notes.append(f"{dropped} of the {len(one.ids)} tokens of '{name}' are not in it and are left out")
+        moved = sum(result.ids[token] != row for token, row in one.ids.items() if token in result.ids)
+        if moved:
+            notes.append(f"{moved} tokens of '{name}' stand in other rows there and are aligned")
+    return notes

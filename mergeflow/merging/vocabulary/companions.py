@@ -1,17 +1,310 @@
-"""The tokenizer's files and the ids of config.json in the folder that a merge with its own vocabulary makes."""
+"""Tokenizers and chat templates of model folders: read, chosen, merged and written."""
 
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from mergeflow.checkpoints.formats import read_json
 from mergeflow.checkpoints.writer import write_text
-from mergeflow.merging.vocabulary.templates import MORE
-from mergeflow.merging.vocabulary.tokens import SETTINGS, TOKENIZER, Vocabulary, added_tokens, as_text
+from mergeflow.errors import MergeflowError
+from mergeflow.schema import Frozen
+
+BASE, UNION = "base", "union"
+
+
+class Source(Frozen):
+    """Where the embedding of a token comes from.
+
+    Attributes:
+        kind: `model`: the token's own row in `model`; `model_token`: the row of another token there; `zero`; `mean`: of
+            all models that have the token.
+        model: `base` or an expert's name.
+        token: The other token, for `model_token`.
+        token_id: Its row, where that is easier to say.
+    """
+
+    kind: Literal["model", "model_token", "zero", "mean"] = "model"
+    model: str | None = None
+    token: str | None = None
+    token_id: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Source":
+        if (self.model is not None) != self.kind.startswith("model"):
+            raise ValueError(f"a source of kind '{self.kind}' {'takes no' if self.model else 'needs a'} model")
+        if ((self.token is None) == (self.token_id is None)) == (self.kind == "model_token"):
+            raise ValueError("`token` or `token_id` says which row a source of kind 'model_token' is, and only there")
+        return self
+
+
+def _source(value: Any) -> Any:
+    return {"kind": "model", "model": value} if isinstance(value, str) else value
+
+
+class TokenChoice(Frozen):
+    """What the embedding of one token is.
+
+    Attributes:
+        source: Where it comes from in models that lack it; the base's, the only one, or the mean by default.
+        force: Whether all models take it from there, those that have the token too.
+    """
+
+    source: Annotated[Source | None, BeforeValidator(_source)] = None
+    force: bool = False
+
+
+def _named(value: Any) -> Any:
+    return tuple(sorted(value.items())) if isinstance(value, dict) else value
+
+
+class TokenizerChoice(Frozen):
+    """The vocabulary of a merge.
+
+    Attributes:
+        source: `base`, `union` (the base's tokens, then those that only experts have) or an expert's name.
+        tokens: What single tokens' embeddings are.
+        pad_to_multiple_of: The number of rows is rounded up to a multiple of this.
+    """
+
+    source: str = BASE
+    tokens: Annotated[tuple[tuple[str, TokenChoice], ...], BeforeValidator(_named), PlainSerializer(dict)] = ()
+    pad_to_multiple_of: Annotated[int, Field(ge=1, le=2**20)] | None = None
+
+
+def tokenizer_choice(value: Any) -> Any:
+    """Return a recipe's `tokenizer`, which may be the name of its source alone."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# What tokenizers of transformers that are not "fast" leave behind; tokenizer.json can be made of them.
+_SLOW = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "merges.txt")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a model.
+
+    Attributes:
+        folder: Where its tokenizer lies.
+        content: tokenizer.json.
+        ids: Row of each token, added tokens among them.
+    """
+
+    folder: Path
+    content: Mapping[str, Any]
+    ids: Mapping[str, int]
+
+    @property
+    def kind(self) -> str:
+        """The tokenizer's model: BPE, WordPiece, Unigram or WordLevel."""
+        return str(self.content["model"].get("type") or _untyped(self.content["model"]))
+
+    @property
+    def rows(self) -> int:
+        """The number of rows it needs at least."""
+        return max(self.ids.values(), default=-1) + 1
+
+
+def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
+    """Read the tokenizer of a model folder.
+
+    Args:
+        folder: The folder; None where the model is a file without one.
+        owner: What the model is to the merge, for the message.
+        path: Its path, for the message.
+
+    Raises:
+        MergeflowError: There is none, it is a slow one, or its tokens are not readable.
+    """
+    if folder is None or not (folder / TOKENIZER).is_file():
+        raise _none(folder, owner, path)
+    content = read_json(folder / TOKENIZER)
+    try:
+        ids = {**token_ids(content["model"]), **{one["content"]: int(one["id"]) for one in added_tokens(content)}}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MergeflowError(
+            f"'{folder / TOKENIZER}' of '{owner}' holds no vocabulary of tokens with ids ({type(error).__name__}: "
+            f"{error}). Save the tokenizer again."
+        ) from None
+    return Vocabulary(folder, content, ids)
+
+
+def token_ids(model: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of a tokenizer's model: a mapping, or a list of pieces with scores."""
+    vocab = model["vocab"]
+    return dict(vocab) if isinstance(vocab, dict) else {piece: row for row, (piece, _) in enumerate(vocab)}
+
+
+def added_tokens(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens, in order of their ids."""
+    return sorted(content.get("added_tokens") or [], key=lambda one: int(one["id"]))
+
+
+def settings_of(folder: Path | None) -> dict[str, Any]:
+    """Return tokenizer_config.json of a folder; {} where there is none."""
+    path = folder / SETTINGS if folder is not None else None
+    return read_json(path) if path is not None and path.is_file() else {}
+
+
+def _untyped(model: Mapping[str, Any]) -> str:
+    """Return the kind of a model in older files, which do not say it."""
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    return "BPE" if "merges" in model else "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def _none(folder: Path | None, owner: str, path: str) -> MergeflowError:
+    slow = next((name for name in _SLOW if folder is not None and (folder / name).is_file()), None)
+    if slow is not None:
+        return MergeflowError(
+            f"'{owner}' ({path}) has '{slow}' but no {TOKENIZER}, which tokens are aligned by: make one with "
+            f"`AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})`."
+        )
+    where = "is a file outside a model folder" if folder is None else f"has no {TOKENIZER}"
+    return MergeflowError(
+        f"'{owner}' ({path}) {where}, which `tokenizer` aligns tokens by: give the model's folder with its tokenizer."
+    )
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """Return a tokenizer as the text of its file."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+_START = "{%- for turn in messages -%}"
+_PROMPT = "{%- endfor -%}{%- if add_generation_prompt -%}"
+_END = "{%- endif -%}"
+
+CHATML = (
+    f"{_START}{{{{- '<|im_start|>' ~ turn.role ~ '\\n' ~ turn.content ~ '<|im_end|>\\n' -}}}}"
+    f"{_PROMPT}{{{{- '<|im_start|>assistant\\n' -}}}}{_END}"
+)
+LLAMA3 = (
+    f"{{{{- bos_token -}}}}{_START}"
+    "{{- '<|start_header_id|>' ~ turn.role ~ '<|end_header_id|>\\n\\n' ~ turn.content | trim ~ '<|eot_id|>' -}}"
+    f"{_PROMPT}{{{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}}}{_END}"
+)
+# A system's words stand before the first question, since the format has no place of their own for them.
+MISTRAL = (
+    "{{- bos_token -}}{%- set said = namespace(first='') -%}"
+    f"{_START}"
+    "{%- if turn.role == 'system' -%}{%- set said.first = turn.content ~ '\\n\\n' -%}"
+    "{%- elif turn.role == 'user' -%}{{- ' [INST] ' ~ said.first ~ turn.content ~ ' [/INST]' -}}"
+    "{%- set said.first = '' -%}"
+    "{%- else -%}{{- ' ' ~ turn.content ~ eos_token -}}{%- endif -%}"
+    "{%- endfor -%}"
+)
+ALPACA = (
+    "{%- set titles = {'user': '### Instruction:\\n', 'assistant': '### Response:\\n', 'system': ''} -%}"
+    f"{_START}{{{{- titles[turn.role] ~ turn.content | trim ~ '\\n\\n' -}}}}"
+    f"{_PROMPT}{{{{- '### Response:\\n' -}}}}{_END}"
+)
+EXAONE = (
+    "{%- if messages[0].role != 'system' -%}{{- '[|system|][|endofturn|]\\n' -}}{%- endif -%}"
+    f"{_START}"
+    "{{- '[|' ~ turn.role ~ '|]' ~ turn.content ~ ('' if turn.role == 'user' else '[|endofturn|]') ~ '\\n' -}}"
+    f"{_PROMPT}{{{{- '[|assistant|]' -}}}}{_END}"
+)
+
+NAMED = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "alpaca": ALPACA, "exaone": EXAONE}
+"""Templates by the names that a recipe may give them."""
+
+
+FILE, MORE, KEY, DEFAULT = "chat_template.jinja", "additional_chat_templates", "chat_template", "default"
+_PROCESSOR = "chat_template.json"
+
+Templates = Mapping[str, str]
+"""Templates by name; a model's only one is named `default`."""
+
+
+def templates_of(folder: Path | None) -> dict[str, str]:
+    """Return a folder's chat templates, from files of their own or, of older versions, from tokenizer_config.json."""
+    if folder is None:
+        return {}
+    found: dict[str, str] = {}
+    processor = read_json(folder / _PROCESSOR) if (folder / _PROCESSOR).is_file() else {}
+    for given in (settings_of(folder).get(KEY), processor.get(KEY)):
+        found |= _templates_in(given)
+    files = {DEFAULT: folder / FILE, **{path.stem: path for path in sorted((folder / MORE).glob("*.jinja"))}}
+    return found | {name: _text(path) for name, path in files.items() if path.is_file()}
+
+
+def _templates_in(given: Any) -> dict[str, str]:
+    if isinstance(given, str):
+        return {DEFAULT: given}
+    listed = given if isinstance(given, list) else []
+    return {
+        one["name"]: one["template"] for one in listed if isinstance(one, dict) and {"name", "template"} <= one.keys()
+    }
+
+
+def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[str, str]:
+    """Return the chat templates that a recipe chooses.
+
+    Args:
+        choice: `base`, an expert's name, `auto` (what most models have; of equally many the first), the path of a
+            Jinja file, a template itself, or the name of a format such as `chatml`.
+        folders: The models' folders by name, the base's first.
+
+    Raises:
+        MergeflowError: A model without a template, or a choice that is none of these.
+    """
+    found = {name: templates_of(folder) for name, folder in folders.items()}
+    if choice == "auto":
+        counted = Counter(templates[DEFAULT] for templates in found.values() if DEFAULT in templates)
+        if not counted:
+            raise MergeflowError("`chat_template: auto`: no model has a chat template. Remove it, or give a file.")
+        most = counted.most_common(1)[0][0]
+        return next(templates for templates in found.values() if templates.get(DEFAULT) == most)
+    if choice in found:
+        if not found[choice]:
+            having = ", ".join(f"'{name}'" for name, templates in found.items() if templates) or "no model"
+            raise MergeflowError(f"`chat_template: {choice}`: '{choice}' has no chat template; {having} has one.")
+        return found[choice]
+    text = read_template(choice)
+    text = NAMED.get(choice) if text is None else text
+    if text is None:
+        known = ", ".join(("auto", *found))
+        raise MergeflowError(
+            f"`chat_template: {choice}` is neither a model of the merge ({known}), nor a file, nor a Jinja template, "
+            f"nor a known format ({', '.join(NAMED)})."
+        )
+    return {DEFAULT: text}
+
+
+def read_template(choice: str) -> str | None:
+    """Return the text of a choice that is the path of a file, or a template itself; None where it is neither."""
+    if "{{" in choice or "{%" in choice:
+        return choice
+    path = Path(choice).expanduser()
+    return _text(path) if path.is_file() else None
+
+
+def write_templates(templates: Templates, folder: Path) -> None:
+    """Give a model folder these chat templates and no others."""
+    settings = settings_of(folder)
+    if settings.pop(KEY, None) is not None:
+        write_text(folder / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    for path in (folder / FILE, folder / _PROCESSOR, *(folder / MORE).glob("*.jinja")):
+        path.unlink(missing_ok=True)
+    for name, text in templates.items():
+        write_text(folder / FILE if name == DEFAULT else folder / MORE / f"{name}.jinja", text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MergeflowError(f"cannot read the chat template '{path}': {error}.") from None
+
 
 # What a tokenizer is stored in beside tokenizer.json: for its slow form, or by older versions of transformers.
 _DERIVED = ("vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "*.model", "*.spm", "*.bpe", "*.tiktoken")

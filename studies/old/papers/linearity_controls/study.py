@@ -31,9 +31,7 @@ from pydantic import Field
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
-from mergeflow.merging.alignment.groups import permute
-from mergeflow.merging.alignment.layouts import find_groups
-from mergeflow.merging.alignment.weight_matching import weight_matching
+from mergeflow.merging.alignment import find_groups, permute, weight_matching
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from studies.lab.linear_rows import read_samples, rows_of, samples_file, write_samples

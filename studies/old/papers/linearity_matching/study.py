@@ -28,9 +28,7 @@ from pydantic import Field
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.averages import mean
 from mergeflow.linearity.affine import combine
-from mergeflow.merging.alignment.groups import permute
-from mergeflow.merging.alignment.layouts import find_groups
-from mergeflow.merging.alignment.weight_matching import weight_matching
+from mergeflow.merging.alignment import find_groups, permute, weight_matching
 from mergeflow.modality import Model, State
 from studies.lab.nets import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
 from studies.lab.tuning import drawn_weights, trained

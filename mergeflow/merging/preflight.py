@@ -1,0 +1,547 @@
+"""What model folders say of themselves, compared before a merge: settings, tokens, templates, licences, bases."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from filecmp import cmp
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mergeflow.checkpoints.checks import same_values
+from mergeflow.checkpoints.folders import NamedBase, config_of, folder_of, named_base, named_folders
+from mergeflow.checkpoints.formats import cached_id, open_checkpoint
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.architectures.cuts import Config
+from mergeflow.merging.architectures.settings import comparable, flattened
+from mergeflow.merging.direction import RUNNING
+from mergeflow.merging.vocabulary.alignment import vocab_sizes
+from mergeflow.merging.vocabulary.companions import (
+    TOKENIZER,
+    Vocabulary,
+    added_tokens,
+    read_vocabulary,
+    settings_of,
+    templates_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference between the base and experts.
+
+    Attributes:
+        subject: What differs: `rope_theta`, `tokenizer`; a recipe's `allow` speaks of it.
+        text: The difference and, where there is one, the way out.
+        refused: Whether it changes what weights mean.
+    """
+
+    subject: str
+    text: str
+    refused: bool = False
+
+
+def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool = False, way_out: str = "") -> Finding:
+    """Return the finding that experts have other values than the base, experts of one value together.
+
+    Args:
+        subject: What differs; a recipe's `allow` speaks of it.
+        base: The base's value.
+        others: The values of the experts that have another one, by name.
+        refused: Whether it changes what weights mean.
+        way_out: What to do, put behind the values.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, value in others.items():
+        groups.setdefault(_short(value), []).append(f"'{name}'")
+    listed = "; ".join(f"{', '.join(names)} {value}" for value, names in groups.items())
+    return Finding(subject, f"{subject}: base {_short(base)}; {listed}{way_out}", refused)
+
+
+@dataclass(frozen=True)
+class Default:
+    """A setting that config.json leaves out, as the class of the model has it."""
+
+    value: Any
+    cls: str
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Default):
+        return f"{_short(value.value)} (left out, {value.cls}'s default)"
+    text = repr(value) if isinstance(value, str) else "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def running_findings(names: Iterable[str]) -> list[Finding]:
+    """Return that statistics of BatchNorm are among the tensors to be merged.
+
+    Args:
+        names: The tensors to be merged.
+    """
+    found = sorted(name for name in names if name.endswith(RUNNING))
+    if not found:
+        return []
+    told = f"{len(found)} tensors such as '{found[0]}' are merged like weights, but are not the merged model's"
+    return [Finding("batch_norm", f"batch_norm: {told}: compute them again from data before you use it")]
+
+
+def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
+    """Refuse what changes the meaning of weights, all of it in one message.
+
+    Args:
+        findings: What differs.
+        allow: Patterns of subjects that the recipe accepts.
+
+    Raises:
+        MergeflowError: A difference that is refused and not allowed.
+    """
+    patterns = tuple(allow)
+    faults = [one for one in findings if one.refused and not allowed(one, patterns)]
+    if not faults:
+        return
+    shown = "\n".join(f"  - {one.text}" for one in faults)
+    subjects = ", ".join(dict.fromkeys(one.subject for one in faults))
+    raise MergeflowError(
+        f"the models differ in what their weights mean:\n{shown}\n"
+        f"Merge fine-tuned copies of one base, or accept it and keep the base's: `allow: [{subjects}]`."
+    )
+
+
+def allowed(finding: Finding, patterns: Iterable[str]) -> bool:
+    """Whether a recipe accepts a difference, by its name or the last part of it."""
+    return any(
+        fnmatchcase(name, pattern) for pattern in patterns for name in (finding.subject, finding.subject.split(".")[-1])
+    )
+
+
+# Bookkeeping and training: no output of the merged model depends on it. Sizes of vocabularies and ids of tokens are
+# compared with the tokenizers.
+_IGNORED = re.compile(
+    r"_name_or_path|transformers\w*_version|(?:torch_)?dtype|architectures|auto_map|use_cache|output_\w+|return_dict\w*"
+    r"|\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std|pretraining_tp|gradient_checkpointing"
+    r"|problem_type|finetuning_task|task_specific_params|\w+_loss_coef\w*|router_jitter_noise|quantization_config"
+    r"|_?attn_implementation\w*|chunk_size_feed_forward|unsloth\w*|vocab_size|\w+_tokens?_(?:ids?|index)"
+    r"|label2id|num_labels|prefix|tokenizer_class|summary_\w+|layer_norm_training|use_bfloat16|_\w+"
+)
+# The same weights compute something else.
+_MEANING = re.compile(
+    r"model_type|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave"
+    r"|hidden_act\w*|activation\w*|\w+_activation\w*|feed_forward_proj|is_gated_act"
+    r"|num_attention_heads|num_key_value_heads|n_heads?|num_heads|num_kv_heads|head_dim|d_kv|qk_\w+_head_dim"
+    r"|num_experts_per_tok|num_experts_per_token|moe_top_?k|norm_topk_prob|routed_scaling_factor|scoring_func|topk_\w+"
+    r"|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale|scale_\w+|scale_embedding"
+    r"|position_embedding_type|alibi|relative_attention\w*|layer_types|use_parallel_residual|parallel_attn|multi_query"
+    r"|new_decoder_architecture|clip_qkv|id2label|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
+)
+_LABELS = re.compile(r"(?:^|\.)(?:classifier|score|classification_head|qa_outputs)\b")
+
+
+def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mapping[str, Any]) -> list[Finding]:
+    """Return how the experts' settings differ from the base's; what a config.json leaves out has its class's default.
+
+    Args:
+        base: The base's config.json; {} where there is none.
+        experts: The experts' by name.
+        tensors: The base's tensors by name.
+    """
+    experts = {name: config for name, config in experts.items() if config}
+    if not base or not experts:
+        return []
+    labelled = any(_LABELS.search(name) for name in tensors)
+
+    def counts(key: str) -> bool:
+        last = _last(key)
+        return not (_IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled))
+
+    names = {"": base, **experts}  # no expert has an empty name
+    given = {name: flattened(config) for name, config in names.items()}
+    settings, classes = comparable(names, counts)
+    own = settings.pop("")
+    found = []
+    for key in sorted({key for config in settings.values() for key in config} | own.keys()):
+        if not counts(key):
+            continue
+        meaning = bool(_MEANING.fullmatch(_last(key)))
+        unlike = {
+            name: Default(one[key], classes.get(name, "")) if key not in given[name] else one[key]
+            for name, one in settings.items()
+            if key in one and key in own and one[key] != own[key]
+        }
+        if unlike:
+            mine = Default(own[key], classes.get("", "")) if key not in given[""] else own[key]
+            found.append(difference(key, mine, unlike, meaning))
+        elif meaning and not classes:
+            found += _not_compared(key, own, settings)
+    return found
+
+
+def _not_compared(key: str, own: Config, experts: Mapping[str, Config]) -> list[Finding]:
+    """Return that a setting is left out in some config.json, and that nothing here knows the default."""
+    values = {"base": own.get(key), **{f"'{name}'": config.get(key) for name, config in experts.items()}}
+    out = [name for name, config in (("base", own), *((f"'{n}'", c) for n, c in experts.items())) if key not in config]
+    written = {name: value for name, value in values.items() if value not in (None, "default")}
+    if not out or not written:
+        return []
+    told = "; ".join(f"{name} {value!r:.60}" for name, value in written.items())
+    reason = "no transformers here that knows the default" if own.get("model_type") else "config.json has no model_type"
+    return [Finding(key, f"{key}: {told}; {', '.join(out)} leaves it out: not compared, {reason}")]
+
+
+def _last(key: str) -> str:
+    return key if key.startswith("rope_") else key.split(".")[-1]
+
+
+Folders = Mapping[str, Path | None]
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+
+
+def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str, str]) -> list[Finding]:
+    """Return how the experts' tokens differ from the base's, where nothing aligns them.
+
+    Args:
+        base: The base's folder.
+        experts: The experts' folders by name.
+        resized: Experts whose tables have another number of rows, with the words for it.
+    """
+    found = [
+        Finding(
+            "tokenizer",
+            f"tokenizer: '{name}' {words}; `tokenizer_source: union` (or base, or {name}) aligns them",
+            True,
+        )
+        for name, words in resized.items()
+    ]
+    own = _content(base)
+    unlike = {name: text for name, folder in experts.items() if own and (text := _content(folder)) and text != own}
+    mine = read_vocabulary(base, "base", str(base)) if unlike else None
+    for name in unlike:
+        folder = experts[name]
+        assert mine is not None
+        found += _compared(name, mine, read_vocabulary(folder, name, str(folder)))
+    return found
+
+
+def _aligns(name: str) -> str:
+    return f"`tokenizer_source: union` (or base, or {name}) aligns them"
+
+
+def _content(folder: Path | None) -> bytes | None:
+    path = folder / TOKENIZER if folder is not None else None
+    return path.read_bytes() if path is not None and path.is_file() else None
+
+
+def _compared(name: str, base: Vocabulary, other: Vocabulary) -> list[Finding]:
+    """Compare one expert's tokenizer: rows of other tokens are refused, new tokens and other cuts are warned of."""
+    moved = [token for token, row in other.ids.items() if base.ids.get(token, row) != row]
+    named = {row: token for token, row in base.ids.items()}
+    taken = [token for token, row in other.ids.items() if token not in base.ids and row in named]
+    new = [token for token in other.ids if token not in base.ids]
+    if moved or taken:
+        parts = [f"{_count(moved)} in other rows"] * bool(moved)
+        parts += [f"{_count(taken, 'row')} of other tokens{_some(taken)}"] * bool(taken)
+        return [Finding("tokenizer", f"tokenizer: '{name}' has {' and '.join(parts)}; {_aligns(name)}", refused=True)]
+    found = []
+    if new:
+        keeps = f"`tokenizer_source: union` (or {name}) keeps them"
+        found.append(Finding("tokenizer", f"tokenizer: '{name}' has {_count(new)} more{_some(new)}; {keeps}"))
+    lacking = [token for token in base.ids if token not in other.ids]
+    if lacking:
+        found.append(Finding("tokenizer", f"tokenizer: '{name}' lacks {_count(lacking)}{_some(lacking)}"))
+    merges = base.content["model"].get("merges") != other.content["model"].get("merges")
+    unlike = [part for part in _PARTS if base.content.get(part) != other.content.get(part)] + ["merges"] * merges
+    if unlike:
+        text = f"tokenizer: '{name}' cuts text with another {', '.join(unlike)}; the result has the base's"
+        found.append(Finding("tokenizer", text))
+    marks = {one["content"]: one.get("special") for one in added_tokens(base.content)}
+    changed = [
+        one["content"]
+        for one in added_tokens(other.content)
+        if one["content"] in base.ids and marks.get(one["content"]) != one.get("special")
+    ]
+    if changed:
+        found.append(Finding("tokenizer", f"added tokens: '{name}' marks {len(changed)} differently{_some(changed)}"))
+    return found
+
+
+def _count(things: list[str], word: str = "token") -> str:
+    return f"{len(things)} {word}{'s' * (len(things) > 1)}"
+
+
+def _some(tokens: list[str]) -> str:
+    return f" ({', '.join(repr(token) for token in tokens[:3])}{', …' * (len(tokens) > 3)})"
+
+
+def special_findings(base: Path | None, experts: Folders) -> list[Finding]:
+    """Return which special tokens of experts differ from the base's."""
+    own, others = _special(base), {name: _special(folder) for name, folder in experts.items()}
+    found = []
+    for key in _SPECIAL:
+        unlike = {
+            name: given.get(key) for name, given in others.items() if given and own and given.get(key) != own.get(key)
+        }
+        if unlike:
+            way_out = f"; `tokenizer_source: {next(iter(unlike))}` takes an expert's"
+            found.append(difference(key, own.get(key), unlike, way_out=way_out))
+    return found
+
+
+def _special(folder: Path | None) -> dict[str, Any]:
+    given = settings_of(folder)
+    return {key: one.get("content") if isinstance(one := given[key], dict) else one for key in given}
+
+
+def template_findings(base: Path | None, experts: Folders) -> list[Finding]:
+    """Return which experts have another chat template than the base."""
+    own = templates_of(base)
+    unlike = [name for name, folder in experts.items() if (found := templates_of(folder)) and found != own]
+    if not unlike:
+        return []
+    listed = ", ".join(f"'{name}'" for name in unlike)
+    have = "have" if len(unlike) > 1 else "has"
+    words = f"{listed} {have} another than the base" if own else f"{listed} {have} one, the base has none"
+    return [Finding("chat_template", f"chat_template: {words}; `chat_template: {unlike[0]}` (or auto) chooses one")]
+
+
+_FILES = ("LICENSE*", "LICENCE*", "COPYING*")
+_BESIDE = ("NOTICE*", "USE_POLICY*")
+_TEXT = "text"  # digest of a licence file, which no card names
+
+
+def licence_by_file(folder: Path) -> dict[str, str]:
+    """Return that a folder has the terms of its licence file, where no card names them; {} where there is none."""
+    files = _held(folder, _FILES)
+    if not files:
+        return {}
+    digest = hashlib.sha256(files[0].read_bytes()).hexdigest()  # other texts are other terms
+    return {"license": "other", "license_name": f"see {files[0].name}", _TEXT: digest}
+
+
+def licence_files(folders: Mapping[str, Path | None], holder: str | None) -> dict[str, bytes]:
+    """Return the licence files of a merged model's folder: those of all its inputs, each text once.
+
+    Args:
+        folders: The inputs' folders by name.
+        holder: The input whose licence the result has; its files keep their names, others get their input's name.
+
+    Returns:
+        Contents by name, such as `LICENSE` and `LICENSE-chat.txt`.
+    """
+    found: dict[str, bytes] = {}
+    for name in sorted(folders, key=lambda one: one != holder):
+        folder = folders[name]
+        for path in licence_paths(folder) if folder is not None else ():
+            content = path.read_bytes()
+            if content not in found.values():
+                plain = re.sub(r"[^\w.-]+", "-", name)
+                own = path.name if name == holder else f"{path.stem}-{plain}{path.suffix}"
+                found[own] = content
+    return found
+
+
+def licence_paths(folder: Path) -> list[Path]:
+    """Return the licence files of a folder, with notices and policies of use."""
+    return _held(folder, (*_FILES, *_BESIDE))
+
+
+def _held(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+
+
+# Licences that ask for no more than notices; what they cover may be part of something under other terms.
+_FREE = (
+    "apache-2.0",
+    "mit",
+    "bsd",
+    "bsd-2-clause",
+    "bsd-3-clause",
+    "isc",
+    "cc0-1.0",
+    "unlicense",
+    "zlib",
+    "cc-by-4.0",
+    "pddl",
+)
+_LINKS = ("license_name", "license_link")
+
+
+def front_matter(folder: Path | None) -> dict[str, Any]:
+    """Return the front matter of a folder's README.md; {} where there is none."""
+    path = folder / "README.md" if folder is not None else None
+    if path is None or not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8", errors="replace").lstrip("\ufeff")
+    if not text.startswith("---"):
+        return {}
+    try:
+        found = yaml.safe_load(text[3:].split("\n---", 1)[0])
+    except (yaml.YAMLError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def licence_of(folder: Path | None) -> dict[str, str]:
+    """Return `license`, and its name and link where it is `other`; {} where the card says nothing."""
+    given = front_matter(folder)
+    licence = given.get("license")
+    if isinstance(licence, list):
+        licence = licence[0] if licence else None
+    if not isinstance(licence, str):
+        return licence_by_file(folder) if folder is not None else {}
+    return {"license": licence.lower(), **{key: str(given[key]) for key in _LINKS if given.get(key)}}
+
+
+def merged_licence(licences: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], str | None]:
+    """Return the licence that a merge can have, and what is to be said of it.
+
+    All equal: that one. One with terms of its own among free ones: that one. Several with terms of their own, which
+    need not agree: none.
+
+    Args:
+        licences: Of each input, as `licence_of` gives it.
+
+    Example:
+        >>> merged_licence({"base": {"license": "mit"}, "a": {"license": "llama3.1"}})[0]
+        {'license': 'llama3.1'}
+    """
+    given = {name: dict(licence) for name, licence in licences.items() if licence}
+    silent = [f"'{name}'" for name in licences if name not in given]
+    if not given:
+        return {}, None
+    kinds: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, licence in given.items():
+        kinds.setdefault(tuple(sorted(licence.items())), []).append(f"'{name}'")
+    listed = "; ".join(f"{', '.join(names)} {_word(dict(kind))}" for kind, names in kinds.items())
+    bound = [dict(kind) for kind in kinds if dict(kind)["license"] not in _FREE]
+    unknown = f"licence: {', '.join(silent)} name{'s' * (len(silent) == 1)} none" if silent else None
+    if len(kinds) == 1:
+        return _without_text(next(iter(given.values()))), unknown
+    if len(bound) > 1:
+        return {}, f"licences conflict: {listed}: read their terms before the result is given away"
+    found = bound[0] if bound else max((dict(kind) for kind in kinds), key=lambda one: one["license"] == "apache-2.0")
+    return _without_text(found), f"licences differ: {listed}; the result's card says {_word(found)}"
+
+
+def _without_text(licence: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in licence.items() if key != _TEXT}
+
+
+def _word(licence: Mapping[str, str]) -> str:
+    return licence.get("license_name", licence["license"])
+
+
+SUBJECT = "base_model"
+# How much of how many tensors is compared: fine-tuning moves nearly every tensor, and files may be hundreds of GB.
+_TENSORS, _ELEMENTS = 16, 4096
+
+
+def adapter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> list[Finding]:
+    """Return which adapters were made for another base than this one.
+
+    One whose base is on this machine is refused where some of its weights differ from this base's; where they cannot be
+    compared, and the names differ, that is a warning.
+
+    Args:
+        base: The base.
+        experts: The experts by name.
+    """
+    named = {name: named_base(state.path) for name, state in experts.items() if state.is_task_vector}
+    return [one for name, wanted in named.items() if wanted is not None and (one := _finding(name, wanted, base))]
+
+
+def _finding(adapter: str, wanted: NamedBase, base: LazyStateDict) -> Finding | None:
+    folder, here = wanted.folder(), cached_id(base.path) or base.path
+    place = Path(base.path)
+    if folder is not None and folder.resolve() in (place.resolve(), place.parent.resolve()):
+        return None
+    same = None if folder is None else _same_weights(base, folder)
+    if same or (same is None and Path(wanted.name).name.lower() == Path(here).name.lower()):
+        return None
+    text = f"{SUBJECT}: '{adapter}' was made for '{wanted.path}' (adapter_config.json), the base is '{here}'"
+    told = "whose weights are others" if same is False else "which cannot be compared with it here"
+    return Finding(SUBJECT, f"{text}, {told}", refused=same is False)
+
+
+def _same_weights(base: LazyStateDict, folder: Path) -> bool | None:
+    """Whether two models hold the same numbers where a sample of them is compared; None where that cannot be told."""
+    try:
+        with open_checkpoint(folder) as other:
+            shared = [name for name in sorted(base) if name in other and _comparable(base, other, name)]
+            chosen = shared[:: max(1, len(shared) // _TENSORS)]
+            counts = {name: min(_ELEMENTS, base.infos[name].numel) for name in chosen}
+            equal = [_equal(base.read(n, 0, count), other.read(n, 0, count)) for n, count in counts.items()]
+    except MergeflowError:
+        return None
+    return all(equal) if equal else None
+
+
+def _comparable(base: LazyStateDict, other: LazyStateDict, name: str) -> bool:
+    own, its = base.infos[name], other.infos[name]
+    half = {str(info.dtype) for info in (own, its)} >= {"torch.float16", "torch.bfloat16"}
+    return own.shape == its.shape and own.dtype.is_floating_point and its.dtype.is_floating_point and not half
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether the numbers are the same in the narrower of the two types."""
+    narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+    return same_values(a.to(narrow), b.to(narrow))
+
+
+def compare(
+    base: LazyStateDict, experts: Mapping[str, LazyStateDict], tokenizer: str | None = None, *, templated: bool = False
+) -> list[Finding]:
+    """Return how the experts' folders differ from the base's; a file outside a model folder says nothing.
+
+    Args:
+        base: The base.
+        experts: The experts by name.
+        tokenizer: Whose tokens the result has, where the recipe says it and they are aligned.
+        templated: Whether the recipe says which chat template.
+    """
+    own, config = folder_of(base), config_of(base)
+    folders = {name: folder_of(state) for name, state in experts.items()}
+    configs = {name: config_of(state) for name, state in experts.items()}
+    found = config_findings(config, configs, base.infos)
+    if tokenizer is None:
+        found += tokenizer_findings(own, folders, _resized(config, configs))
+    if tokenizer not in experts:
+        found += special_findings(own, folders)
+        found += [] if templated else template_findings(own, folders)
+    _, said = merged_licence({"base": licence_of(own), **{name: licence_of(one) for name, one in folders.items()}})
+    found += [Finding("licence", said)] if said else []
+    return found + [one for name, folder in folders.items() for one in _other_modules(name, own, folder)]
+
+
+def _other_modules(name: str, base: Path | None, expert: Path | None) -> Iterator[Finding]:
+    """Tell of folders, such as `2_Dense` of sentence-transformers, that an expert has too but with other content."""
+    for module in set(named_folders(base)) & set(named_folders(expert)) if base and expert else ():
+        assert base is not None
+        assert expert is not None
+        files = sorted(path.relative_to(base) for path in (base / module).rglob("*") if path.is_file())
+        other = [file for file in files if not _same_file(base / file, expert / file)]
+        if other:
+            yield Finding("modules", f"modules: '{name}' has another '{other[0]}'; the result has the base's")
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return b.is_file() and cmp(a, b, shallow=False)
+
+
+def _resized(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Say which experts have another number of rows for tokens."""
+    own = vocab_sizes(base)
+    return {
+        name: f"has {sizes[0]} rows for tokens, the base {own[0]}"
+        for name, config in experts.items()
+        if own and (sizes := vocab_sizes(config)) and sizes != own
+    }
