@@ -168,10 +168,16 @@ def row_space_interference(factors: TaskFactors) -> Interference:
             cross = _corners((rows[i] @ rows[j].T).square_().numpy(), rank)
             same = np.concatenate([[0.0], (squares[i] * squares[j]).cumsum()])
             norms = held[i] * held[j]
-            whole += 2 * np.sqrt(cross / norms[-1])
-            kept[1:] += 2 * np.sqrt(cross[1:] / norms[1:])
-            spectral += 2 * np.sqrt(same / norms[-1])
+            whole += 2 * _share(cross, norms[-1])
+            kept[1:] += 2 * _share(cross[1:], norms[1:])
+            spectral += 2 * _share(same, norms[-1])
     return Interference(whole, kept, spectral)
+
+
+def _share(squares: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return the roots of squares by norms; 0 where a norm is, as of a matrix that an expert has not changed."""
+    shares: np.ndarray = np.sqrt(np.divide(squares, norms, out=np.zeros_like(squares), where=norms > 0))
+    return shares
 
 
 def _corners(squares: np.ndarray, rank: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from mergeflow.merging import configure, prepare
 from mergeflow.modalities.metrics import METRICS
 from mergeflow.modalities.text.probing import logistic, ridge
 from studies.theory.gradients import cosines_to_first
+from studies.theory.interference import factor_tasks, row_space_interference
 from studies.theory.landscape import centred_gram, cosines_from
 from studies.theory.linearity import _correlation
 
@@ -156,3 +157,9 @@ def test_regmean_does_not_know_units_of_the_inputs(scale: float) -> None:
     found = merged(scale)
     torch.testing.assert_close(found, merged(1.0), atol=1e-3, rtol=1e-3)
     assert found[:, 2].tolist() == [0.0, 0.0]
+
+
+def test_a_matrix_that_an_expert_has_not_changed_interferes_with_none() -> None:
+    changed = torch.from_numpy(PLAIN[:3, :3])
+    found = row_space_interference(factor_tasks([changed, torch.zeros(3, 3, dtype=torch.float64)]))
+    assert [found.whole.max(), found.kept.max(), found.spectral.max()] == [0.0, 0.0, 0.0]

@@ -59,6 +59,8 @@ def test_site_packages_gets_one_name(wheel: Path) -> None:
     for needed in (
         "py.typed",
         "application/flows/commands.py",
+        "application/suites/pocket/source.py",
+        "application/template/worlds/real-texts/inputs/make.py",
         "application/template/.dvc/config",
         "application/docs/training.md",
         "application/studies/theory/__init__.py",
