@@ -59,19 +59,17 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         chosen = [study for name in names or [] for study in find_named(name, studies, root)]
         chosen = list(dict.fromkeys(studies.values() if everything else chosen))
         check_options(chosen, record=record, judge=judge, changed=changed, rows=rows is not None, pages=pages)
-        console = Console()
         if rows:
             check_rows_file(rows, chosen)
             write_rows(chosen[0], home_of(root, chosen[0], studies), rows)
         elif pages:
             _write_pages(root, studies, figures)
         elif judge or changed:
-            for study in chosen:
-                (_judge if judge else _tell_changes)(study, home_of(root, study, studies), console)
+            _show_records(root, chosen, studies, judge)
         elif chosen:
-            run_studies(root, chosen, record, console)
+            run_studies(root, chosen, record, Console())
         else:
-            show_list(studies, console)
+            show_list(studies, Console())
 
 
 def check_options(chosen: Sequence["Study"], **options: bool) -> None:
@@ -223,19 +221,20 @@ def _show(root: Path, study: "Study", home: Path | None, console: Console) -> No
         console.print(f"[bold]Record[/]    {write_record(home, study).relative_to(root)}", highlight=False)
 
 
-def _judge(study: "Study", home: Path, console: Console) -> None:
-    from studies.lab.records import recorded
+def _show_records(root: Path, chosen: Sequence["Study"], every: Mapping[str, "Study"], judge: bool) -> None:
+    """Judge recorded rows by today's rules, or say what differs today from what they were measured with."""
+    from studies.lab.records import changes, find_record, recorded
 
-    _print(study.text[0], recorded(home, study), console)
-
-
-def _tell_changes(study: "Study", home: Path, console: Console) -> None:
-    from studies.lab.records import changes, find_record
-
-    facts, differences = find_record(home, study.stage.name).facts, changes(home, study)
-    console.print(f"{study.stage.name}: measured {facts['day']} at {facts['commit']}", highlight=False)
-    for difference in differences or ["code, choices and inputs are the record's"]:
-        console.print(f"  {escape(difference)}", highlight=False, soft_wrap=True)
+    console = Console()
+    for study in chosen:
+        home, name = home_of(root, study, every), study.stage.name
+        if judge:
+            _print(study.text[0], recorded(home, study), console)
+            continue
+        facts, differences = find_record(home, name).facts, changes(home, study)
+        console.print(f"{name}: measured {facts['day']} at {facts['commit']}", highlight=False)
+        for difference in differences or ["code, choices and inputs are the record's"]:
+            console.print(f"  {escape(difference)}", highlight=False, soft_wrap=True)
 
 
 def _write_pages(root: Path, studies: Mapping[str, "Study"], figures: bool) -> None:

@@ -50,7 +50,7 @@ class Claim:
 
     Attributes:
         system: the row of the papers' systems, such as `M2`.
-        says: the claim, one sentence, as the paper puts it.
+        says: the claim, one sentence, as the paper puts it; a function of the rows where it names what was measured.
         measure: from tidy rows to the measured quantities. Every one must lie within the limits; where there is none,
             the claim is undecided.
         low, high: the limits.
@@ -65,7 +65,7 @@ class Claim:
     """
 
     system: str
-    says: str
+    says: str | Callable[[pd.DataFrame], str]
     measure: Callable[[pd.DataFrame], Samples] = lambda rows: {}
     low: float = -math.inf
     high: float = math.inf
@@ -110,7 +110,8 @@ class Claim:
             measured = "; ".join(texts) or "not measured with these choices"
             holds = all_hold([within(values, self.low, self.high) for values in samples.values()]) if samples else None
         more = self.also(rows) if self.also else ""
-        return Finding(self.system, self.says, measured + more, holds, self.rule, self.paper, self.ours)
+        says = self.says if isinstance(self.says, str) else self.says(rows)
+        return Finding(self.system, says, measured + more, holds, self.rule, self.paper, self.ours)
 
 
 def within(values: Values, low: float = -math.inf, high: float = math.inf) -> Verdict:

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from studies.lab.claims import with_interval
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, panels, plain
 from tasks.plotting.intervals import curve, round_axis
-from tasks.plotting.palette import MUTED
+from tasks.plotting.palette import MUTED, SERIES
 
 Names = str | Sequence[str]
 
@@ -110,6 +110,23 @@ def curves(
             axis.set_xscale("log")
     if by or level_label:
         legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def bars(rows: pd.DataFrame, x: str, by: str, value: str = "accuracy", y_label: str = "accuracy, %") -> Figure:
+    """Draw means over seeds as a group of bars for each value of `x`, a bar for each value of `by`."""
+    figure = new_figure(FULL_WIDTH, 3.6)
+    axes = figure.subplots()
+    dress(axes, "", y=y_label)
+    means = rows.groupby([x, by], sort=False)[value].mean().unstack(by, sort=False)
+    width = 0.8 / len(means.columns)
+    for number, name in enumerate(means.columns):
+        places = [place + (number - (len(means.columns) - 1) / 2) * width for place in range(len(means))]
+        axes.bar(
+            places, means[name], width * 0.92, label=str(name).replace("_", " "), color=SERIES[number % len(SERIES)]
+        )
+    axes.set_xticks(range(len(means)), labels=[str(name) for name in means.index])
+    legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
 

@@ -1,8 +1,9 @@
 """Records: the tidy rows of a study as one commit measured them, and the facts of that run. A record stays true.
 
 `studies/records/NAME.parquet` has the rows, `NAME.json` the facts: commit, day, hardware and seconds, the study's
-digest of code, its choices, the hashes of its inputs, processor seconds of the training runs that it read, and remarks,
-each with its day. Verdicts, tables and figures are functions of the rows and are not stored.
+digest of code, its choices, the hashes of its inputs, processor seconds of the training runs that it read, tables of
+times that the study kept, and remarks, each with its day. Verdicts, tables and figures are functions of the rows and
+are not stored.
 """
 
 import json
@@ -100,6 +101,7 @@ def write_record(home: Path, study: Study) -> Path:
         "hardware": hardware(),
         **_now(study),
         "training": _training(study),
+        "tables": cost.get("tables", []),
         "remarks": earlier.get("remarks", []),
     }
     making = path.with_suffix(".new")

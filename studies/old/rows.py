@@ -78,3 +78,9 @@ def by_seed(rows: Sequence[Row], value: Callable[[list[Row]], float]) -> list[fl
         value: of the rows of one seed.
     """
     return [value(picked(rows, seed=seed)) for seed in sorted({row["seed"] for row in rows})]
+
+
+def mean_over(rows: Sequence[Row], value: str, **wanted: Any) -> list[float]:
+    """Return the mean of a column over the rows with these values, one for each seed."""
+    own = picked(rows, **wanted)
+    return by_seed(own, lambda one: sum(row[value] for row in one) / len(one))

@@ -4,16 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 import torch
 
 from mergeflow.linearity.affine import combine
-from studies.lab.linear_rows import direction, loss_gap, read_samples, rows_of, worst_length, worst_share
-from studies.old.papers.linearity_edits.study import edited, edits
-from studies.old.papers.linearity_matching.results import findings as matching_findings
-from studies.old.results import StudyResult
-from studies.old.rows import picked
+from studies.lab.linearity import direction, loss_gaps, worst_share
+from studies.lab.rows import select
+from studies.lab.study import ROWS, read_rows
+from studies.linearity_edits import edited, edits
 from tests.studies.small_lab import ROOT, check_two_processes, run_study
 
 pytestmark = pytest.mark.slow
@@ -64,177 +63,119 @@ CHOICES: dict[str, dict[str, Any]] = {
     },
     "linearity_spawning": {"world": {**SPLITS, "splits": ["classes=0-3"]}, "spawn": [0, 3], "epochs": 4},
 }
-SEEDS = {"linearity_pairs": [0, 1]}  # one seed decides nothing, and costs half as much
-Run = Callable[[str], StudyResult]
+Run = Callable[[str], pd.DataFrame]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    scratch, made = tmp_path_factory.mktemp("linearity"), dict[str, Path]()
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    scratch, measured = tmp_path_factory.mktemp("linearity"), dict[str, pd.DataFrame]()
 
-    def find(study: str) -> Path:
-        if study not in made:
-            made[study] = run_study(ROOT, study, scratch / study, seeds=SEEDS.get(study, [0]), **CHOICES[study])
-        return made[study]
+    def rows(study: str) -> pd.DataFrame:
+        if study not in measured:
+            folder = run_study(ROOT, study, scratch / study, seeds=[0], **CHOICES[study])
+            assert list(folder.glob("*.svg"))
+            measured[study] = read_rows(folder / ROWS)
+        return measured[study]
 
-    return find
-
-
-@pytest.fixture(scope="module")
-def run(folder: Callable[[str], Path]) -> Run:
-    return lambda study: StudyResult.read(folder(study))
-
-
-@pytest.mark.parametrize(
-    ("study", "systems"),
-    [
-        ("linearity_pairs", {"L2", "L4", "L8", "L9"}),
-        ("linearity_controls", {"L17", "L18"}),
-        ("linearity_matching", {"L17"}),
-        ("linearity_edits", {"L11", "L12", "L13"}),
-        ("linearity_stitches", {"L14", "L15"}),
-        ("linearity_why", {"L19"}),
-        ("linearity_averages", {"L6", "L7"}),
-        ("linearity_spawning", {"L5"}),
-    ],
-)
-def test_a_study_runs_whole_and_writes_its_margins(run: Run, study: str, systems: set[str]) -> None:
-    result = run(study)
-    assert {one.system for one in result.findings} == systems
-    assert all(one.margin for one in result.findings)
-    assert {row["seed"] for row in result.rows} == set(SEEDS.get(study, [0]))
-    assert all(len({tuple(row) for row in table.rows}) == 1 for table in result.tables)
+    return rows
 
 
 def test_two_processes_measure_the_same_to_the_bit(tmp_path: Path) -> None:
     check_two_processes("linearity_edits", tmp_path, **{**CHOICES["linearity_edits"], "seeds": [0, 1]})
 
 
-def test_features_of_averaged_weights_are_the_averaged_features(run: Run, folder: Callable[[str], Path]) -> None:
-    rows = [row for row in picked(run("linearity_pairs").rows, part="features") if row["layer"] != "logits"]
-    assert all(row["base"] > 0.02 for row in rows)
-    assert worst_share(rows) < 0.2
-    assert worst_length(rows) < 0.15
-    # Raw samples give the rows' numbers again.
-    found = read_samples(folder("linearity_pairs") / "samples_digits.parquet")
-    again = rows_of(found, seed=0)[0]
-    (same,) = [r for r in rows if (r["seed"], r["alpha"], r["layer"]) == (0, 0.5, again["layer"])]
-    assert again["distance"] == pytest.approx(same["distance"], rel=1e-5)
-    assert again["coef"] == pytest.approx(same["coef"], rel=1e-5)
+def test_features_of_averaged_weights_are_the_averaged_features(run: Run) -> None:
+    rows = run("linearity_pairs")
+    features = select(rows, part="features")
+    assert set(features.alpha) == {0.25, 0.5, 0.75}
+    assert float(worst_share(features[features.layer != "logits"]).max()) < 0.35
+    assert set(select(rows, part="simplex").models) == {2}
+    assert float(loss_gaps(select(rows, part="paths")).gap.max()) > 0.1
 
 
 def test_no_pretraining_is_less_linear_and_matching_brings_some_of_it_back(run: Run) -> None:
-    rows = [row for row in run("linearity_controls").rows if row["world"] == "digits"]
-    mean = {}
-    for setting in dict.fromkeys(row["combination"] for row in rows):
-        own = [row["distance"] for row in rows if row["combination"] == setting]
-        mean[setting] = sum(own) / len(own)
+    mean = select(run("linearity_controls"), world="digits").groupby("combination").distance.mean()
     assert mean["normal"] < mean["weight matching"] < mean["none"]
     assert mean["common start"] < mean["weight matching"]
     assert mean["none"] > 3 * mean["normal"]
 
 
 def test_matching_mends_averages_of_different_starts_and_leaves_others_alone(run: Run) -> None:
-    rows = run("linearity_matching").rows
+    rows = run("linearity_matching")
     assert len(rows) == 2 * 3 * 2, "worlds, starts, one task and two"
-    by = {(row["world"], row["start"], row["tasks"]): row for row in rows}
+    by = rows.set_index(["world", "start", "tasks"])
     for tasks in ("one task", "two tasks"):
-        tuned, apart = by["digits", "pre-trained", tasks], by["digits", "different starts", tasks]
-        assert tuned["moved"] < 5
-        assert apart["moved"] > 50
-        assert apart["accuracy_matched"] > apart["accuracy_plain"] + 10
-        assert apart["loss_matched"] < apart["loss_plain"]
-    assert by["splits", "different starts", "one task"]["moved"] > 50
-
-
-def test_when_matching_pays_is_read_off_the_rows() -> None:
-    def row(seed: int, start: str, tasks: str, plain: float, matched: float) -> dict[str, Any]:
-        known = {"world": "w", "seed": seed, "start": start, "tasks": tasks, "ends": 95.0, "moved": 0.0}
-        return known | {"accuracy_plain": plain, "accuracy_matched": matched, "loss_plain": 1.0, "loss_matched": 1.0}
-
-    def verdicts(matched: float, common: float) -> list[bool | None]:
-        levels = {"pre-trained": (92.0, 92.0), "common start": (90.0, common), "different starts": (60.0, matched)}
-        kinds = ("one task", "two tasks")
-        return [
-            one.holds
-            for one in matching_findings(
-                [row(s, name, k, *two) for s in range(3) for name, two in levels.items() for k in kinds]
-            )
-        ]
-
-    assert verdicts(92.0, 90.0) == [True] * 4
-    assert verdicts(65.0, 90.0) == [False, True, False, False]
-    assert verdicts(92.0, 93.0) == [True, False, True, True], "a change for the better is a change"
+        tuned, apart = by.loc["digits", "pre-trained", tasks], by.loc["digits", "different starts", tasks]
+        assert tuned.moved < 5
+        assert apart.moved > 50
+        assert apart.accuracy_matched > apart.accuracy_plain + 10
+        assert apart.loss_matched < apart.loss_plain
+    assert by.loc["splits", "different starts", "one task"].moved > 50
 
 
 def test_edits_are_linear_and_a_zero_edit_is_exact(run: Run) -> None:
-    rows = run("linearity_edits").rows
-    assert worst_share([row for row in rows if "Eq. 2" in row["equation"]]) < 0.2
-    assert worst_share([row for row in rows if row["equation"] == "Eq. 3"]) < 0.5
-    two, one = ([row["error"] for row in rows if row["equation"] == f"Eq. 2, ends {ends}"] for ends in ("2λ", "λ"))
-    assert max(one) < max(two), "longer edits are less linear"
-    assert max(row["error"] for row in rows if row["equation"] == "Eq. 4") < 0.3
+    rows = run("linearity_edits")
+    two, one = (select(rows, equation=f"Eq. 2, ends {ends}") for ends in ("2λ", "λ"))
+    assert float(worst_share(pd.concat([two, one])).max()) < 0.2
+    assert float(worst_share(select(rows, equation="Eq. 3")).max()) < 0.5
+    assert one.error.max() < two.error.max(), "longer edits are less linear"
+    assert select(rows, equation="Eq. 4").error.max() < 0.3
 
 
 def test_edits_add_up_to_the_weights_of_the_equations() -> None:
     """Both are added (Eq. 2), the base comes back (Eq. 3), one is taken away (Eq. 4)."""
     start = {"w": torch.tensor([5.0, 5.0])}
     tuned = {"i": {"w": torch.tensor([6.0, 5.0])}, "j": {"w": torch.tensor([5.0, 6.0])}}
-    found = {}
-    for name, (one, _) in edits(tuned, 0.4, [0.3]).items():
-        ends = [edited(start, tuned, end) for end in one.weights]
-        found[name] = (combine(ends, list(one.weights.values()))["w"] - start["w"]).tolist()
+    moved = {}
+    for name, (edit, _) in edits(tuned, 0.4, [0.3]).items():
+        ends = [edited(start, tuned, end) for end in edit.weights]
+        moved[name] = (combine(ends, list(edit.weights.values()))["w"] - start["w"]).tolist()
     expected = {"2λ i – j": [0.4, 0.4], "λ i – j": [0.2, 0.2], "3 i 0.3": [0, 0], "4 i 0.3": [-0.3, 0]}
     expected |= {"3 j 0.3": [0, 0], "4 j 0.3": [0, -0.3]}
-    assert found == {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()}
+    assert moved == {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()}
 
 
 def test_negation_by_features_and_by_weights_agree(run: Run) -> None:
-    rows = [row for row in run("linearity_stitches").rows if row["what"] == "negation"]
-    still = [row for row in rows if row["scale"] == 0]
-    assert len({(row["seed"], row["tasks"], row["first"], row["second"]) for row in still}) == 2, "λ = 0 is the base"
-    pairs: dict[Any, dict[str, float]] = {}
-    for row in rows:
-        pairs.setdefault((row["seed"], row["index"], row["tasks"], row["scale"]), {})[row["kind"]] = row["second"]
-    gaps = [abs(one["mirrored"] - one["negated"]) for one in pairs.values()]
-    assert sum(gaps) / len(gaps) < 12
+    rows = select(run("linearity_stitches"), what="negation")
+    still = select(rows, scale=0.0)
+    assert len(still[["seed", "tasks", "first", "second"]].drop_duplicates()) == 2, "λ = 0 is the base"
+    wide = rows.pivot(index=["seed", "index", "tasks", "scale"], columns="kind", values="second")
+    assert (wide.mirrored - wide.negated).abs().mean() < 12
 
 
 def test_the_second_order_term_predicts_near_pairs_and_the_bound_bounds_them(run: Run) -> None:
-    rows = run("linearity_why").rows
-    assert all(row["second_order"] <= row["product"] * 1.01 for row in rows)
-    assert sum(row["delta"] <= row["product"] for row in rows) >= 0.9 * len(rows)
-    assert all(row["flatness"] > 0 for row in rows)
-    foretold = sum(abs(row["second_order"]) for row in rows) / sum(row["delta"] for row in rows)
-    assert 0.4 < foretold < 1.2  # 0.66 here; twice or half the factor leaves these limits
+    rows = run("linearity_why")
+    assert (rows.second_order <= rows["product"] * 1.01).all()
+    assert (rows.delta <= rows["product"]).mean() >= 0.9
+    assert (rows.flatness > 0).all()
+    assert 0.4 < rows.second_order.abs().sum() / rows.delta.sum() < 1.2  # 0.66 here; twice or half the factor fails
 
 
-def test_averaged_weights_are_as_good_as_averaged_logits(run: Run, folder: Callable[[str], Path]) -> None:
-    rows = picked(run("linearity_averages").rows, part="triples")
+def test_averaged_weights_are_as_good_as_averaged_logits(run: Run) -> None:
+    rows = select(run("linearity_averages"), part="triples")
     assert len(rows) == 4, "C(4, 3) triples"
-    assert all(abs(row["weights"] - row["logits"]) < 8 for row in rows)
-    assert "samples.parquet" in {path.name for path in folder("linearity_averages").iterdir()}
-    assert pq.read_metadata(folder("linearity_averages") / "samples.parquet").num_rows == 150 * 2
+    assert (rows.weights - rows.logits).abs().max() < 8
 
 
 def test_training_together_makes_features_linear(run: Run) -> None:
-    table = run("linearity_spawning").tables[1]
-    last = list(dict.fromkeys(row["block"] for row in table.rows))[-1]
-    distance = {row["k"]: float(str(row["1 − cos"]).split()[0]) for row in table.rows if row["block"] == last}
-    assert distance[3] < distance[0]
+    rows = select(run("linearity_spawning"), part="features")
+    last = select(rows, depth=rows.depth.max()).set_index("k").distance
+    assert last[3] < last[0]
 
 
 def test_baselines_that_are_nothing_decide_nothing() -> None:
+    claim = direction("L1", "It holds.", lambda rows: rows)
     rows = [{"seed": seed, "distance": 0.001, "base": base, "coef": 1.0} for seed in range(3) for base in (0.0, 0.02)]
-    assert direction(rows) == ("no baseline above 0.02", None)
+    assert claim.judge(pd.DataFrame(rows)).holds is None
     decided = [*rows, *({"seed": seed, "distance": 0.001, "base": 0.5, "coef": 1.0} for seed in range(3))]
-    assert direction(decided)[1] is True
+    assert claim.judge(pd.DataFrame(decided)).holds is True
 
 
 def test_a_path_with_a_hill_or_with_uneven_ends_is_not_connected() -> None:
-    def path(*losses: float) -> list[dict[str, float]]:
-        return [{"alpha": 1 - n / (len(losses) - 1), "loss": loss} for n, loss in enumerate(losses)]
+    def gap(*losses: float) -> float:
+        path = [{"alpha": 1 - n / (len(losses) - 1), "loss": loss} for n, loss in enumerate(losses)]
+        return float(loss_gaps(pd.DataFrame(path).assign(seed=0, pair="i – j", on="i")).gap.iloc[0])
 
-    assert loss_gap(path(1.0, 1.0, 1.0)) == 0
-    assert loss_gap(path(1.0, 1.5, 1.0)) == pytest.approx(0.5)
-    assert loss_gap(path(1.0, 1.2, 1.8)) == pytest.approx(0.8)
+    assert gap(1.0, 1.0, 1.0) == 0
+    assert gap(1.0, 1.5, 1.0) == pytest.approx(0.5)
+    assert gap(1.0, 1.2, 1.8) == pytest.approx(0.8)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from studies.lab.linear_rows import worst_length, worst_share
-from studies.old.results import StudyResult
+from studies.lab.linearity import worst_length, worst_share
+from studies.lab.rows import select
+from studies.lab.study import ROWS, read_rows
 from tests.studies.small_lab import make_lab, run_study
 
 pytestmark = pytest.mark.slow
@@ -26,27 +27,24 @@ SMALL: dict[str, Any] = {
 
 def test_the_whole_study_on_small_nets(toy_lab: Path, tmp_path: Path) -> None:
     folder = run_study(toy_lab, "linearity_experts", tmp_path, **SMALL)
-    result = StudyResult.read(folder)
-    assert {one.system for one in result.findings} == {"L1", "L4", "L11", "L12", "L13", "L14", "L15"}
-    assert {path.name for path in folder.glob("*.*")} >= {"pairs.svg", "stitches.svg", "samples.parquet"}
-    assert {row["part"] for row in result.rows} == {"pairs", "paths", "edits", "stitches"}
-    pairs = [row for row in result.rows if row["part"] == "pairs"]
-    assert len(pairs) == 2 * 3 * 3, "seeds, pairs, α; one hidden layer"
-    still = [row for row in result.rows if row["part"] == "stitches" and row["scale"] == 0]
-    assert still
-    assert all(row["kind"] in ("mirrored", "negated") for row in still)
-    kinds = {(row["seed"], row["tasks"], row["kind"]): (row["first"], row["second"]) for row in still}
-    assert all(kinds[seed, task, "mirrored"] == kinds[seed, task, "negated"] for seed, task, _ in kinds), "λ = 0"
+    assert {path.name for path in folder.glob("*.svg")} == {"pairs.svg", "addition.svg", "negation.svg"}
+    rows = read_rows(folder / ROWS)
+    assert set(rows.part) == {"pairs", "paths", "edits", "stitches"}
+    assert len(select(rows, part="pairs")) == 2 * 3 * 3, "seeds, pairs, α; one hidden layer"
+    still = select(rows, part="stitches", scale=0.0, what="negation")
+    wide = still.pivot(index=["seed", "tasks"], columns="kind", values=["first", "second"])
+    for key in ("first", "second"):
+        assert (wide[key, "mirrored"] == wide[key, "negated"]).all(), "λ = 0"
 
 
 def test_experts_of_a_few_steps_are_linear_in_a_vision_transformer(tmp_path: Path) -> None:
     """After four steps the experts are so near to each other that features must be linear, at every block."""
     lab = make_lab(tmp_path / "lab", {"mima_1": {"regime": "iterative", "iterative": {"rounds": 1}}})
     folder = run_study(lab, "linearity_experts", tmp_path / "work", **{**SMALL, "blocks": [4]})
-    rows = [row for row in StudyResult.read(folder).rows if row["part"] == "pairs"]
-    assert {row["depth"] for row in rows} == {0, 1, 2, 3}
-    assert worst_share(rows) < 0.05
-    assert worst_length(rows) < 0.01
+    rows = select(read_rows(folder / ROWS), part="pairs")
+    assert set(rows.depth) == {0, 1, 2, 3}
+    assert worst_share(rows).max() < 0.05
+    assert worst_length(rows).max() < 0.01
 
 
 def test_a_block_that_the_model_does_not_have_is_refused(toy_lab: Path, tmp_path: Path) -> None:

@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from studies.lab.linear_rows import TunedModels
-from studies.old.papers.linearity_texts.identities import distance_in_places, feature_rows, sample_rows
-from studies.old.papers.linearity_texts.results import findings
-from studies.old.papers.linearity_texts.study import Options
-from studies.old.papers.linearity_texts.world import EDITS, TextWorld, draw_answers, new_model
-from studies.old.results import StudyResult
+from studies.lab.linearity import TunedModels
+from studies.lab.rows import select
+from studies.lab.study import ROWS, read_rows
+from studies.lab.text_models import EDITS, TextWorld, draw_answers, new_model
+from studies.linearity_texts import Options, distance_in_places, feature_rows
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 from tests.studies.small_lab import ROOT, check_two_processes, run_study
 
@@ -36,10 +36,10 @@ SMALL: dict[str, Any] = {"seeds": [0], "world": WORLD, "texts": 32, "scale": 0.4
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     folder = run_study(ROOT, "linearity_texts", tmp_path_factory.mktemp("texts"), **SMALL)
-    assert {path.name for path in folder.glob("*.*")} >= {"edits.svg", "samples.parquet"}
-    return StudyResult.read(folder)
+    assert {path.name for path in folder.glob("*.svg")} == {"edits.svg"}
+    return read_rows(folder / ROWS)
 
 
 @pytest.mark.slow
@@ -47,20 +47,17 @@ def test_two_seeds_at_once_write_no_file_of_each_other(tmp_path: Path) -> None:
     check_two_processes("linearity_texts", tmp_path, **{**SMALL, "seeds": [0, 1]})
 
 
-def test_the_whole_study_on_a_tiny_model(result: StudyResult) -> None:
-    assert {one.system for one in result.findings} == {"L10", "L11", "L12", "L13", "L16", "L20"}
-    assert all(one.margin for one in result.findings)
-    edits = [row for row in result.rows if row["part"] == "edits"]
-    assert {row["layer"] for row in edits} == {"encoder.block.0", "decoder.block.0"}
+def test_the_whole_study_on_a_tiny_model(rows: pd.DataFrame) -> None:
+    edits = select(rows, part="edits")
+    assert set(edits.layer) == {"encoder.block.0", "decoder.block.0"}
     assert len(edits) == (2 * 1 + 2 * 2) * 2, "one pair in two readings, two tasks in two equations; two blocks"
 
 
-def test_identities_hold_for_the_code_as_it_is(result: StudyResult) -> None:
-    by = {(one["part"], one.get("type")): one for one in result.rows}
-    assert by["vectors", "float32"]["places"] <= 1
-    assert by["vectors", "bfloat16"]["places"] <= 1
-    assert max(row["apart"] for row in result.rows if row["part"] == "features") < 1e-5
-    assert max(row["apart"] for row in result.rows if row["part"] == "samples") < 1e-6
+def test_identities_hold_for_the_code_as_it_is(rows: pd.DataFrame) -> None:
+    assert set(select(rows, part="vectors").type) == {"float32", "bfloat16"}
+    assert select(rows, part="vectors").places.max() <= 1
+    assert select(rows, part="features").apart.max() < 1e-5
+    assert select(rows, part="samples").apart.max() < 1e-6
 
 
 def test_what_does_not_hold_is_found() -> None:
@@ -79,20 +76,6 @@ def test_what_does_not_hold_is_found() -> None:
     model = new_model(TextWorld.model_validate(WORLD), 0)
     rows = feature_rows(TunedModels(model, model.state(), {}, {"leaky": Leaky()}), 0)
     assert min(row["apart"] for row in rows) > 1
-
-
-def test_a_file_of_samples_that_are_others_is_found(tmp_path: Path) -> None:
-    from mergeflow.linearity.affine import Linearity
-    from studies.lab.linear_rows import write_samples
-
-    values = np.linspace(0.1, 0.2, 40)
-    found = {"Eq. 3": {"block": Linearity(values, values, values, values, np.array(["a"] * 40))}}
-    write_samples(
-        {"Eq. 3": {"block": Linearity(2 * values, values, values, values, np.array(["a"] * 40))}}, tmp_path / "s"
-    )
-    apart = {row["number"]: row["apart"] for row in sample_rows(found, tmp_path / "s", 0)}
-    assert apart["distance"] == pytest.approx(1.0, rel=1e-5)
-    assert apart["coef"] < 1e-6
 
 
 def test_answers_are_the_edited_questions() -> None:
@@ -144,13 +127,12 @@ def test_published_checkpoints_take_the_place_of_the_world(tmp_path: Path) -> No
     asked = published(tmp_path, size, 2)
     root = run_root(tmp_path)
     folder = run_study(root, "linearity_texts", tmp_path / "work", **{**SMALL, "world": None, "checkpoints": asked})
-    result = StudyResult.read(folder)
-    assert {row["layer"] for row in result.rows if row["part"] == "edits"} == {
+    rows = read_rows(folder / ROWS)
+    assert set(select(rows, part="edits").layer) == {
         f"{stack}.block.{n}" for stack in ("encoder", "decoder") for n in (0, 1)
     }
-    assert "Whole answers that are right, on test" not in [table.title for table in result.tables]
-    features = [row["apart"] for row in result.rows if row["part"] == "features"]
-    assert max(features) < 1e-5, "T5's dropout is off where features are looked at"
+    assert not len(select(rows, part="experts")), "texts without answers"
+    assert select(rows, part="features").apart.max() < 1e-5, "T5's dropout is off where features are looked at"
 
 
 def run_root(folder: Path) -> Path:
@@ -176,27 +158,6 @@ def test_choices_that_contradict_each_other_are_refused() -> None:
         Options.model_validate({**SMALL, "world": {**WORLD, "tasks": ["repeated", "revers", "sorted"]}})
 
 
-EQUATIONS = ("Eq. 2, ends 2λ", "Eq. 2, ends λ", "Eq. 3", "Eq. 4")
-
-
-def test_findings_follow_the_numbers() -> None:
-    edit = {"seed": 0, "scale": 0.4, "base": 0.5, "distance": 0.01, "coef": 1.0, "error": 0.01}
-    rows: dict[str, Any] = {
-        "edits": [
-            {**edit, "seed": s, "equation": e}
-            for s in range(3)
-            for e in ("Eq. 2, ends 2λ", "Eq. 2, ends λ", "Eq. 3", "Eq. 4")
-        ],
-        "vectors": [{"seed": s, "type": "float32", "places": 0.5} for s in range(3)],
-        "features": [{"seed": s, "apart": 1e-7} for s in range(3)],
-        "samples": [{"seed": s, "apart": 1e-8} for s in range(3)],
-    }
-    assert all(one.holds for one in findings(rows, 0.4, [0.4]))
-    for part, column in (("vectors", "places"), ("features", "apart"), ("samples", "apart")):
-        worse = {**rows, part: [row | {column: 10.0} for row in rows[part]]}
-        assert [one.holds for one in findings(worse, 0.4, [0.4])].count(False) == 1
-
-
 @pytest.mark.nightly
 def test_the_example_of_t5_runs_at_the_real_size(tmp_path: Path) -> None:
     """T5-base with random weights, two of the six experts and one λ: some 8 GB and a few minutes."""
@@ -205,7 +166,8 @@ def test_the_example_of_t5_runs_at_the_real_size(tmp_path: Path) -> None:
     asked = published(tmp_path, size, 2)
     short = {**example, "checkpoints": asked, "texts": 32, "scales": [0.4]}
     folder = run_study(run_root(tmp_path), "linearity_texts", tmp_path / "work", world=None, **short)
-    rows = [row for row in StudyResult.read(folder).rows if row["part"] == "edits"]
-    assert {row["depth"] for row in rows} == set(range(24))
-    assert all(np.isfinite([row["distance"], row["coef"], row["error"]]).all() for row in rows)
-    assert max(row["apart"] for row in StudyResult.read(folder).rows if row["part"] == "features") < 1e-5
+    rows = read_rows(folder / ROWS)
+    edits = select(rows, part="edits")
+    assert set(edits.depth) == set(range(24))
+    assert np.isfinite(edits[["distance", "coef", "error"]]).all().all()
+    assert select(rows, part="features").apart.max() < 1e-5

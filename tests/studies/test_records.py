@@ -40,8 +40,9 @@ def test_a_record_gives_the_published_verdicts_and_draws(name: str) -> None:
     assert [(one.system, one.claim, one.holds) for one in result.findings] == published
     for finding, then in zip(result.findings, FROZEN[name], strict=True):
         assert finding.rule
-        for ours, theirs in zip(intervals(finding.measured), intervals(then["measured"]), strict=False):
-            assert ours == pytest.approx(theirs, abs=last_digit(finding.measured)), finding.claim
+        ours, digit = intervals(finding.measured), last_digit(then["measured"])
+        for theirs in intervals(then["measured"]):
+            assert any(numbers == pytest.approx(theirs, abs=digit) for numbers in ours), finding.claim
     assert result.tables
     assert all(svg.startswith(b"<?xml") for svg in result.draw().values())
     assert study_page(*STUDIES[name].text, name, result).count("*Rule:*") == len(published)

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from studies.lab.linear_rows import mean_over
 from studies.old.claims import paired
 from studies.old.papers.mergeability.results import BETTER, LAST, PREDICTIONS, RANKS, judge_ranks, within_runs
 from studies.old.results import Finding, Table, with_interval
-from studies.old.rows import Row
+from studies.old.rows import Row, mean_over
 
 Suites = Mapping[int, Sequence[str]]
 

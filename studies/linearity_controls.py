@@ -1,0 +1,308 @@
+"""Study `linearity_controls` (L17, L18): does linearity need pre-training, and pre-training on something true?
+
+**Question.** The paper trains two nets from different random weights, with and without matching their units, and finds
+features less linear than after a common pre-training. Such a pair differs from a tuned one in two things: it has no
+pre-training, and it has no common beginning. Which of the two matters? And what if the pre-training's labels are
+random?
+
+**Method.** *digits*: two nets trained on two angles, α = ½, hidden layers of the MLP, on the tests of both:
+
+- `normal`: both tuned from one pre-trained net;
+- `common start` (ours): both trained from the same random weights, without pre-training;
+- `weight matching`, `activation matching`: different random weights, units of the second permuted towards the first
+  (Git Re-Basin; activations on 2 000 training pictures of each task);
+- `none`: different random weights as they are.
+
+Nets without pre-training get as many steps more as the pre-training had. *splits*: a residual net is pre-trained on a
+split with its labels, and on the same pictures with random labels (drawn once); from each, two nets are tuned on the
+same split with other rates and orders (B.3 of the paper) and two on different splits (Section 5 says so). BatchNorm's
+statistics are computed again. Margins are ours and were written before the run.
+
+**Source.** Zhou et al. 2024, Cross-Task Linearity, Section 5, B.3, Figures 11 and 12; Ainsworth et al. 2023, Git
+Re-Basin.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+
+from mergeflow.evaluation.accuracy import accuracies
+from mergeflow.linearity.affine import Combination, Linearity, affine, combine
+from mergeflow.linearity.layers import find_layers
+from mergeflow.merging.alignment import find_groups, permute, weight_matching
+from mergeflow.modalities.classification import Classification
+from mergeflow.modality import Model, State
+from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
+from studies.lab.caching import Lazy
+from studies.lab.claims import with_interval
+from studies.lab.linearity import DIRECTION, layer_table, layers_figure, rows_of, worst_length, worst_share
+from studies.lab.nets import NetTask, Tasks, Tuning, World, has_statistics, new_net, open_world, with_statistics
+from studies.lab.rows import Samples, per_seed, samples
+from studies.lab.tuning import drawn_weights, trained
+from studies.theory.linearity import activation_matching
+
+ORDER = ("normal", "common start", "weight matching", "activation matching", "none")
+
+
+class Options(Section):
+    """The study's choices.
+
+    digits: a world of rotated digits. pair: the two angles. splits: a world of class splits. rates: of the two nets
+    tuned on one split. seeds: of weights, orders and random labels.
+    """
+
+    digits: World
+    pair: list[float] = Field(min_length=2, max_length=2)
+    splits: World
+    rates: list[float] = Field(min_length=2, max_length=2)
+    seeds: list[int] = Field(min_length=1)
+
+
+def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
+    """Yield rows by layer for each seed, world and setting, and the accuracy that each setting reaches."""
+    turned = options.digits.model_copy(update={"angles": [0.0, *options.pair]})
+    works = {"matching": (measure_matching, turned), "labels": (measure_labels, options.splits)}
+    for name, (work, world) in works.items():
+        tasks = Lazy(partial(open_world, world, lab.io.root))
+        yield from lab.by_seed(partial(work, options, tasks), options.seeds, name)
+
+
+def measure_matching(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
+    """Yield rows of the five settings on rotated digits."""
+    tasks, world = opened(), options.digits
+    first, i, j = tasks
+    model = new_net(world, tasks, seed)
+    start, other = drawn_weights(model), drawn_weights(new_net(world, tasks, seed + 1_000))
+    pretrained = trained(model, start, tasks[first].train, world.pretrain, seed)
+    longer = world.tune.model_copy(update={"epochs": world.tune.epochs + world.pretrain.epochs})
+    ends: dict[str, tuple[State, State]] = {
+        "normal": _two(model, pretrained, pretrained, tasks[i], tasks[j], world.tune, seed),
+        "common start": _two(model, start, start, tasks[i], tasks[j], longer, seed),
+        "none": _two(model, start, other, tasks[i], tasks[j], longer, seed),
+    }
+    a, b = ends["none"]
+    groups = find_groups({name: value.shape for name, value in a.items()})
+    samples = _both(tasks[i].train, tasks[j].train, 2_000)
+    ends["weight matching"] = a, permute(b, groups, weight_matching(a, b, groups, seed))
+    ends["activation matching"] = a, permute(b, groups, activation_matching(model, samples, a, b, groups))
+    layers = find_layers(model.module)
+    found = {name: _half(model, tasks, i, j, ends[name], layers) for name in ORDER}
+    yield from rows_of(found, seed=seed, world="digits")
+    for name in ORDER:
+        reached = [_accuracy(model, state, tasks[task]) for task, state in zip((i, j), ends[name], strict=True)]
+        apart, accuracy = _apart(*ends[name]), float(np.mean(reached))
+        yield {"seed": seed, "world": "digits", "combination": name, "apart": apart, "accuracy": accuracy}
+
+
+def measure_labels(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
+    """Yield rows of a pre-training with true and with random labels, tuned on one split and on two."""
+    tasks, world = opened(), options.splits
+    first, i, j = list(tasks)[:3]
+    generator = torch.Generator().manual_seed(seed)
+    true = tasks[first].train
+    drawn = torch.randint(0, int(true.labels.max()) + 1, true.labels.shape, generator=generator)
+    found = {}
+    for name, data in (
+        ("true labels", true),
+        ("random labels", Classification(first, true.inputs, drawn, encode=true.encode)),
+    ):
+        model = new_net(world, tasks, seed)
+        start = trained(model, drawn_weights(model), data, world.pretrain, seed)
+        model.load(start)
+        memory = 100 * accuracies(model, {first: data})[first]
+        yield {"seed": seed, "world": "splits", "combination": name, "accuracy": memory}
+        tunings = [world.tune.model_copy(update={"learning_rate": rate}) for rate in options.rates]
+        same = tuple(trained(model, start, tasks[i].train, one, seed + n) for n, one in enumerate(tunings))
+        other = _two(model, start, start, tasks[i], tasks[j], world.tune, seed)
+        layers = find_layers(model.module)
+        found[f"{name}, one task"] = _half(model, tasks, i, i, same, layers)  # type: ignore[arg-type]
+        found[f"{name}, two tasks"] = _half(model, tasks, i, j, other, layers)
+    yield from rows_of(found, seed=seed, world="splits")
+
+
+def _two(
+    model: Model, first: State, second: State, i: NetTask, j: NetTask, tuning: Tuning, seed: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    return trained(model, first, i.train, tuning, seed), trained(model, second, j.train, tuning, seed + 1)
+
+
+def _half(
+    model: Model, tasks: dict[str, NetTask], i: str, j: str, ends: tuple[State, State], layers: list[str]
+) -> dict[str, Linearity]:
+    """Compare the middle of two nets with the mean of their features, on the tests of their tasks."""
+    named, state = {"i": ends[0], "j": ends[1]}, None
+    if has_statistics(model):
+        state = with_statistics(model, combine(ends, [0.5, 0.5]), [tasks[i].train, tasks[j].train])
+        named = {
+            end: with_statistics(model, own, [tasks[task].train])
+            for (end, own), task in zip(named.items(), (i, j), strict=True)
+        }
+    half = {"half": Combination({"i": 0.5, "j": 0.5}, state)}
+    return affine(model, {task: tasks[task].test for task in (i, j)}, named, half, layers, batch_size=500)["half"]
+
+
+def _both(a: Classification, b: Classification, count: int) -> Classification:
+    inputs = torch.cat([a.inputs[:count], b.inputs[:count]])
+    return Classification("both", inputs, torch.cat([a.labels[:count], b.labels[:count]]), encode=a.encode)
+
+
+def _apart(a: State, b: State) -> float:
+    return float(sum((a[name].double() - b[name].double()).square().sum() for name in a) ** 0.5)
+
+
+def _accuracy(model: Model, state: State, task: NetTask) -> float:
+    model.load(state)
+    return 100 * accuracies(model, {"own": task.test})["own"]
+
+
+# What the rows are asked
+
+
+def layers_of(rows: pd.DataFrame, world: str = "digits") -> pd.DataFrame:
+    """Return the rows by layer of one world."""
+    return select(rows[rows.layer.notna()], world=world)
+
+
+def mean_of(rows: pd.DataFrame, setting: str, value: str = "distance") -> pd.Series:
+    """Return 1 − cos, or another value, of one setting: the mean over layers, by seed."""
+    return samples(layers_of(rows), value, combination=setting)
+
+
+def smallest(rows: pd.DataFrame, larger: str, smaller: str) -> Samples:
+    """Return the paired differences of 1 − cos in the layer where their mean is the smallest."""
+    own = layers_of(rows)
+    frames = [per_seed(own, "layer", value="distance", combination=name) for name in (larger, smaller)]
+    differences = (frames[0] - frames[1]).loc[list(own.layer.drop_duplicates())]
+    layer = differences.mean(axis=1).idxmin()
+    return {f"{larger} less {smaller}, layer {layer}": differences.loc[layer]}
+
+
+def in_each_layer(*pairs: tuple[str, str]) -> Callable[[pd.DataFrame], Samples]:
+    return lambda rows: {words: values for pair in pairs for words, values in smallest(rows, *pair).items()}
+
+
+def off(rows: pd.DataFrame, setting: str) -> pd.Series:
+    """Return |coef − 1| of one setting, where coef is the mean over layers."""
+    return (mean_of(rows, setting, "coef") - 1).abs()
+
+
+def listed(rows: pd.DataFrame, value: str = "distance", digits: int = 3) -> str:
+    return ", ".join(f"{name} {with_interval(mean_of(rows, name, value), digits)}" for name in ORDER)
+
+
+def worst_lengths(rows: pd.DataFrame) -> str:
+    worst = {name: worst_length(select(layers_of(rows), combination=name)) for name in ORDER}
+    return "; worst |coef − 1|: " + ", ".join(f"{name} {with_interval(value, 2)}" for name, value in worst.items())
+
+
+def late(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
+    """Return the rows of one setting in the last half of the blocks."""
+    own = layers_of(rows, "splits")
+    return select(own[own.depth > own.depth.max() / 2], combination=setting)
+
+
+def by_labels(rows: pd.DataFrame, kind: str) -> tuple[pd.Series, pd.Series]:
+    """Return 1 − cos in the last half of the blocks after true and after random labels, by seed."""
+    true, random = (samples(late(rows, f"{name} labels, {kind}"), "distance") for name in ("true", "random"))
+    return true, random
+
+
+def label_ratio(rows: pd.DataFrame, kind: str) -> Samples:
+    true, random = by_labels(rows, kind)
+    return {"ratio": random / true}
+
+
+def label_levels(rows: pd.DataFrame, kind: str) -> str:
+    true, random = by_labels(rows, kind)
+    return f"; random {with_interval(random, 4)}, true {with_interval(true, 4)}"
+
+
+def label_difference(rows: pd.DataFrame, kind: str) -> Samples:
+    true, random = by_labels(rows, kind)
+    return {"random less true": random - true}
+
+
+# fmt: off
+def claims_on_matching() -> list[Claim]:
+    each = "paired difference of 1 − cos, in the hidden layer where it is smallest,"
+    return [
+        Claim("L17", "Without pre-training nets struggle to satisfy CTL even after their units are aligned.",
+              lambda rows: {name: worst_share(select(layers_of(rows), combination=name)) for name in ORDER[2:]},
+              low=DIRECTION, unit="", digits=2, also=worst_lengths,
+              of="worst 1 − cos in shares of the baseline, which is no direction by our rule from the limit on; the "
+                 "length cannot tell, since that of pre-trained nets fails too;"),
+        Claim("L17", "Without pre-training 1 − cos is not close to 0 compared with pre-trained nets, in each layer.",
+              in_each_layer(("none", "normal")), low=0, of=each, unit="", digits=4,
+              also=lambda rows: f"; mean over layers: {listed(rows)}"),
+        Claim("L17", "Matching, by either way, brings 1 − cos closer to 0, in each layer.",
+              in_each_layer(("none", "weight matching"), ("none", "activation matching")),
+              low=0, of=each, unit="", digits=4),
+        Claim("L17", "After either matching 1 − cos is still larger than that of pre-trained nets, in each layer.",
+              in_each_layer(("weight matching", "normal"), ("activation matching", "normal")),
+              low=0, of=each, unit="", digits=4),
+        Claim("L17", "Without pre-training coef deviates from 1, matched or not.",
+              lambda rows: {f"{name} less normal": off(rows, name) - off(rows, "normal") for name in ORDER[2:]},
+              low=0, of="paired difference of |coef − 1|, coef the mean over layers,", unit="", digits=3,
+              also=lambda rows: f"; coef: {listed(rows, 'coef', 2)}"),
+        Claim("L17", "With it coef is near 1.", lambda rows: {"normal": off(rows, "normal")},
+              high=0.1, of="|coef − 1| of `normal`, coef the mean over layers,", unit="", digits=2,
+              also=lambda rows: f"; coef: {listed(rows, 'coef', 2)}"),
+        Claim("L17", "A common start without pre-training is less linear than pre-training: the pre-training matters.",
+              lambda rows: {"common start less normal": mean_of(rows, "common start") - mean_of(rows, "normal")},
+              low=0, of="paired difference of 1 − cos", unit="", digits=3, ours=True,
+              also=lambda rows: f"; {listed(rows)}"),
+        Claim("L17",
+              "A common start without pre-training is more linear than any pair of different starts, matched or not.",
+              lambda rows: {"better matching less common start": np.minimum(*(mean_of(rows, n) for n in ORDER[2:4]))
+                            - mean_of(rows, "common start")},
+              low=0, of="paired difference of 1 − cos", unit="", digits=3, ours=True,
+              also=lambda rows: f"; {listed(rows)}"),
+    ]
+
+
+def claims_on_labels(kind: str) -> list[Claim]:
+    late_half = "in the last half of the blocks"
+    return [
+        Claim("L18",
+              "After pre-training on random labels 1 − cos is far from 0 compared with true ones: nets tuned on "
+              f"{kind}.",
+              partial(label_ratio, kind=kind), low=3, of=f"ratio of 1 − cos {late_half}", unit="",
+              also=partial(label_levels, kind=kind)),
+        Claim("L18", f"Random labels leave features less linear at all: nets tuned on {kind}.",
+              partial(label_difference, kind=kind), low=0, of=f"paired difference of 1 − cos {late_half}", unit="",
+              digits=4, ours=True),
+        Claim("L18", f"Their coef deviates from 1: nets tuned on {kind}.",
+              lambda rows: {"largest |median coef − 1|": worst_length(late(rows, f"random labels, {kind}"))},
+              low=0.1, of=f"largest |median coef − 1| of the blocks {late_half}", unit="", digits=2),
+    ]
+# fmt: on
+
+
+def reached_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what nets reach on their own tests, or a pre-training on its own labels; earlier records lack it."""
+    if "accuracy" not in rows:
+        return pd.DataFrame()
+    return table(rows[rows.accuracy.notna()], "combination")
+
+
+STUDY = Study(
+    options=Options,
+    systems=("L17", "L18"),
+    measure=measure,
+    claims=[*claims_on_matching(), *(claim for kind in ("one task", "two tasks") for claim in claims_on_labels(kind))],
+    tables={
+        "Rotated digits, α = ½": lambda rows: layer_table(layers_of(rows), "combination", "layer"),
+        "Class splits, α = ½, true and random labels": lambda rows: layer_table(
+            layers_of(rows, "splits"), "combination", "layer"
+        ),
+        "Accuracy on the nets' own tests, or of the pre-training on its own labels, %": reached_table,
+    },
+    figures={
+        "matching": lambda rows: layers_figure(layers_of(rows), "combination"),
+        "labels": lambda rows: layers_figure(layers_of(rows, "splits"), "combination"),
+    },
+)

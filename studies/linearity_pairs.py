@@ -1,0 +1,287 @@
+"""Study `linearity_pairs` (L1–L4, L8, L9): are features of averaged weights the averaged features?
+
+**Question.** Two nets are tuned from one pre-trained net on different tasks. Is the feature of their averaged
+weights, at every layer, the average of their features, in direction (LLFC) and in length too (CTL)? And does the
+loss between them stay flat (LMC)?
+
+**Method.** *digits*: an MLP is pre-trained on upright digits and tuned on digits turned by four angles. *splits*: a
+residual net is pre-trained on five classes and tuned on others. For all six pairs, every layer, α ∈ {¼, ½, ¾} and the
+test examples of both tasks, with f the feature of αθ_i + (1 − α)θ_j and g = αf(θ_i) + (1 − α)f(θ_j):
+
+    1 − cos(f, g) beside 1 − cos(f(θ_i), f(θ_j)), and coef = ⟨f, g⟩ / ‖g‖².
+
+*Baseline*: a small 1 − cos says nothing where the two nets' features are the same anyway. *BatchNorm* of the averaged
+net: running statistics averaged like weights, and those of all nets computed again, on training pictures of both
+tasks. *LMC*: loss at eleven α on D_i, D_j and D_PT; it holds where the ends differ by at most 0.1 nat and the
+barrier max_α L(θ_α) − [αL(θ_i) + (1 − α)L(θ_j)] is at most 0.1 nat. *Lemma 2*: m = 2, 3, 4 nets, uniform weights,
+(.1, .2, .3, .4) and five draws from the simplex. *Lemma 1*: the share of (pair, α, D) whose loss is at most 0.02 nat
+above the chord.
+
+The paper prints no thresholds; all margins are ours and were written before the run. Its "20 000 test samples" of a
+class split cannot be: two splits of CIFAR-100 have 1 000.
+
+**Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 3 and 4.1, Lemmas 1 and 2, B.1.1.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from mergeflow.evaluation.accuracy import accuracies
+from mergeflow.linearity.affine import DIRECTION, Combination, Linearity, affine, combine
+from mergeflow.linearity.layers import find_layers
+from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
+from studies.lab.caching import Lazy
+from studies.lab.claims import WORDS, all_hold, with_interval, within
+from studies.lab.linearity import (
+    direction,
+    excess,
+    layer_table,
+    layers_figure,
+    length,
+    loss_gaps,
+    path_rows,
+    rows_of,
+    worst_length,
+    worst_share,
+)
+from studies.lab.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
+from studies.lab.rows import Samples
+
+ALPHAS = (0.25, 0.5, 0.75)
+FLAT, SLACK, SHARE = 0.1, 0.02, 0.9  # nats of LMC, nats above the chord, share of Lemma 1
+
+
+class Options(Section):
+    """The study's choices. `worlds`: by name. `seeds`: of weights and of the order of examples."""
+
+    worlds: dict[str, World] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+
+
+def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
+    """Yield rows for each world and seed: features of pairs and of m nets by layer, losses along paths, accuracies."""
+    for name, world in options.worlds.items():
+        tasks = Lazy(partial(open_world, world, lab.io.root))
+        yield from lab.by_seed(partial(measure_seed, name, world, tasks), options.seeds, name)
+
+
+def measure_seed(name: str, world: World, opened: Tasks, seed: int) -> Iterator[Row]:
+    """Yield the rows of one world and seed: `features`, `simplex`, `paths`, `accuracy`."""
+    tasks = opened()
+    done = train_world(world, tasks, seed)
+    about = {"world": name, "seed": seed}
+    test = {task: one.test for task, one in tasks.items()}
+    for task, state in {done.first: done.start, **done.tuned}.items():
+        done.model.load(state)
+        reached = accuracies(done.model, {task: test[task]})[task]
+        yield {"part": "accuracy", **about, "task": task, "accuracy": 100 * reached}
+    layers = [*find_layers(done.model.module), ""]
+    for mode in ("interpolated", "recomputed") if has_statistics(done.model) else ("none",):
+        compared = pairs(done, layers, mode)
+        for alpha in ALPHAS:
+            at = {key: value for key, value in compared.items() if key.endswith(f"@{alpha:g}")}
+            yield from _named(rows_of(at, part="features", **about, statistics=mode, alpha=alpha))
+    yield from ({"part": "simplex", **row} for row in simplex(done, layers[:-1], seed, about))
+    eleven = [round(0.1 * step, 1) for step in range(11)]
+    for i, j in combinations(done.tuned, 2):
+        examples = {d: test[d] for d in (i, j, done.first)}
+        ends = done.tuned[i], done.tuned[j]
+        yield from path_rows(done.model, ends, examples, eleven, part="paths", **about, pair=f"{i} – {j}")
+
+
+def pairs(done: Trained, layers: list[str], mode: str) -> dict[str, dict[str, Linearity]]:
+    """Compare all pairs at all α; names are `i – j@α`.
+
+    Args:
+        done: the nets of one world and seed.
+        layers: to compare features at.
+        mode: "recomputed" computes BatchNorm's statistics again for every net and average; "interpolated" and "none" do
+            not.
+    """
+    sources = {task: one.test for task, one in done.tasks.items() if task in done.tuned}
+    ends = own_statistics(done) if mode == "recomputed" else done.tuned
+    asked = {}
+    for i, j in combinations(done.tuned, 2):
+        for alpha in ALPHAS:
+            state = None
+            if mode == "recomputed":
+                middle = combine([done.tuned[i], done.tuned[j]], [alpha, 1 - alpha])
+                state = with_statistics(done.model, middle, [done.tasks[i].train, done.tasks[j].train])
+            weights = {i: alpha, j: 1 - alpha}
+            asked[f"{i} – {j}@{alpha:g}"] = Combination(weights, state, on=frozenset({i, j}))
+    return affine(done.model, sources, ends, asked, layers, batch_size=500)
+
+
+def own_statistics(done: Trained) -> dict[str, dict[str, Tensor]]:
+    """Return the tuned nets with BatchNorm statistics computed again on their own training pictures."""
+    return {task: with_statistics(done.model, state, [done.tasks[task].train]) for task, state in done.tuned.items()}
+
+
+def simplex(done: Trained, layers: list[str], seed: int, about: Row) -> list[Row]:
+    """Return rows of m nets with weights of the simplex, on the tests of all of them.
+
+    Args:
+        done: the nets of one world and seed.
+        layers: to compare features at.
+        seed: of the random weights on the simplex.
+        about: what else is in every row.
+    """
+    names = list(done.tuned)
+    drawn = np.random.default_rng(seed).dirichlet(np.ones(len(names)), size=5)
+    weights = {f"uniform {m}": [1 / m] * m for m in range(2, len(names) + 1)}
+    rising = np.arange(1, len(names) + 1) / np.arange(1, len(names) + 1).sum()
+    weights |= {"rising": rising.tolist(), **{f"drawn {n}": row.tolist() for n, row in enumerate(drawn, start=1)}}
+    asked = {}
+    for name, values in weights.items():
+        chosen = dict(zip(names, values, strict=False))
+        state = None
+        if has_statistics(done.model):
+            middle = combine([done.tuned[task] for task in chosen], list(chosen.values()))
+            state = with_statistics(done.model, middle, [done.tasks[task].train for task in chosen])
+        asked[name] = Combination(chosen, state, on=frozenset(chosen))
+    sources = {task: done.tasks[task].test for task in names}
+    ends = own_statistics(done) if has_statistics(done.model) else done.tuned
+    rows = rows_of(affine(done.model, sources, ends, asked, layers, batch_size=500), **about)
+    return [{**row, "models": len(asked[row["combination"]].weights)} for row in rows]
+
+
+def _named(rows: list[Row]) -> list[Row]:
+    """Return rows with the pair's name alone, and the logits by that name."""
+    return [
+        {**row, "combination": row["combination"].partition("@")[0], "layer": row["layer"] or "logits"} for row in rows
+    ]
+
+
+# What the rows are asked
+
+
+def judged(rows: pd.DataFrame, world: str) -> pd.DataFrame:
+    """Return the features that verdicts count: hidden layers, BatchNorm's statistics computed again."""
+    own = select(rows, part="features", world=world)
+    return own[(own.statistics != "interpolated") & (own.layer != "logits")]
+
+
+def smallest_gap(rows: pd.DataFrame, world: str, of_pair: bool) -> Samples:
+    """Return the smallest distance from LMC, over pairs and D: those of the pair, or the pre-training's."""
+    gaps = loss_gaps(select(rows, part="paths", world=world))
+    mine = [on in pair.split(" – ") for pair, on in zip(gaps.pair, gaps.on, strict=True)]
+    return {"smallest": gaps[np.array(mine) == of_pair].groupby("seed").gap.min()}
+
+
+def share_below(rows: pd.DataFrame, world: str) -> Samples:
+    """Return the share of (pair, α, D) whose loss is at most 0.02 nat above the chord."""
+    paths = excess(select(rows, part="paths", world=world))
+    inner = paths[~paths.alpha.isin([0.0, 1.0])]
+    return {"share": (inner.loss - inner.chord <= SLACK).groupby(inner.seed).mean()}
+
+
+# fmt: off
+def claims_of(world: str) -> list[Claim]:
+    """Return what the paper says of the nets of one world."""
+    system = "L2" if "digits" in world else "L3"
+    features: Callable[[pd.DataFrame], pd.DataFrame] = partial(judged, world=world)
+    fails = f"Linear mode connectivity fails between nets tuned on different tasks: {world}"
+    gap = "the larger of (difference of the ends, barrier), for each pair and D,"
+    return [
+        direction(system, "Features of averaged weights point where averaged features do (LLFC): "
+                          f"{world}, all pairs, layers, α.", features),
+        length(system, f"It has their length too (the other half of CTL): {world}, all pairs, layers and α.", features),
+        Claim("L4", f"{fails}, on D_i and D_j.", partial(smallest_gap, world=world, of_pair=True),
+              low=FLAT, of=gap, unit="nat", digits=2),
+        Claim("L4", f"{fails}, on D_PT too.", partial(smallest_gap, world=world, of_pair=False),
+              low=FLAT, of=gap, unit="nat", digits=2),
+        Claim("L9", f"The loss of averaged weights is at most the average of the losses (Lemma 1): {world}.",
+              partial(share_below, world=world), low=SHARE, unit="", digits=3,
+              of=f"share of (pair, α, D) at most {SLACK} nat above it"),
+        direction("L8",
+                  f"It holds for any weights of m nets, as for pairs (Lemma 2), in direction: {world}, m up to 4.",
+                  partial(select, part="simplex", world=world)),
+    ]
+# fmt: on
+
+
+def pair_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
+    """Return each pair with its verdicts: LLFC and CTL over layers and α, LMC over α and D."""
+    features, gaps = judged(rows, world), loss_gaps(select(rows, part="paths", world=world))
+    lines = []
+    for pair, own in features.groupby("combination", sort=False):
+        share, least = worst_share(own), gaps[gaps.pair == pair].groupby("seed").gap.min()
+        llfc = None if share.isna().any() else within(share, high=DIRECTION)
+        lines.append(
+            {
+                "pair": pair,
+                "worst share": with_interval(share, 2),
+                "coef": with_interval(own[own.alpha == 0.5].groupby("seed").coef.mean(), 2),
+                "LLFC": WORDS[llfc],
+                "CTL": WORDS[all_hold([llfc, within(worst_length(own), high=0.1)])],
+                "LMC fails": WORDS[within(least, low=FLAT)],
+                "ends or barrier, nat": with_interval(least, 2),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def simplex_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
+    own = select(rows, part="simplex", world=world)
+    return layer_table(own, "models")
+
+
+def some_pairs(rows: pd.DataFrame, world: str) -> pd.DataFrame:
+    """Return the nearest, a middle and the farthest pair at α = ½, by the baseline of the last hidden layer."""
+    own = select(judged(rows, world), alpha=0.5)
+    ranked = list(own[own.depth == own.depth.max()].groupby("combination").base.mean().sort_values().index)
+    return select(own, combination=[ranked[0], ranked[len(ranked) // 2], ranked[-1]])
+
+
+def pair_figure(rows: pd.DataFrame, world: str) -> Figure:
+    return layers_figure(some_pairs(rows, world), "combination")
+
+
+def feature_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
+    return layer_table(select(rows, part="features", world=world), "statistics", "layer")
+
+
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    said = []
+    for world in options.worlds:
+        own = judged(rows, world)
+        farthest = own.loc[(own.coef - 1).abs().idxmax()]
+        said.append(
+            f"{world}: the length is worst for {farthest.combination} at layer {farthest.layer} (coef "
+            f"{farthest.coef:.2f}, baseline {farthest.base:.2f}, seed {farthest.seed:g}); the direction stays within "
+            f"{worst_share(own).max():.2f} of the baseline, against the margin {DIRECTION}. The logits are left out."
+        )
+    return said
+
+
+def tables(options: Options) -> dict[str, Callable[[pd.DataFrame], pd.DataFrame]]:
+    made: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+        "Accuracy of each net on its own test, % (the first task is the pre-training's)": lambda rows: table(
+            select(rows, part="accuracy"), ["world", "task"]
+        )
+    }
+    for world in options.worlds:
+        made |= {
+            f"{world}: means over pairs and α": partial(feature_table, world=world),
+            f"{world}: pairs, α = ½ for coef, all α otherwise": partial(pair_table, world=world),
+            f"{world}: weights of the simplex over m nets": partial(simplex_table, world=world),
+        }
+    return made
+
+
+STUDY = Study(
+    options=Options,
+    systems=("L1", "L2", "L3", "L4", "L8", "L9"),
+    measure=measure,
+    claims=lambda options: [claim for world in options.worlds for claim in claims_of(world)],
+    tables=tables,
+    figures=lambda options: {world: partial(pair_figure, world=world) for world in options.worlds},
+    notes=notes,
+)
